@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from gpuscope.analyzers.advice.bounds import step_bound
 from gpuscope.analyzers.advice.combining import Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Estimate, Tries, is_gain, may_gain
@@ -70,7 +71,7 @@ def advise(
     plan = best_plan(found.candidates, tries)
     taken = {proposal.code for proposal, _ in kept}
     suggestions = blame.in_order(report, [_suggestion(*_of_the_reason(one, found.kept)) for one in kept])
-    refused = [_unpredicted(*one) for one in _once(found.refused) if one[0].code not in taken]
+    refused = [_unpredicted(report, *one) for one in _once(found.refused) if one[0].code not in taken]
     unpredicted = blame.answering_first(report, refused)
     advice: AdviceEntry = {
         "why": _why(report, suggestions, unpredicted),
@@ -227,7 +228,7 @@ def _suggestion(proposal: Proposal, predicted: Predicted) -> SuggestionEntry:
     return entry
 
 
-def _unpredicted(proposal: Proposal, why: str) -> UnpredictedEntry:
+def _unpredicted(report: Diagnosis, proposal: Proposal, why: str) -> UnpredictedEntry:
     entry: UnpredictedEntry = {
         "code": proposal.code, "finding": proposal.finding["code"], "action": proposal.says("action"),
         "setting": proposal.setting, "why_not": why, "risk": proposal.says("risk"),
@@ -235,6 +236,8 @@ def _unpredicted(proposal: Proposal, why: str) -> UnpredictedEntry:
     }  # fmt: skip
     if grounds := proposal.says("grounds"):
         entry["grounds"] = grounds
+    if proposal.gains_time and (bound := step_bound(report, proposal.finding)) is not None:
+        entry["bound"] = bound
     if proposal.saves is not None:
         entry["memory_bound"] = proposal.saves
     if proposal.path:

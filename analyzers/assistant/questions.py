@@ -16,7 +16,7 @@ from gpuscope.analyzers.assistant.table_query import query
 from gpuscope.analyzers.changes import Refused
 from gpuscope.analyzers.comparison.comparison import diff
 from gpuscope.catalogue.cause_table import cause_label
-from gpuscope.catalogue.prediction_sentences import gain_share, plan, setting_words, step_change
+from gpuscope.catalogue.prediction_sentences import bound_share, gain_share, plan, setting_words, step_change
 from gpuscope.report.terminal.diff_text import side_line, verdict_line
 from gpuscope.report.view import arrangement
 from gpuscope.report.view.first_lines import first_lines
@@ -120,7 +120,10 @@ def advice(run: OpenRun) -> str:
         lines.append(f"  risk: {one['risk']}; verify: {one['verify']}")
     if "plan" in report["advice"]:
         lines.append(f"together: {plan(report['advice']['plan'])}")
-    lines += [f"gain not estimated: {one['action']}: {one['why_not']}" for one in report["advice"]["unpredicted"]]
+    for untried in report["advice"]["unpredicted"]:
+        bound = untried.get("bound")
+        gain = f"{bound_share(bound)}, {bound['basis']}" if bound else "gain not estimated"
+        lines.append(f"{gain}: {untried['action']} (why no prediction: {untried['why_not']})")
     lines += [report["advice"]["why"]] if report["advice"]["why"] else []
     lines.append("changes that can be asked of what_if, with their parameters:")
     lines += textwrap.wrap(", ".join(line.partition(":")[0] for line in described()), 160)

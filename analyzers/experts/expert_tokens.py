@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.base.needs import Need, any_of
 from gpuscope.analyzers.experts.exchanges import Exchange
 from gpuscope.trace.columns.table import Array, Table, Times
 from gpuscope.trace.naming.dtypes import item_bytes
@@ -128,4 +129,8 @@ def counts_of(trace: Trace, found: Sequence[Exchange]) -> dict[int, Array]:
     return counts if len({of.shape for of in counts.values()}) == 1 else {}
 
 
-ANALYZER = FileAnalyzer("expert tokens", run, ())
+ANALYZER = FileAnalyzer(
+    "expert tokens", run,
+    (Need("shapes", "torch.profiler's record_shapes=True tells how many tokens an expert multiplies",
+          any_of("shapes"), optional=True),),
+)  # fmt: skip

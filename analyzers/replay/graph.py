@@ -97,7 +97,8 @@ class Trait(IntFlag):
 
 NODE_COLUMNS = (
     "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "bytes", "kernel",
-    "site", "compute", "staging", "category", "precision", "floor", "chain", "traits", *CAUSES,
+    "site", "compute", "staging", "unlaunching", "optimizing", "category", "precision", "floor", "chain", "traits",
+    *CAUSES,
 )  # fmt: skip
 EDGE_COLUMNS = ("src", "dst", "lag", "why")
 

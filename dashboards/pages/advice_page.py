@@ -10,7 +10,7 @@ from dash import Dash, Input, Output, State, html
 from dash.development.base_component import Component
 
 from gpuscope.analyzers.changes import Predicted, Refused
-from gpuscope.catalogue.prediction_sentences import nothing_gains, setting_words, step_change
+from gpuscope.catalogue.prediction_sentences import bound_change, bound_share, nothing_gains, setting_words, step_change
 from gpuscope.dashboards import ids, ui
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, Slider, chosen
@@ -83,13 +83,15 @@ def _not_estimated(shown: Shown) -> Iterator[Component]:
     unpredicted: list[UnpredictedEntry] = shown.run.report["advice"]["unpredicted"]
     if unpredicted:
         yield ui.card(
-            "May help, gain not estimated",
+            "May help, gain not replayed",
             *[_titled(one["action"], one["finding"], _reasons(one)) for one in unpredicted],
         )
 
 
 def _reasons(one: UnpredictedEntry) -> list[tuple[str, Any]]:
     shown = [("set", dmc.Code(units.clean(setting_words(one, brief=False)))), ("why not", one["why_not"])]
+    if "bound" in one:
+        shown.insert(1, ("gain", f"{bound_share(one['bound'])}: {bound_change(one['bound'])}"))
     return [*shown, *([("verify", one["verify"])] if one.get("verify") else [])]
 
 

@@ -8,6 +8,7 @@ from gpuscope.schema.document import (
     NothingGainsEntry,
     PlanEntry,
     PlanStep,
+    StepBound,
     SuggestionEntry,
     UnpredictedEntry,
 )
@@ -36,6 +37,18 @@ def gain_cell(predicted: Prediction, certain: bool) -> str:
     frac = 1 - predicted["step_ns_after"] / predicted["step_ns_before"]
     gain = f"{100 * frac:.1f} %" if abs(frac) >= 0.0005 else "0 %"
     return gain + ("" if certain or frac <= 0 else " or less")
+
+
+def bound_share(bound: StepBound) -> str:
+    """`up to -33 %`: what of the step can vanish at most."""
+    frac = bound["step_ns_low"] / bound["step_ns_before"] - 1
+    return f"up to {100 * frac:.0f} %" if frac <= -0.01 else f"up to {100 * frac:.1f} %"
+
+
+def bound_change(bound: StepBound) -> str:
+    """`step 100.0 ms → 67.0 ms at best, if all of it vanished and nothing else changed`."""
+    before, low = (units.duration(bound[key]) for key in ("step_ns_before", "step_ns_low"))
+    return f"step {before} → {low} at best, {bound['basis']}"
 
 
 def setting_words(one: SuggestionEntry | UnpredictedEntry | PlanStep, *, brief: bool = True, now: bool = False) -> str:

@@ -391,8 +391,18 @@ class MemoryBound(TypedDict):
     """Under what assumption."""
 
 
+class StepBound(TypedDict):
+    """What a change can save at most of «the step», of the window without steps."""
+
+    step_ns_before: int
+    step_ns_low: int
+    """Less the largest over the ranks of what the finding costs there in a step; never below what a device computes."""
+    basis: str
+    """Under what assumption."""
+
+
 class UnpredictedEntry(TypedDict):
-    """A change that may help, but whose gain is not estimated."""
+    """A change that may help, but whose gain no replay tells."""
 
     code: str
     finding: str
@@ -409,6 +419,8 @@ class UnpredictedEntry(TypedDict):
     """How to try it; reports of older versions lack both."""
     grounds: NotRequired[str]
     """As a suggestion's."""
+    bound: NotRequired[StepBound]
+    """Absent where the finding costs no time of a step."""
     memory_bound: NotRequired[MemoryBound]
     """Of a change that saves memory, where an allocator snapshot shows how much at most."""
     path: NotRequired[str]

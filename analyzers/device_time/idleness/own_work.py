@@ -83,7 +83,7 @@ def _long_stretches(trace: Trace, view: LaneView, own: Turns, covered: Spans) ->
     and launch calls that did more than launch."""
     host = trace["host_events"]
     start, end = host["start"][own.launches], host["end"][own.launches]
-    limit = max(LONG_STRETCH, LONG_STRETCHES_OF_INTERVALS * _usual_interval(view, start))
+    limit = least_stretch(_usual_interval(view, start))
     blocked = own.blocked(host)
     code = complement(join(union(start, end), covered, blocked), *view.window)
     long = code.end - code.start >= limit
@@ -93,10 +93,15 @@ def _long_stretches(trace: Trace, view: LaneView, own: Turns, covered: Spans) ->
 
 
 def _usual_interval(view: LaneView, start: Times) -> int:
-    """The median between launch starts in the judged steps, ns, as far as it counts; 0 where there are none."""
+    """The median between launch starts in the judged steps, ns; 0 where there are none."""
     usual = np.diff(start[slice(*np.searchsorted(start, view.judged).tolist())])
     usual = usual if len(usual) else np.diff(start)
-    return min(int(np.median(usual, overwrite_input=True)), USUAL_INTERVAL_AT_MOST) if len(usual) else 0
+    return int(np.median(usual, overwrite_input=True)) if len(usual) else 0
+
+
+def least_stretch(usual: float) -> float:
+    """ns from which own code is a long stretch, where launches usually follow each other by so many."""
+    return max(LONG_STRETCH, LONG_STRETCHES_OF_INTERVALS * min(usual, USUAL_INTERVAL_AT_MOST))
 
 
 def _without_blocking(

@@ -30,6 +30,7 @@ from gpuscope.analyzers.replay.from_trace.graph_builder import (
 )
 from gpuscope.analyzers.replay.from_trace.recorded_steps import UNLINKED_FRAC, Window
 from gpuscope.analyzers.replay.graph import (
+    CAUSES,
     COPY_CALL_NS,
     NONE,
     QUEUE,
@@ -42,7 +43,7 @@ from gpuscope.analyzers.replay.graph import (
 )
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
-from gpuscope.trace.intervals import Spans, measure_within, union
+from gpuscope.trace.intervals import Spans, join, measure_within, subtract, union
 from gpuscope.trace.launch_links import innermost, outermost
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
@@ -107,7 +108,13 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     returns = _returns(trace, view, ops, rows)
     points, launcher, waiter = _points(ops, step_of, returns)
     threads = np.unique(trace["host_events"]["thread"][ops.launch[ops.launch != NA]])
-    ends = builder.host(points, points[0].at, {**causes(trace, rows, threads), "staging": _staging(trace, ops)})
+    parts = causes(trace, rows, threads)
+    launching = rows[np.isin(trace["host_events"]["thread"][rows], threads)]
+    unlaunching, parts["optimizing"] = _not_for_launches(trace, ops, launching)
+    for cause in CAUSES:
+        unlaunching = subtract(unlaunching, parts[cause])
+    parts |= {"staging": _staging(trace, ops), "unlaunching": unlaunching}
+    ends = builder.host(points, points[0].at, parts)
     delays = _delays(ops)
     nodes = _device_nodes(trace, builder, ops, step_of, backward(trace, rows))
     issued = ops.at[[place for place, pair in enumerate(nodes) if builder.nodes[pair[0]].get("call", NONE) >= 0]]
@@ -157,6 +164,24 @@ def _call_before(trace: Trace, view: LaneView, correlation: Times) -> Times:
     calls = calls[np.argsort(host["correlation"][calls], kind="stable")]
     at = np.searchsorted(host["correlation"][calls], correlation) - 1
     return np.where(at >= 0, calls[np.maximum(at, 0)], NA) if len(calls) else np.full(len(correlation), NA, np.int64)
+
+
+def _not_for_launches(trace: Trace, ops: Operations, rows: Times) -> tuple[Spans, Spans]:
+    """Host time that is not the way to a launch: within named ranges that launch nothing (DDP's buffers, its search for
+    unused parameters) and in an optimizer's own code, outside operators; and all of the optimizer's."""
+    host, names = trace["host_events"], trace.names
+    annotated = host["category"][rows] == Category.ANNOTATION
+    of_ddp = names.matching(lambda name: name.startswith("torch.distributed."))[host["name"][rows]]
+    named = rows[annotated | of_ddp]
+    launched = np.sort(ops.launch[ops.launch != NA])
+    first = np.searchsorted(host["start"][launched], host["start"][named])
+    inside = np.append(host["start"][launched], np.iinfo(np.int64).max)[first] < host["end"][named]
+    still = named[~inside]
+    stepping = named[names.matching(lambda name: name.startswith("Optimizer."))[host["name"][named]]]
+    optimizing = union(host["start"][stepping], host["end"][stepping])
+    inner = rows[np.isin(host["category"][rows], (Category.OP, Category.RUNTIME))]
+    own = subtract(optimizing, union(host["start"][inner], host["end"][inner]))
+    return join(union(host["start"][still], host["end"][still]), own), optimizing
 
 
 def _staging(trace: Trace, ops: Operations) -> Spans:
@@ -500,6 +525,11 @@ def _waits(
             node["dur"] = min(node["dur"], own)
             for source in sources[place]:
                 builder.edge(nodes[source][1], ends[waiter[place]], delay - node["dur"], Edge.SYNC)
+        # One that came when all was done waits once the host comes sooner.
+        for place in set(places).difference(held) if key[0] != NO_NAME else ():
+            for source in sources[place]:
+                slack = int(returns.begin[place] - ops.end[source])
+                builder.edge(nodes[source][1], ends[waiter[place]], min(delay - own, slack), Edge.SYNC)
 
 
 def _waited_for(ops: Operations, returns: Returns, own_copy: Times) -> list[list[int]]:

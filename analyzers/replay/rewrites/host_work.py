@@ -17,6 +17,7 @@ from gpuscope.analyzers.changes import (
     PinnedCopies,
     RemovedSyncs,
 )
+from gpuscope.analyzers.device_time.idleness.own_work import least_stretch
 from gpuscope.analyzers.replay.graph import CAUSES, COPY_CALL_NS, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, on_host
 from gpuscope.hardware.link_rates import gpu_pcie
@@ -32,6 +33,10 @@ _RECORD = {
 NODE_GAP_NS = {-1: 500, 0: 700, 1: 1_000}
 """The pause between nodes of a CUDA graph at most, where that turns out well, as expected and badly. Assumed, after
 NVIDIA's «Getting Started with CUDA Graphs» (2019), where graphs about halve what launched kernels pause."""
+
+GRAPH_LAUNCH_NS = {-1: 10_000, 0: 30_000, 1: 350_000}
+"""Host time to launch a graph: the call alone, with a replay's own checks, and with all that torch.compile does around
+one (pytorch/pytorch#150488: 41 µs, of 345 µs)."""
 
 LARGE_COPY = 1 << 16
 """Bytes from which a copy's time is that of its bytes: below, starting it takes as long."""
@@ -61,6 +66,20 @@ def no_host_work(graph: Graph, change: NoHostWork, setting: Setting) -> Rewritte
     """Host time without checkpoints, logging, files and network."""
     del change, setting
     return _without(graph, "host_other")
+
+
+def _graph_launches(graph: Graph, captured: Mask, saved: Times, setting: Setting) -> Times:
+    """Per node, what launching a graph takes the host: once where a run of captured segments begins, and no more than
+    capturing it saves."""
+    added = np.zeros(len(graph), np.int64)
+    for rank in graph.ranks:
+        chain = np.flatnonzero(graph.of(Node.HOST, Node.WAIT) & (graph.nodes["rank"] == rank))
+        inside = captured[chain]
+        first = np.flatnonzero(inside & ~np.append(False, inside[:-1]))
+        if len(first):
+            runs = np.add.reduceat(np.where(inside, saved[chain], 0), first)
+            added[chain[first]] = np.minimum(runs, GRAPH_LAUNCH_NS[setting.bias])
+    return added
 
 
 def _device_waits(graph: Graph, setting: Setting, what: str) -> Mask:
@@ -226,7 +245,9 @@ def _around(graph: Graph, copies: Mask) -> list[tuple[int, int, int, int]]:
 
 
 def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> Rewritten:
-    """No host time between launches but what has a cause of its own.
+    """No host time between launches but what has a cause of its own, or is not the way to a launch: named ranges that
+    launch nothing, the optimizer's own code, long stretches (definitions). Where it turns out badly, the optimizer is
+    not captured at all.
 
     The capture breaks at collectives and at calls that wait: what the host does before them stays; where it turns out
     well, it does not break there. Kernels of a graph follow each other faster than launched ones.
@@ -234,7 +255,12 @@ def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> R
     del change
     _device_waits(graph, setting, "launches")
     host = on_host(graph)
-    kept = sum((graph.nodes[cause] for cause in CAUSES), np.zeros(len(graph), np.int64))
+    dur = graph.nodes["dur"]
+    kept = sum((graph.nodes[cause] for cause in CAUSES), graph.nodes["unlaunching"])
+    if setting.bias > 0:
+        kept = np.maximum(kept, graph.nodes["optimizing"])
+    ways = dur[host & (dur > 0)]
+    kept = np.where(dur >= least_stretch(float(np.median(ways)) if len(ways) else 0.0), dur, kept)
     if setting.bias >= 0:
         breaks = np.zeros(len(graph), np.bool_)
         ends = graph.blocking() | graph.of(Node.ARRIVAL)
@@ -246,7 +272,8 @@ def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> R
     between = (why == Edge.STREAM) & device[graph.edges["src"]] & device[graph.edges["dst"]]
     between &= graph.nodes["step"][graph.edges["src"]] == graph.nodes["step"][graph.edges["dst"]]
     gap = np.minimum(graph.edges["lag"], NODE_GAP_NS[setting.bias])
-    captured = graph.with_nodes(dur=np.where(host, np.minimum(kept, graph.nodes["dur"]), graph.nodes["dur"]))
+    kept = np.where(host, np.minimum(kept, dur), dur)
+    captured = graph.with_nodes(dur=kept + _graph_launches(graph, host, dur - kept, setting))
     return Rewritten(
         captured.with_edges(lag=np.where(between, gap, graph.edges["lag"])),
         "launches replayed without host time between them, but before collectives and calls that wait",

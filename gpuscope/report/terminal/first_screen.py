@@ -150,9 +150,9 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
         _savings(found, writer)
         return
     if all(line.predicted is None for line in found.changes):
-        tried = writer.table(f"~{'Also' if found.first_row > 1 else 'What'} to try (gain unknown)")
+        tried = writer.table(f"~{'Also' if found.first_row > 1 else 'What'} to try", ">gain")
         for line in found.changes:
-            tried.add_row(writer.words(line.setting))
+            tried.add_row(writer.words(line.setting), writer.text(line.bound or "unknown"))
         writer.show(tried)
         if found.more_changes:
             writer.line(writer.text(f"{units.plural(found.more_changes, 'more change')}: --full", "dim"))
@@ -200,7 +200,7 @@ def _savings(found: Summary, writer: Writer) -> None:
 def _gain(line: ChangeLine) -> tuple[str, str, str]:
     predicted = line.predicted
     if predicted is None:
-        return units.NONE, "unknown", units.NONE
+        return units.NONE, line.bound or "unknown", units.NONE
     if not predicted["step_ns_before"]:
         return units.NONE, "memory", units.NONE
     return (

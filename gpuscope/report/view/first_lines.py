@@ -11,7 +11,7 @@ from typing import Literal
 
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import headline
-from gpuscope.catalogue.prediction_sentences import setting_words
+from gpuscope.catalogue.prediction_sentences import bound_share, setting_words
 from gpuscope.report.view import blame, memory_sentences
 from gpuscope.report.view.headline import on_cpu, whole
 from gpuscope.report.view.why_line import lower, why_it_is_so
@@ -161,7 +161,7 @@ def _fix(report: Report) -> tuple[Label, str, SuggestionEntry | UnpredictedEntry
     answering = next((one for one in untried if blame.answers(report, one)), None)
     if answering is not None or (untried and not suggestions):
         one = answering or untried[0]
-        return "try", f"{_named(one)} (gain unknown)", one
+        return "try", f"{_named(one)} ({bound_share(one['bound']) if 'bound' in one else 'gain unknown'})", one
     if suggestions:
         return _elsewhere(suggestions[0])
     if not advice.get("asked", True):

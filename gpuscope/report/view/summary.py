@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import BY_CODE, cause_label
-from gpuscope.catalogue.prediction_sentences import gain_share, setting_words
+from gpuscope.catalogue.prediction_sentences import bound_share, gain_share, setting_words
 from gpuscope.catalogue.straggler_sentences import late_in
 from gpuscope.report.view import arrangement, blame, memory_sentences
 from gpuscope.report.view.first_lines import FirstLines, first_lines
@@ -58,6 +58,8 @@ class ChangeLine:
     """Whether the whole range is a gain."""
     saves: str = ""
     """What it saves of the peak of memory at most, where a snapshot bounds that."""
+    bound: str = ""
+    """`up to -33 %`, where its gain is bounded and no more."""
     whose: str = ""
     """The snapshot it is for, where there are several."""
 
@@ -180,7 +182,8 @@ def _changes(report: Report, lines: FirstLines) -> tuple[list[ChangeLine], int]:
 
 def _untried(one: UnpredictedEntry) -> ChangeLine:
     saves = memory_sentences.saving(one) if "memory_bound" in one else ""
-    return ChangeLine(*_words(one), one["action"], None, False, saves, one.get("path", "").rpartition("/")[2])
+    bound = bound_share(one["bound"]) if "bound" in one else ""
+    return ChangeLine(*_words(one), one["action"], None, False, saves, bound, one.get("path", "").rpartition("/")[2])
 
 
 def _words(one: SuggestionEntry | UnpredictedEntry) -> tuple[str, str]:

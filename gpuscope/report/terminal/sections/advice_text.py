@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuscope.catalogue import prediction_sentences
-from gpuscope.catalogue.prediction_sentences import setting_words
+from gpuscope.catalogue.prediction_sentences import bound_change, bound_share, setting_words
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view import memory_sentences
 from gpuscope.schema.document import Report, SuggestionEntry, UnpredictedEntry
@@ -55,11 +55,15 @@ def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
 def _unpredicted(one: UnpredictedEntry, writer: Writer) -> None:
     saves = memory_sentences.saving(one) if "memory_bound" in one else ""
     whose = f", {one['path'].rpartition('/')[2]}" if "path" in one else ""
-    title = writer.text(one["action"] if saves else f"Gain not estimated: {one['action']}", "bold")
+    known = saves or "bound" in one
+    title = writer.text(one["action"] if known else f"Gain not estimated: {one['action']}", "bold")
     writer.line(title, writer.text(f"  [for {one['finding']}{whose}]", "dim"))
     writer.line(f"{'set':<8}", setting_words(one, brief=False), indent=2, hang=8)
     if saves:
         writer.line(f"{'saves':<8}", f"at most {saves}: {one['memory_bound']['basis']}", indent=2, hang=8)
+    if "bound" in one:
+        gain = f"{bound_share(one['bound'])}: {bound_change(one['bound'])}"
+        writer.line(f"{'gain':<8}", gain, indent=2, hang=8)
     writer.line(f"{'why not' if not saves else 'time':<8}", one["why_not"], indent=2, hang=8)
     if one.get("verify"):
         writer.line(f"{'verify':<8}", one["verify"], indent=2, hang=8)
