@@ -111,6 +111,14 @@ class LoaderWorkers:
 
 
 @dataclass(frozen=True)
+class MoreLoaderWorkers:
+    """The data loader with `times` as many processes as it has, each with a core of its own: batches come so much
+    faster."""
+
+    times: float
+
+
+@dataclass(frozen=True)
 class PinnedCopies:
     """Host-to-device copies from pinned memory, asynchronous, beside compute."""
 
@@ -123,10 +131,12 @@ class CopyStream:
 @dataclass(frozen=True)
 class RemovedSyncs:
     """Blocking calls within a step gone; `name` limits it to calls of that name (`aten::item`…), `sites` to these
-    places of the program (`host_time/blocking_sites.py`)."""
+    places of the program (`host_time/blocking_sites.py`). `needed`: the host still needs what they bring, and reads it
+    behind the last launch of the step."""
 
     name: str | None = None
     sites: tuple[str, ...] = ()
+    needed: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,9 +168,10 @@ class ReplacedRank:
 
 @dataclass(frozen=True)
 class SharedWork:
-    """What `rank` computes beyond the median of its peers shared evenly by all ranks (sequences, tokens)."""
+    """What `rank` computes beyond the median of its peers shared evenly by all ranks (sequences, tokens); without a
+    rank, what all compute in a step."""
 
-    rank: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -255,6 +266,7 @@ Change = (
     | LineRate
     | MeasuredTransfers
     | LoaderWorkers
+    | MoreLoaderWorkers
     | PinnedCopies
     | CopyStream
     | RemovedSyncs

@@ -16,7 +16,7 @@ from gpuscope.words import units
 
 UNDIVIDED = "exposed_communication"
 """The finding of exposed communication whose waiting can't be told from its transfer, as with one rank of many."""
-_PLACE = re.compile(r"\{(\w+)\}")
+_PLACE = re.compile(r"\{(\w+)(?::([^}]*))?\}")
 TEXTS = ("action", "why", "grounds", "why_not", "risk", "verify")
 """What a record says."""
 
@@ -59,7 +59,7 @@ class Suggestion:
 
         def put(place: re.Match[str]) -> str:
             name = place[1]
-            return of_finding[name] if name in of_finding else str(getattr(self, name))
+            return of_finding[name] if name in of_finding else format(getattr(self, name), place[2] or "")
 
         said = _PLACE.sub(put, getattr(self, text))
         if text == "why" and finding["code"] == UNDIVIDED:
@@ -91,7 +91,7 @@ class OfRank(Suggestion):
 
 def places(kind: type[Suggestion]) -> Iterator[str]:
     """Names that the texts of a record ask for."""
-    yield from (place for text in TEXTS for place in _PLACE.findall(getattr(kind, text)))
+    yield from (place[1] for text in TEXTS for place in _PLACE.finditer(getattr(kind, text)))
 
 
 def left_open(text: str) -> str:

@@ -50,7 +50,8 @@ def report(*findings: FindingEntry, frameworks: Sequence[str] = (), **verdict: A
         "copies": [],
         "step_time": dict.fromkeys(("median_ns", "p90_ns", "min_ns", "max_ns"), 100_000_000) | {"steps": 2},
         "trace": {"frameworks": list(frameworks), "program": "pytorch", "world_size": 2, "sources": []},
-        "ranks": [{"rank": 0, "device": 0, "steps": 2, "window_ns": 200_000_000, "stall_ns": {"cpu": {}},
+        "ranks": [{"rank": 0, "device": 0, "steps": 2, "window_ns": 200_000_000,
+                   "stall_ns": {"cpu": {}, "communication": {}, "memory": {}, "unattributed": 0},
                    "breakdown_ns": {"compute": 0, "exposed_communication": 0, "exposed_memory": 0, "idle": 0}}],
     }  # type: ignore[typeddict-item, return-value]  # fmt: skip
 

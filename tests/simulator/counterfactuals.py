@@ -177,7 +177,7 @@ def _host() -> list[Counterfactual]:
                        replace(COMPUTE, items=1, host_work_ns=9 * MS), {"host_work_ns": 0}),
         Counterfactual("allocations_gone", "host work", _one("NoAllocatorStalls"),
                        replace(SMALL, allocations=4, allocation_ns=300_000), {"allocations": 0}),
-        Counterfactual("more_workers", "loader", _one("LoaderWorkers", workers=4),
+        Counterfactual("more_workers", "loader", _one("MoreLoaderWorkers", times=2.0),
                        replace(COMPUTE, loader_ns=44 * MS, workers=2), {"workers": 4}),
         Counterfactual("first_workers", "loader", _one("LoaderWorkers", workers=2),
                        replace(COMPUTE, items=1, loader_ns=9 * MS, workers=0), {"workers": 2}),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.catalogue.cause_table import COVERING
 from gpuscope.trace.columns.table import Mask, Table, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import complement, union
 from gpuscope.trace.naming import kinds
@@ -55,7 +56,7 @@ def host_activity(trace: Trace, view: LaneView, thread: int, start: int, end: in
 
 
 def _overlapping(trace: Trace, view: LaneView, thread: int, start: int, end: int) -> Times:
-    """Rows of the thread's events in [start, end), without those that go on all around it."""
+    """Rows of the thread's events in [start, end), without those that go on all around it and show no cause."""
     host = trace["host_events"]
     steps = trace.names.matching(kinds.is_step_range)
     low, high = rows_of_rank(host, view.lane.rank)
@@ -71,7 +72,12 @@ def _overlapping(trace: Trace, view: LaneView, thread: int, start: int, end: int
         if rest > 0:
             outside = _overlap(host, rows, begin, until) - _overlap(host, rows, max(begin, start), min(until, end))
             everywhere |= outside >= EVERYTHING * rest
-    return rows[~everywhere]
+    # What shows a cause by its name is one, however long it goes on: a loader may hold whole steps up.
+    return rows[~everywhere | trace.names.matching(_shows_cause)[host["name"][rows]]]
+
+
+def _shows_cause(name: str) -> bool:
+    return any(shows(name) for _, (_, shows) in COVERING)
 
 
 def _around(view: LaneView, at: int) -> list[tuple[int, int]]:

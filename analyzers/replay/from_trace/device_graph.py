@@ -277,6 +277,7 @@ def _delays(ops: Operations) -> Delays:
     idle = linked & (previous + CLOCK_NS < ops.at)
     # Several operations of one call: only the first waits for the call.
     idle &= np.concatenate(([True], ops.launch[1:] != ops.launch[:-1]))
+    idle &= ~_began_as_another_ended(ops)
     waited = (ops.start - ops.at)[idle]
     overall = median(waited, LAUNCH_NS)
     by_kind = np.full(len(Kind), overall, np.int64)
@@ -286,6 +287,16 @@ def _delays(ops: Operations) -> Delays:
     queued = linked & (ops.at + 2 * overall < previous)
     pause = (ops.start - previous)[queued]
     return Delays(by_kind, median(pause[(pause >= 0) & (pause <= PAUSE_NS)], 1_500), 2_000)
+
+
+def _began_as_another_ended(ops: Operations) -> Mask:
+    """Operations that began as one of another stream ended, which had been launched before and ran on then: they waited
+    for it, not for their launch."""
+    by_end = np.argsort(ops.end, kind="stable")
+    last = by_end[np.maximum(np.searchsorted(ops.end[by_end], ops.start, "right") - 1, 0)]
+    since = ops.start - ops.end[last]
+    other = (ops.stream[last] != ops.stream) & (ops.at[last] < ops.at) & (ops.end[last] > ops.at)
+    return np.asarray(other & (since >= 0) & (since <= HAND_OVER_NS))
 
 
 def _device_nodes(

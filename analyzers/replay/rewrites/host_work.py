@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -107,10 +108,52 @@ def removed_syncs(graph: Graph, change: RemovedSyncs, setting: Setting) -> Rewri
     held = gone[graph.edges["src"]] & (graph.edges["why"] == Edge.SYNC)
     met = edges_into(graph, gone & graph.of(Node.TRANSFER), Edge.JOIN) & graph.of(Node.JOIN)[graph.edges["src"]]
     found = graph.keep_edges(~(edges_into(graph, waits, Edge.SYNC) | held | met))
+    found = found.with_nodes(dur=np.where(waits | gone, 0, graph.nodes["dur"]))
+    number = int(waits.sum()) or int((gone & graph.of(Node.TRANSFER)).sum())
+    if not change.needed:
+        return Rewritten(found, f"{number} blocking calls taken out")
+    # Where it turns out well, nothing in the step needs what they bring.
+    found = found if setting.bias < 0 else _read_later(graph, found, np.flatnonzero(waits))
     return Rewritten(
-        found.with_nodes(dur=np.where(waits | gone, 0, graph.nodes["dur"])),
-        f"{int(waits.sum()) or int((gone & graph.of(Node.TRANSFER)).sum())} blocking calls taken out",
+        found, f"what {number} blocking calls bring is read behind a step's last launch, at best not needed in the step"
     )
+
+
+def _read_later(graph: Graph, freed: Graph, waits: Times) -> Graph:
+    """Behind the last host node of each step stands a wait for what the `waits` of that step waited for, and the host's
+    own work that followed each: what is longer there than the way to a launch usually is."""
+    host, nodes = graph.of(Node.HOST), graph.nodes
+    usual = int(np.median(nodes["dur"][host & (nodes["dur"] > 0)])) if host.any() else 0
+    program = graph.edges["why"] == Edge.PROGRAM
+    after = dict(zip(graph.edges["src"][program].tolist(), graph.edges["dst"][program].tolist(), strict=True))
+    dur = freed.nodes["dur"].copy()
+    added: list[dict[str, int]] = []
+    edges: list[tuple[int, int, int, int]] = []
+    chain = np.flatnonzero(graph.of(Node.HOST, Node.WAIT))
+    last = {(int(nodes["rank"][node]), int(nodes["step"][node])): int(node) for node in chain}
+    reads: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for wait in waits.tolist():
+        reads[int(nodes["rank"][wait]), int(nodes["step"][wait])].append(wait)
+    for (rank, step), own in reads.items():
+        end = last[rank, step]
+        if end in own or end not in after:
+            continue
+        moved = 0
+        for wait in own:
+            if (behind := after.get(wait)) is not None and host[behind] and dur[behind] > usual:
+                moved, dur[behind] = moved + int(dur[behind]) - usual, usual
+        read = len(graph) + len(added)
+        added.append({"kind": Node.HOST, "rank": rank, "step": step, "dur": moved})
+        edges += [(end, read, 0, Edge.PROGRAM), (read, after[end], 0, Edge.PROGRAM)]
+        for at in np.flatnonzero(edges_into(graph, _only(graph, own), Edge.SYNC)).tolist():
+            edges.append((int(graph.edges["src"][at]), read, max(int(graph.edges["lag"][at]), 0), Edge.SYNC))
+    return freed.with_nodes(dur=dur).add(added, edges)
+
+
+def _only(graph: Graph, nodes: Sequence[int]) -> Mask:
+    found = np.zeros(len(graph), np.bool_)
+    found[nodes] = True
+    return found
 
 
 def _collectives(graph: Graph, name: str | None) -> Mask:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.analyzers.changes import LoaderWorkers
+from gpuscope.analyzers.changes import LoaderWorkers, MoreLoaderWorkers
 from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.prediction_bounds import by_chance
@@ -31,8 +31,8 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
         raise UnreplayableError("the replayed steps hold no wait for the data loader")
     if setting.loader_processes:
         raise UnreplayableError(
-            "batches come from worker processes already, and how long one takes them is not recorded: record once with "
-            "num_workers=0"
+            "batches come from worker processes already, of which neither the number nor what a batch takes them is "
+            "recorded: MoreLoaderWorkers, or record once with num_workers=0"
         )
     if change.workers < 1:
         raise UnreplayableError("without workers the training thread loads itself; how long is not recorded")
@@ -72,6 +72,54 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
         f"{longest / steps / 1e6:.1f} ms of loading per batch spread over {units.plural(change.workers, 'worker')}, "
         "assumed to have a core each",
     )
+
+
+def more_workers(graph: Graph, change: MoreLoaderWorkers, setting: Setting) -> Rewritten:
+    """Where every batch is waited for, the workers are all busy, so that batches come `times` as often from `times` as
+    many. Between two that were not both waited for, workers had time to spare: they come no later than so.
+    Where it turns out badly, batches take as much longer as their mean may by chance.
+    """
+    loading = np.where(on_host(graph), graph.nodes["input"], 0)
+    if not loading.any():
+        raise UnreplayableError("the replayed steps hold no wait for the data loader")
+    if not setting.loader_processes:
+        raise UnreplayableError("the training thread loads batches itself: it has no workers yet")
+    free = graph.with_nodes(dur=graph.nodes["dur"] - loading, input=graph.nodes["input"] - loading)
+    nodes: list[dict[str, int]] = []
+    edges: list[tuple[int, int, int, int]] = []
+    src = free.edges["src"].copy()
+    for rank in graph.ranks:
+        consumers = [consumer for consumer, _ in _batches(graph, loading, rank)]
+        came = graph.nodes["end"][consumers]
+        between = np.diff(came)
+        if not len(between):
+            raise UnreplayableError("one step tells nothing of how often batches come: record two or more")
+        slower = max(0.0, 1 + setting.bias * _pace_error(came))
+        every = np.rint(np.append(between.mean(), between) * slower / change.times).astype(np.int64)
+        begin = int(came[0] - between.mean())
+        for place, consumer in enumerate(consumers):
+            made, taken = len(graph) + len(nodes), len(graph) + len(nodes) + 1
+            end, step = int(graph.nodes["end"][consumer]), int(graph.nodes["step"][consumer])
+            release = begin if place == 0 else NA
+            nodes.append({"kind": Node.MARK, "rank": rank, "dur": int(every[place]), "release": release})
+            nodes.append({"kind": Node.MARK, "rank": rank, "start": end, "end": end, "step": step})
+            src[src == consumer] = taken
+            edges += [(consumer, taken, 0, Edge.PROGRAM), (made, taken, 0, Edge.SYNC)]
+            edges += [(made - 2, made, 0, Edge.STREAM)] if place else []
+    return Rewritten(
+        free.with_edges(src=src).add(nodes, edges),
+        f"batches {change.times:g} times as often, from {change.times:g} times as many workers with a core each",
+    )
+
+
+def _pace_error(came: Times) -> float:
+    """How far the mean time between batches may lie from another run's, relative, nine times in ten: twice the standard
+    error of a line through their instants, since workers that take turns deliver in bunches."""
+    count = np.arange(len(came))
+    slope, first = np.polyfit(count, came - came[0], 1)
+    rest = came - came[0] - first - slope * count
+    spread = float(np.sqrt((rest**2).sum() / max(len(came) - 2, 1)))
+    return 2 * spread / float(np.sqrt(((count - count.mean()) ** 2).sum())) / max(float(slope), 1.0)
 
 
 def _batches(graph: Graph, loading: Times, rank: int) -> list[tuple[int, int]]:

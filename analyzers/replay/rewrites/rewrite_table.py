@@ -31,6 +31,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.MeasuredTransfers: transfer_cost.measured_transfers,
     changes.MoreRanks: transfer_cost.more_ranks,
     changes.LoaderWorkers: loader_workers.loader_workers,
+    changes.MoreLoaderWorkers: loader_workers.more_workers,
     changes.PinnedCopies: host_work.pinned_copies,
     changes.CopyStream: host_work.copy_stream,
     changes.RemovedSyncs: host_work.removed_syncs,

@@ -45,28 +45,37 @@ def replaced_rank(graph: Graph, change: ReplacedRank, setting: Setting) -> Rewri
 
 
 def shared_work(graph: Graph, change: SharedWork, setting: Setting) -> Rewritten:
-    """What it computes beyond the median of its peers shared evenly by all n ranks: each gets 1/n of it.
+    """What it computes beyond the median of its peers shared evenly by all n ranks: each gets 1/n of it. Without a rank
+    all compute the mean of what they do in a step.
 
     Step by step on devices; where training threads compute, stretch by stretch (`replaced_rank`).
     """
     del setting
-    _need_peers(graph, change.rank)
+    _need_peers(graph, graph.ranks[0] if change.rank is None else change.rank)
     computes = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
     key = graph.nodes["step"]
     if not computes.any():
         computes, key = graph.of(Node.HOST), _stretches(graph)
-    count, sums = len(graph.ranks), _sums(graph, computes, key)
+    sums = _sums(graph, computes, key)
     factor = np.ones(len(graph))
     for rank in graph.ranks:
         ratio = {}
-        for place, ns in sums[change.rank].items():
-            extra, own = ns - _peers(sums, place, change.rank), sums[rank].get(place, 0)
-            share = extra / count - (extra if rank == change.rank else 0.0)
-            ratio[place] = max(0.0, 1 + share / own) if own > 0 else 1.0
+        for place in sums[rank if change.rank is None else change.rank]:
+            own = sums[rank].get(place, 0)
+            ratio[place] = max(0.0, 1 + _given(sums, place, rank, change.rank) / own) if own > 0 else 1.0
         mine = np.flatnonzero(computes & (graph.nodes["rank"] == rank))
         factor[mine] = [ratio.get(place, 1.0) for place in key[mine].tolist()]
     found = graph.with_nodes(dur=np.rint(graph.nodes["dur"] * factor).astype(np.int64))
-    return Rewritten(found, f"what rank {change.rank} computes beyond its peers shared by all {count} ranks")
+    whose = "all compute in a step" if change.rank is None else f"rank {change.rank} computes beyond its peers"
+    return Rewritten(found, f"what {whose} shared by all {len(sums)} ranks")
+
+
+def _given(sums: Sums, place: int, rank: int, late: int | None) -> float:
+    """ns that a rank gets of what is shared: less than none where it gives."""
+    if late is None:
+        return float(np.mean([own.get(place, 0) for own in sums.values()])) - sums[rank][place]
+    extra = sums[late][place] - _peers(sums, place, late)
+    return extra / len(sums) - (extra if rank == late else 0.0)
 
 
 def _need_peers(graph: Graph, rank: int) -> None:

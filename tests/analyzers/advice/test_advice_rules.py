@@ -186,7 +186,7 @@ def test_a_loader_that_has_workers_is_given_more_not_one() -> None:
     ]  # fmt: skip
     _, advice = advise(report(waiting), lambda _: Refused("not recorded"))
     [one] = advice["unpredicted"]
-    assert "more worker processes" in one["action"]
+    assert "times as many worker processes" in one["action"]
     assert "1" not in one["setting"]["value"]
 
 

@@ -10,7 +10,7 @@ from helpers.advice import blocking, finding, host_calls, report, steady
 
 from gpuscope.analyzers.advice.rule import not_below
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.changes import CapturedGraphs, Change, Predicted, Refused
+from gpuscope.analyzers.changes import CapturedGraphs, Change, Predicted, Refused, RemovedSyncs
 from gpuscope.schema.document import Evidence, Report
 
 BEFORE, AFTER = 100_000_000, 40_000_000
@@ -48,7 +48,8 @@ def test_graphs_leave_what_the_device_does() -> None:
 
 @pytest.mark.parametrize("numbers", [(), (1,)])
 def test_no_graphs_without_two_steady_steps(numbers: tuple[int, ...]) -> None:
-    assert graphs(steady(launching(), *numbers)) == ([], [])
+    told, [why] = graphs(steady(launching(), *numbers))
+    assert (told, why) == ([], "whether steps repeat can't be told from one: record two or more")
 
 
 def test_no_graphs_where_the_host_idles_for_something_else() -> None:
@@ -57,14 +58,23 @@ def test_no_graphs_where_the_host_idles_for_something_else() -> None:
     assert graphs(case) == ([], [])
 
 
-def test_no_graphs_before_what_blocks_in_a_step_is_gone() -> None:
+def test_graphs_come_with_what_frees_a_step_of_blocking_calls() -> None:
     read = blocking("cudaMemcpyAsync", operator="aten::_local_scalar_dense", within="aten::item", copy="DtoH", bytes=4)
-    told, why = graphs(launching(blocking_calls=[read]))
-    assert not told
-    assert why == [
-        "a graph can't hold calls that block within a step; first remove these: 1 per step: a device-to-host copy "
-        "of 4 B, cudaMemcpyAsync in aten::_local_scalar_dense under aten::item"
-    ]
+    asked: list[Change] = []
+
+    def both(changes: Sequence[Change]) -> Predicted:
+        asked.extend(changes)
+        return gains(changes)
+
+    suggestions, _ = advise(launching(blocking_calls=[read]), both)
+    (one,) = (one for one in suggestions if one["code"] == "cuda_graphs")
+    assert one["why"].endswith(
+        "can't hold calls that block: 1 per step: a device-to-host copy of 4 B, cudaMemcpyAsync in "
+        "aten::_local_scalar_dense under aten::item"
+    )
+    assert CapturedGraphs() in asked
+    (freed,) = (change for change in asked if isinstance(change, RemovedSyncs))
+    assert freed.needed
 
 
 def test_a_wait_that_finds_nothing_to_wait_for_hinders_no_graph() -> None:

@@ -11,7 +11,7 @@ from gpuscope.analyzers.advice.framework_settings import config, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import Predicted, ReplacedRank, SharedWork
 from gpuscope.catalogue.straggler_sentences import ranks_of, shared_words
-from gpuscope.catalogue.suggestion import OfRank
+from gpuscope.catalogue.suggestion import OfRank, Suggestion
 from gpuscope.schema.document import FindingEntry, Setting, StragglerEntry
 from gpuscope.words import units
 
@@ -46,14 +46,14 @@ class SlowDevice(OfRank):
 
 @dataclass(frozen=True)
 class LateForUnknownReason(OfRank):
-    """Nothing to replace before the reason is known."""
+    """Nothing to replace before the reason is known; what it costs is known."""
 
     code = "slow_rank"
     answers = ("straggler",)
     sets = SlowDevice.sets
     action = "Find out why {who} comes late before replacing anything"
-    why_not = "{reason}"
-    risk = ""
+    why = "{cost}; {reason}; as fast as the others are, the step is shorter, whatever the reason"
+    risk = "where it has more data than the others, sharing that gains less than replacing its device would"
     verify = "stragglers[].reason of {subject} is not null"
 
     reason: str
@@ -76,6 +76,25 @@ class EvenData(OfRank):
     @property
     def have(self) -> str:
         return "have" if self.ranks else "has"
+
+
+@dataclass(frozen=True)
+class EvenBatches(Suggestion):
+    """Ranks that take turns being late."""
+
+    code = "even_data"
+    answers = ("straggler",)
+    sets = EvenData.sets
+    action = "Give every rank equal work in each step: ranks take turns being late"
+    why = (
+        "{cost}; none is late more often than by chance, as with batches of unlike length; the gain is that of steps "
+        "in which all compute the mean"
+    )
+    risk = (
+        "the order of the samples changes; where clocks or other jobs make the ranks late, it gains nothing: compare "
+        "the input shapes of a late step (record_shapes=True)"
+    )
+    verify = "record again: the ranks' compute in a step differs less, and the waiting falls"
 
 
 @dataclass(frozen=True)
@@ -150,6 +169,9 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         for rank in () if held else finding["ranks"]:
             yield _slow_device(case, finding, rank, late.get(rank))
     else:
+        in_turns = len(finding["ranks"]) > 1 and not any(entry["recurrent"] for entry in late.values())
+        if in_turns and not held and "pipeline" not in case.report:
+            yield Proposal(finding, EvenBatches(), _SAMPLER, (SharedWork(),))
         blamed = [late[rank] for rank in finding["ranks"] if rank in late and _to_blame(case, late[rank])]
         excused = ("cores", "device", None) if held else ("cores",)
         done: set[int] = set()
@@ -184,15 +206,20 @@ def _by_reason(case: Case, finding: FindingEntry, entry: StragglerEntry) -> Prop
             else config("nsys profile", "-t cuda,nvtx,osrt on all ranks")
         )  # fmt: skip
         why = entry["reason_why"] or "no reason is recorded"
-        return Proposal(finding, LateForUnknownReason(rank, why, **group), setting)
+        return Proposal(finding, LateForUnknownReason(rank, why, **group), setting, replaced)
     phase, operation = entry["phase"] or "", entry.get("own_operation")
     if operation is not None and phase.startswith("before "):
         value = "removed, every N steps, or shared by all ranks"
         setting = python(f"{operation} {phase} on {units.rank_words(ranks)}", value)
         return Proposal(finding, OwnWork(rank, shown, operation, phase, **group), setting, replaced)
-    setting = python("the sampler of the data loader", "batches of the same number of tokens on every rank (by length, "
-                     "or packed to one length); for experts, a balanced router")  # fmt: skip
-    return Proposal(finding, EvenData(rank, shown, **group), setting, tuple(SharedWork(one) for one in ranks))
+    return Proposal(finding, EvenData(rank, shown, **group), _SAMPLER, tuple(SharedWork(one) for one in ranks))
+
+
+_SAMPLER = python(
+    "the sampler of the data loader",
+    "batches of the same number of tokens on every rank (by length, or packed to one length); for experts, a balanced "
+    "router",
+)
 
 
 class _Group(TypedDict, total=False):
@@ -264,7 +291,7 @@ _HOST: dict[str, tuple[str, Setting]] = {
 
 RULE = Rule(
     "ranks",
-    (SlowDevice, LateForUnknownReason, EvenData, OwnWork, WorkOutsidePipeline, LateHost),
+    (SlowDevice, LateForUnknownReason, EvenData, EvenBatches, OwnWork, WorkOutsidePipeline, LateHost),
     propose,
     programs=("pytorch", "jax", "native"),
     place=240,

@@ -126,9 +126,10 @@ class NoBlocking(Suggestion):
     why = "{cost}; {seen}"
     grounds = "{shown}"
     risk = (
-        "the gain assumes that what the host does next need not wait for the value; where it must (a branch, a size), "
-        "the call stays and the step gets no shorter. Values are read a step later, so that a check (for NaN, say) "
-        "reacts a step later; a buffer must not be changed before its asynchronous copy has finished"
+        "where the step itself branches by the value or takes a size from it, the call stays and the step gets no "
+        "shorter; the gain is that of values read behind the step's last launch, or more. A check (for NaN, say) may "
+        "react a step later; a buffer must not be changed before its asynchronous copy "
+        "has finished"
     )
     verify = "record again: the cause `sync` is gone{left}"
 
@@ -219,9 +220,14 @@ def _removed(case: Case, finding: FindingEntry, where: list[Place], all_calls: b
         kind, setting = NoBlocking, makes(", ".join(names), "outside the loop of steps")
     return Proposal(
         finding, kind(where, [] if where else names, case.program), setting,
-        (RemovedSyncs() if all_calls else RemovedSyncs(sites=tuple(place.site for place in where)),),
+        (freed(where, all_calls=all_calls, needed=kind is KeptOnDevice),),
         _needed(case, where), device_floor(case, "compute"),
     )  # fmt: skip
+
+
+def freed(where: Sequence[Place], *, all_calls: bool, needed: bool) -> RemovedSyncs:
+    """The change to a run without these blocking calls."""
+    return RemovedSyncs(needed=needed) if all_calls else RemovedSyncs(None, tuple(one.site for one in where), needed)
 
 
 def _needed(case: Case, where: Sequence[Place]) -> Refused | None:

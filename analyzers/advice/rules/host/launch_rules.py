@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import BUSY, by_framework, config, device_floor, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
-from gpuscope.analyzers.advice.rules.host.blocking_rules import places
-from gpuscope.analyzers.changes import CapturedGraphs, Refused
+from gpuscope.analyzers.advice.rules.host.blocking_rules import SHOWN, Place, batches, freed, places
+from gpuscope.analyzers.changes import CapturedGraphs, Change, PinnedCopies, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.words import units
@@ -21,8 +21,7 @@ OFTEN = 0.5
 """Blocking calls per step from which they are part of a step."""
 BLOCKED = 0.01
 """Share of the time that calls which copy nothing must block: others found nothing to wait for."""
-REMOVE = ("remove_syncs", "pinned_copies")
-"""Suggestions after which nothing blocks."""
+ONE_STEP = "whether steps repeat can't be told from one: record two or more"
 IDLE = ("input", "sync", "gc", "host_other", "allocator", "unattributed")
 """Other causes of idle time."""
 
@@ -44,6 +43,21 @@ class Graphs(Suggestion):
 
 
 @dataclass(frozen=True)
+class GraphsOnceFree(Graphs):
+    """The same where calls block within a step: the gain is of both."""
+
+    action = "Do without the calls that block within a step, then launch its kernels as CUDA graphs"
+    why = "{cost}; a graph launches hundreds of kernels for the price of one, but can't hold calls that block: {shown}"
+
+    places: list[Place]
+    """The calls, the longest first."""
+
+    @property
+    def shown(self) -> str:
+        return "; ".join(one.text() for one in self.places[:SHOWN])
+
+
+@dataclass(frozen=True)
 class BoundToNode(Suggestion):
     """Launching threads on the cores beside their GPU."""
 
@@ -62,22 +76,28 @@ class BoundToNode(Suggestion):
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """Graphs, if the run can be one; the cores beside each GPU."""
-    if on_cpu(case) or not dominates(case, finding) or case.steady_steps < MIN_STEPS:
+    if on_cpu(case) or finding["share_frac"] < max(_others(case), default=0.0):
         return
-    setting, hindrance = _setting(case), _hindrance(case)
+    setting, blocking, shapes = _setting(case), _blocking(case), _unlike_shapes(case)
     if setting is not None:
-        outcome, after = (None, ()) if hindrance is None else (Refused(hindrance[0]), hindrance[1])
-        yield Proposal(
-            finding, Graphs(), setting, (CapturedGraphs(),), outcome, device_floor(case, *BUSY), possible_after=after
-        )
+        record = GraphsOnceFree(blocking) if blocking else Graphs()
+        changes = (*_freeing(blocking), CapturedGraphs())
+        once = case.steady_steps < MIN_STEPS
+        refused = Refused(ONE_STEP) if once else Refused(shapes) if shapes else None
+        yield Proposal(finding, record, setting, changes, refused, device_floor(case, *BUSY))
+    if not dominates(case, finding):
+        return
     if (case.program == "pytorch" or case.program is None) and (case.report["trace"]["world_size"] or 1) > 1:
         yield Proposal(finding, BoundToNode(), config("torchrun --numa-binding", "node"))
 
 
 def dominates(case: Case, finding: FindingEntry) -> bool:
-    """Whether launching is what most of the idle time goes to, of all its causes."""
-    others = [other["share_frac"] for other in case.report["findings"] if other["code"] in IDLE]
-    return finding["share_frac"] >= sum(others)
+    """Whether launching is most of the idle time."""
+    return finding["share_frac"] >= sum(_others(case))
+
+
+def _others(case: Case) -> list[float]:
+    return [other["share_frac"] for other in case.report["findings"] if other["code"] in IDLE]
 
 
 def _setting(case: Case) -> Setting | None:
@@ -89,23 +109,34 @@ def _setting(case: Case) -> Setting | None:
     return by_framework(case, by_hand, megatron=config("--cuda-graph-impl", "local"))
 
 
-def _hindrance(case: Case) -> tuple[str, tuple[str, ...]] | None:
-    """Why no graph could be made as the run is now, and codes of the suggestions after which it could."""
+def _blocking(case: Case) -> list[Place]:
+    """Calls that block within a step: no graph can hold them."""
     window = sum(rank["window_ns"] for rank in case.report["ranks"])
-    where = [
+    return [
         place for place in places(case)
         if place.per_rank >= OFTEN and (place.copy is not None or place.blocked >= BLOCKED * window)
     ]  # fmt: skip
-    if where:
-        named = "; ".join(place.text() for place in where[:3])
-        return f"a graph can't hold calls that block within a step; first remove these: {named}", REMOVE
+
+
+def _freeing(blocking: list[Place]) -> tuple[Change, ...]:
+    """What makes a step free of them: data from pinned memory, the others gone."""
+    copies = batches(blocking)
+    others = [place for place in blocking if place not in copies]
+    pinned: tuple[Change, ...] = (PinnedCopies(),) if copies else ()
+    return (*pinned, freed(others, all_calls=False, needed=True)) if others else pinned
+
+
+def _unlike_shapes(case: Case) -> str:
+    """Why steps are not alike enough for a graph; empty where they are."""
     alike = [entry["repeated_frac"] for entry in case.host_calls if entry["repeated_frac"] is not None]
-    if alike and min(alike) < ALIKE:
-        return (
-            f"a graph replays the same kernels in every step, but only {units.share(min(alike))} of a step's kernels "
-            "repeat in the next: first give all steps the same shapes (pad or pack to a few lengths)"
-        ), ()
-    return None
+    if not alike or min(alike) >= ALIKE:
+        return ""
+    return (
+        f"a graph replays the same kernels in every step, but only {units.share(min(alike))} of a step's kernels "
+        "repeat in the next: first give all steps the same shapes (pad or pack to a few lengths)"
+    )
 
 
-RULE = Rule("launching", (Graphs, BoundToNode), propose, programs=("pytorch", "jax", "native"), place=130)
+RULE = Rule(
+    "launching", (Graphs, GraphsOnceFree, BoundToNode), propose, programs=("pytorch", "jax", "native"), place=130
+)

@@ -7,33 +7,42 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
-from gpuscope.analyzers.changes import LoaderWorkers
+from gpuscope.analyzers.changes import LoaderWorkers, MoreLoaderWorkers
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 
 WORKERS = (1, 2, 4, 8, 16)
+TIMES = {2.0: "twice", 4.0: "four times"}
 NO_WORKERS, WITH_WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
 """The iterators of a DataLoader with num_workers=0 and more (torch.utils.data.dataloader)."""
 
 
 @dataclass(frozen=True)
 class MoreWorkers(Suggestion):
-    """More worker processes than there are: neither their number nor what a batch takes them is recorded, so that the
-    replay refuses."""
+    """More worker processes than there are, however many these are."""
 
     code = "loader_workers"
     answers = ("input",)
     sets = "`DataLoader(num_workers=…)`, by the framework's name for it"
-    action = "Give the data loader more worker processes than it has now"
+    action = "Give the data loader {times:g} times as many worker processes as it has now"
     why = "{cost}; the worker processes make batches more slowly than the device takes them"
-    risk = "each worker is a process with its own memory, per rank; beyond the free CPU cores more are slower"
+    risk = (
+        "each worker is a process with its own memory, per rank; beyond the free CPU cores, or what the storage gives, "
+        "more are no faster"
+    )
     verify = "record again: the cause `input` is gone; if not, the storage or the CPU cores are the limit"
+
+    times: float
 
 
 @dataclass(frozen=True)
-class Workers(MoreWorkers):
+class Workers(Suggestion):
     """Worker processes where there are none."""
 
+    code = MoreWorkers.code
+    answers = MoreWorkers.answers
+    sets = MoreWorkers.sets
+    verify = MoreWorkers.verify
     action = "Load batches in {workers} worker process{plural} (with persistent_workers=True)"
     why = "{cost}; a worker loads the next batches while the device computes"
     risk = (
@@ -52,8 +61,10 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The fewest workers that hide the loading; where there are workers already, more than now."""
     names = [evidence["name"] for evidence in finding["evidence"]]
     if any(WITH_WORKERS in name for name in names):
-        setting = python("the workers of the data loader", "twice as many as now, as far as there are free CPU cores")
-        yield Proposal(finding, MoreWorkers(), setting, (LoaderWorkers(2),))
+        for times, words in TIMES.items():
+            value = f"{words} as many as now, as far as there are free CPU cores"
+            setting = python("the workers of the data loader", value)
+            yield Proposal(finding, MoreWorkers(times), setting, (MoreLoaderWorkers(times),))
         return
     for workers in WORKERS:
         setting = by_framework(
