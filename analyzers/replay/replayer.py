@@ -39,9 +39,11 @@ MAX_ERROR = 0.05
 """Relative error of the unchanged replay from which nothing is predicted. Published replays reach 3.3 % on average
 (Lumos, MLSys 2025) and below 5 % (dPRO, MLSys 2022); one that misses by more has missed a dependency."""
 
+LEAST_CERTAIN = 0.01
+"""Of the step: what a suggestion gains at least (docs/advice.md)."""
 WIDE_FRAC = 0.2
 """A range of at least this share of the step says nothing that could be acted on, where costs are not known for want
-of a second message size and less than half as much is certain."""
+of a second message size and neither a gain nor a loss is certain."""
 
 
 _DEADLOCK = "in that order stages would deadlock"
@@ -353,9 +355,8 @@ class Replayer:
 
 
 def _says_nothing(before: float, low: int, high: int) -> bool:
-    """Whether a range is wide, and less than half as much gain, or loss, as it is wide is certain."""
-    certain = max(before - high, low - before, 0.0)
-    return high - low >= WIDE_FRAC * before and certain < (high - low) / 2
+    """Whether a range is wide, and neither a gain nor a loss is certain."""
+    return high - low >= WIDE_FRAC * before and low < before < high * (1 + LEAST_CERTAIN)
 
 
 def _of_pipeline_alone(changes: Sequence[Change]) -> tuple[PipelineChange, ...]:
