@@ -145,6 +145,23 @@ def test_who_is_late_no_more_often_than_by_chance_is_not_to_blame() -> None:
     assert (suggestions, advice["unpredicted"]) == ([], [])
 
 
+def test_ranks_that_take_turns_get_even_batches_unless_they_share_cores() -> None:
+    case = late(None, recurrent=False)
+    case["stragglers"].append({**case["stragglers"][0], "rank": 0})
+    case["findings"][0]["ranks"] = [0, 1]
+    asked: list[Change] = []
+
+    def even(changes: Sequence[Change]) -> Predicted:
+        asked.extend(changes)
+        return Predicted(100, 40, 30, 50, "a test")
+
+    [one], _ = advise(case, even)
+    assert (one["code"], set(asked)) == ("even_data", {SharedWork()})
+    for rank in case["ranks"]:
+        rank["device"] = None
+    assert advise(case, even)[0] == []
+
+
 def test_a_group_is_mended_as_one() -> None:
     """Ranks 1 and 3, of which 1 makes others wait and 3 is hidden behind it."""
     asked: list[Change] = []

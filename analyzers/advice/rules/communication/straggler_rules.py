@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypedDict
 
-from gpuscope.analyzers.advice.framework_settings import config, python
+from gpuscope.analyzers.advice.framework_settings import config, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import Predicted, ReplacedRank, SharedWork
 from gpuscope.catalogue.straggler_sentences import ranks_of, shared_words
@@ -170,7 +170,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             yield _slow_device(case, finding, rank, late.get(rank))
     else:
         in_turns = len(finding["ranks"]) > 1 and not any(entry["recurrent"] for entry in late.values())
-        if in_turns and not held and "pipeline" not in case.report:
+        # Training threads that share cores take turns too, whatever their batches are.
+        if in_turns and not (held or on_cpu(case) or "pipeline" in case.report):
             yield Proposal(finding, EvenBatches(), _SAMPLER, (SharedWork(),))
         blamed = [late[rank] for rank in finding["ranks"] if rank in late and _to_blame(case, late[rank])]
         excused = ("cores", "device", None) if held else ("cores",)

@@ -19,6 +19,7 @@ from gpuscope.analyzers.changes import (
     KeepParameters,
     LinkSpeed,
     LoaderWorkers,
+    MoreLoaderWorkers,
     MoreRanks,
     NoAllocatorStalls,
     NoCollector,
@@ -65,6 +66,9 @@ def test_a_sync_gone_lets_the_host_run_ahead() -> None:
         Wait(stream=7, label="cudaDeviceSynchronize"), Step(),
     ])  # fmt: skip
     assert (steps(graph), after(graph, RemovedSyncs("aten::item"), ON_GPU)) == ([180], 130)
+    # The host needs the value: of the 50 behind the wait, 20 more than usual, it reads it behind the last launch.
+    needed = RemovedSyncs("aten::item", needed=True)
+    assert [after(graph, needed, ON_GPU, bias=bias) for bias in (-1, 0)] == [130, 150]
     with pytest.raises(UnreplayableError, match="no blocking call of aten::nonzero"):
         after(graph, RemovedSyncs("aten::nonzero"), ON_GPU)
 
@@ -96,6 +100,18 @@ def test_loader_workers_load_beside_the_step() -> None:
     with pytest.raises(UnreplayableError, match="num_workers=0"):
         after(graph, LoaderWorkers(2), replace(ALL_RANKS, loader_processes=True))
     assert [after(graph, LoaderWorkers(4), bias=bias) for bias in (-1, 0, 1)] == [30 * ms, 30.1 * ms, 31 * ms]
+
+
+def test_twice_the_workers_deliver_twice_as_often() -> None:
+    """A batch every 50 ms, 40 of them waited for: one every 25 then, one every 12.5 with four times as many, and no less
+    than the 10 that the rest takes."""
+    ms = 1_000_000
+    batch = (Host(40 * ms, input=40 * ms), Host(10 * ms), Step())
+    graph, workers = job([Step(), *batch * 4]), replace(ALL_RANKS, loader_processes=True)
+    for times, last in ((2.0, 25.0), (4.0, 12.5), (8.0, 10.0)):
+        assert steps(rewrite(graph, MoreLoaderWorkers(times), workers).graph)[-1] == last * ms
+    with pytest.raises(UnreplayableError, match="no workers yet"):
+        after(graph, MoreLoaderWorkers(2.0))
 
 
 def test_how_long_batches_take_is_known_as_well_as_their_mean() -> None:
