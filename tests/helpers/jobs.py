@@ -21,6 +21,8 @@ class Host:
     gc: int = 0
     allocator: int = 0
     host_other: int = 0
+    unlaunching: int = 0
+    optimizing: int = 0
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,15 @@ def test_captured_graphs_launch_without_the_host() -> None:
         after(job([Step(), Host(40), Step()]), CapturedGraphs())
 
 
+@pytest.mark.parametrize(("told", "bias", "step"), [
+    ({"unlaunching": 30}, 0, 40), ({"optimizing": 35}, 0, 20), ({"optimizing": 35}, 1, 45),
+])  # fmt: skip
+def test_no_graph_holds_what_launches_nothing(told: dict[str, int], bias: int, step: int) -> None:
+    """Of the 40 before the second kernel 30 launch nothing; an optimizer is at worst not captured."""
+    graph = job([Step(), Host(40), Launch(10), Host(40, **told), Launch(10), Wait(stream=7), Step()])
+    assert after(graph, CapturedGraphs(), ON_GPU, bias=bias) == step
+
+
 def test_a_pinned_copy_goes_beside_compute() -> None:
     """Kernel 0–100, a copy behind it to 140 that blocks the host, then 10 of host and a kernel of 20: 170.
     Pinned, the copy runs 0–40, the host is at 10, the kernel runs 100–120."""
@@ -103,8 +112,8 @@ def test_loader_workers_load_beside_the_step() -> None:
 
 
 def test_twice_the_workers_deliver_twice_as_often() -> None:
-    """A batch every 50 ms, 40 of them waited for: one every 25 then, one every 12.5 with four times as many, and no less
-    than the 10 that the rest takes."""
+    """A batch every 50 ms, 40 of them waited for: one every 25 then, with four times as many one every 12.5, and
+    never sooner than the 10 that the rest takes."""
     ms = 1_000_000
     batch = (Host(40 * ms, input=40 * ms), Host(10 * ms), Step())
     graph, workers = job([Step(), *batch * 4]), replace(ALL_RANKS, loader_processes=True)
