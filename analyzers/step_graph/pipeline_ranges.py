@@ -1,4 +1,5 @@
-"""The operations of a pipeline-parallel job from the ranges around its computations, one file's ranks at a time.
+"""The operations of a pipeline-parallel job from the ranges or messages around its computations, one file's ranks at
+a time.
 
 Known ranges: `forward#micro_batch=0,stage=1` (and `backward`, `backward_weight`) of gpuscope's runtime, and
 `PP:1F0` (F, B, I, W) of torch.distributed.pipelining's runtime schedules. A computation lasts from the first to the
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.step_graph import pipeline_messages
 from gpuscope.analyzers.step_graph.dependencies import ALL_REDUCE, BACKWARD, CLIP, FORWARD, OPTIMIZER, WEIGHT
+from gpuscope.analyzers.step_graph.pipeline_messages import by_messages
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.intervals import Spans, clip, intersect, union
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
@@ -31,6 +34,7 @@ _KINDS = {
     "forward": FORWARD, "backward": BACKWARD, "backward_weight": WEIGHT,
     "F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT,
 }  # fmt: skip
+_INFERRED = {pipeline_messages.FORWARD: FORWARD, pipeline_messages.BACKWARD: BACKWARD}
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,16 @@ def computation_of(name: str) -> tuple[str, int, int] | None:
 
 
 def operations(trace: Trace, views: Sequence[LaneView]) -> Table:
-    """The rows of `operations` of these ranks; none where no range is around a computation.
+    """The rows of `operations` of these ranks; none where neither ranges nor messages are around computations.
 
     `dp_rank` is the rank itself: only all ranks together show which pipelines there are. `stage` is the rank's
-    lowest model chunk. Ranks keep their own clocks.
+    lowest model chunk, absent where messages alone show the computations. Ranks keep their own clocks.
     """
-    found = [row for view in views if view.basis not in (None, KERNEL_SEQUENCE) for row in _of_rank(trace, view)]
+    views = [view for view in views if view.basis not in (None, KERNEL_SEQUENCE)]
+    found = [row for view in views for row in _of_rank(trace, view)]
+    ranges = bool(found)
+    if not ranges:
+        found = [row for view in views for row in _from_messages(trace, view)]
     if not found or len({view.lane.rank for view in views}) != len(views):
         return Table.empty(SCHEMAS["operations"])
     found.sort(key=lambda row: (row.rank, row.start, row.end))
@@ -77,7 +85,7 @@ def operations(trace: Trace, views: Sequence[LaneView]) -> Table:
         numbers[row.rank, row.step, row.op] += 1
     rank = [row.rank for row in found]
     values = {
-        "rank": rank, "dp_rank": rank, "stage": [min(chunks[row.rank]) for row in found],
+        "rank": rank, "dp_rank": rank, "stage": [min(chunks[row.rank]) for row in found] if ranges else NA,
         "step": [row.step for row in found], "seq": seq,
         "start": [row.start for row in found], "end": [row.end for row in found],
         "op": trace.names.codes([row.op for row in found]), "micro_batch": [row.micro_batch for row in found],
@@ -106,6 +114,19 @@ def _of_rank(trace: Trace, view: LaneView) -> Iterator[_Row]:
         op, chunk, micro_batch = computation_of(trace.names[int(host["name"][row])]) or ("", NA, NA)
         last[step] = max(end, last.get(step, end))
         yield _Row(view.lane.rank, step, op, start, end, micro_batch, chunk)
+    yield from _behind(trace, view, last)
+
+
+def _from_messages(trace: Trace, view: LaneView) -> Iterator[_Row]:
+    """The computations that messages are around; which stage's they are, only all ranks together show."""
+    steps = trace["steps"]
+    own = np.flatnonzero(steps["rank"] == view.lane.rank)
+    windows = list(zip(steps["start"][own].tolist(), steps["end"][own].tolist(), strict=True))
+    last: dict[int, int] = {}
+    for step, computed in zip(steps["step"][own].tolist(), by_messages(trace, view, windows), strict=True):
+        for kind, number, start, end in computed:
+            last[step] = max(end, last.get(step, end))
+            yield _Row(view.lane.rank, step, _INFERRED[kind], start, end, number)
     yield from _behind(trace, view, last)
 
 

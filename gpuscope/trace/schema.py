@@ -406,7 +406,7 @@ OPERATIONS = TableSchema(
     (
         _RANK,
         Column("dp_rank", "int", "data-parallel replica"),
-        Column("stage", "int", "pipeline stage"),
+        Column("stage", "int", "pipeline stage; absent where a rank's messages alone show its computations", True),
         Column("step", "int", "step number"),
         Column("op", "name", "forward-compute, backward-compute, forward-send, grads-reduce-scatter, optimizer…"),
         _START,

@@ -132,6 +132,22 @@ def _communication() -> list[Counterfactual]:
     ]  # fmt: skip
 
 
+def _pipelines() -> list[Counterfactual]:
+    """Without a range around their computations, as `Schedule1F1B` and most jobs of one's own record them."""
+    job = replace(COMPUTE, parallel="pipeline", layers=2, steps=6, pipeline_ranges=False)
+    four = replace(job, ranks=4, layers=1, one_by_one=True)
+    more, evened = {"micro_batches": 8}, {"stage_slow": {0: 1.25, 1: 1.25}}
+    uneven = replace(job, stage_slow={1: 1.5})
+    return [
+        Counterfactual("unnamed_micro_batches", "pipeline", _one("MicroBatches", count=8), job, more),
+        Counterfactual("unnamed_micro_batches_1f1b", "pipeline", _one("MicroBatches", count=8), four, more),
+        Counterfactual("unnamed_even_stages", "pipeline", _one("EvenStages"), uneven, evened),
+        Counterfactual("unnamed_even_stages_1f1b", "pipeline", _one("EvenStages"),
+                       replace(four, micro_batches=8, stage_slow={2: 1.6}),
+                       {"stage_slow": dict.fromkeys(range(4), 1.15)}),
+    ]  # fmt: skip
+
+
 def _one_link() -> list[Counterfactual]:
     """Collectives of two kinds at once; in the last three they do not share a link, or never met in the recording."""
     wire = {"wire": 0.5}
@@ -204,4 +220,4 @@ def _host() -> list[Counterfactual]:
     ]  # fmt: skip
 
 
-COUNTERFACTUALS = [*_communication(), *_one_link(), *_host()]
+COUNTERFACTUALS = [*_communication(), *_pipelines(), *_one_link(), *_host()]

@@ -90,6 +90,10 @@ class Job:
     crowd_cost: float = 1.0
     """What each further transfer at once on a link costs, by the time that one takes alone: 1 is a fair share."""
     micro_batches: int = 4
+    one_by_one: bool = False
+    """1F1B, else GPipe (pipeline)."""
+    pipeline_ranges: bool = True
+    """torch.distributed.pipelining's ranges around each computation."""
     stage_slow: Mapping[int, float] = field(default_factory=dict)
     activation_bytes: int = 16 * MIB
     compute_slow: float = 1.0

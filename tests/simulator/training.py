@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from simulator.instructions import (
@@ -318,30 +319,43 @@ def optimizer(script: Script) -> None:
 
 
 def _pipeline_step(script: Script) -> None:
-    """GPipe: all micro-batches forward, then all backward, one rank a stage."""
-    job, rank = script.job, script.rank
-    count, size = job.micro_batches, job.activation_bytes // job.micro_batches
+    """GPipe (all micro-batches forward, then all backward) or 1F1B, one rank a stage."""
+    job = script.job
+    count = job.micro_batches
+    ahead = min(count, job.ranks - script.rank) if job.one_by_one else count
+    for micro in range(ahead):
+        _pipeline_forward(script, micro)
     for micro in range(count):
-        if rank > 0:
-            script.wait_for(_receive(script, size, rank - 1))
-        with script.range(f"PP:{rank}F{micro}", "user_annotation"):
-            for layer in range(job.layers):
-                forward(script, layer, count, f"f{micro}")
-        if rank < job.ranks - 1:
-            _send(script, size, rank + 1)
-    script.turn(AUTOGRAD_THREAD)
-    for micro in range(count):
-        if rank < job.ranks - 1:
-            script.wait_for(_receive(script, size, rank + 1))
-        with script.range(f"PP:{rank}B{micro}", "user_annotation"):
-            for layer in reversed(range(job.layers)):
-                backward(script, layer, count, f"b{micro}")
-                for n in reversed(range(job.gemms)):
-                    backward_gemm(script, layer, n, count, f"b{micro}")
-        if rank > 0:
-            _send(script, size, rank - 1)
-    script.turn(MAIN_THREAD)
+        script.turn(AUTOGRAD_THREAD)
+        _pipeline_backward(script, micro)
+        script.turn(MAIN_THREAD)
+        if ahead + micro < count:
+            _pipeline_forward(script, ahead + micro)
     optimizer(script)
+
+
+def _pipeline_forward(script: Script, micro: int) -> None:
+    job, rank, count = script.job, script.rank, script.job.micro_batches
+    if rank > 0:
+        script.wait_for(_receive(script, job.activation_bytes // count, rank - 1))
+    with script.range(f"PP:{rank}F{micro}", "user_annotation") if job.pipeline_ranges else nullcontext():
+        for layer in range(job.layers):
+            forward(script, layer, count, f"f{micro}")
+    if rank < job.ranks - 1:
+        _send(script, job.activation_bytes // count, rank + 1)
+
+
+def _pipeline_backward(script: Script, micro: int) -> None:
+    job, rank, count = script.job, script.rank, script.job.micro_batches
+    if rank < job.ranks - 1:
+        script.wait_for(_receive(script, job.activation_bytes // count, rank + 1))
+    with script.range(f"PP:{rank}B{micro}", "user_annotation") if job.pipeline_ranges else nullcontext():
+        for layer in reversed(range(job.layers)):
+            backward(script, layer, count, f"b{micro}")
+            for n in reversed(range(job.gemms)):
+                backward_gemm(script, layer, n, count, f"b{micro}")
+    if rank > 0:
+        _send(script, job.activation_bytes // count, rank - 1)
 
 
 def _pair(one: int, other: int) -> tuple[str, tuple[int, ...]]:

@@ -13,8 +13,9 @@ from gpuscope.trace.trace import Trace
 
 
 def from_ranges(trace: Trace) -> bool:
-    """Whether the operations are a pipeline's, known from its ranges and not from timers of the job."""
-    return not is_timed(trace) and bool((trace["operations"]["global_chunk"] != NA).any())
+    """Whether the operations are a pipeline's, known from ranges or messages and not from timers of the job."""
+    table = trace["operations"]
+    return not is_timed(trace) and bool(((table["global_chunk"] != NA) | (table["stage"] == NA)).any())
 
 
 def computations_alone(trace: Trace, operations: Table) -> bool:
@@ -30,9 +31,11 @@ def assembled(trace: Trace, stages: StageMap, clock: Clocks) -> Table:
         return table
     table = table.take(np.isin(table["rank"], list(stages.places)))
     ranks = table["rank"].tolist()
+    by_messages = (table["stage"] == NA) & (table["micro_batch"] != NA)
     columns = {
         "dp_rank": np.array([stages.places[rank][0] for rank in ranks], np.int64),
-        "stage": np.array([stages.places[rank][1] for rank in ranks], np.int64),
+        "stage": (stage := np.array([stages.places[rank][1] for rank in ranks], np.int64)),
+        "global_chunk": np.where(by_messages, stage, table["global_chunk"]),
         "start": clock.common(table["rank"], table["start"]),
         "end": clock.common(table["rank"], table["end"]),
     }

@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from gpuscope.analyzers.step_graph.pipeline_messages import between_stages
 from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.words import units
 
 _PIPELINE_GROUP = re.compile(r"^PIPELINE_MODEL_PARALLEL_GROUP$|(?:^|_)(?:pp|pipe|pipeline)(?:_|$)", re.IGNORECASE)
 """Megatron-Core's description, DeviceMesh's (`mesh_pp`), DeepSpeed's (`pipe_parallel_group`)."""
-_RING = re.compile(r"(?:^|_)(?:cp|context)(?:_|$)|CONTEXT_PARALLEL", re.IGNORECASE)
-"""Groups whose sends and receives are ring attention's."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,19 @@ def stage_map(trace: Trace, world: int | None) -> StageMap | None:
     chunked = table.take(np.flatnonzero(table["global_chunk"] != NA))
     if len(chunked):
         return _from_ranges(trace, chunked, world)
-    return _from_groups(trace) or _from_messages(trace, world)
+    found = _from_groups(trace) or _from_messages(trace, world)
+    return found if found is None else _with_computations(found, set(table["rank"][table["stage"] == NA].tolist()))
+
+
+def _with_computations(found: StageMap, computed: set[int]) -> StageMap:
+    """Complete where every stage's computations are known from the messages around them."""
+    lacking = found.places.keys() - computed
+    if lacking == found.places.keys():
+        return found
+    if not lacking:
+        return replace(found, basis=found.basis + "; computations lie between messages", incomplete="")
+    ranks = units.rank_words(lacking)
+    return replace(found, incomplete=f"the messages of {ranks} do not show what is computed for which micro-batch")
 
 
 def _from_timers(trace: Trace, table: Table) -> StageMap | None:
@@ -124,9 +136,10 @@ def _from_groups(trace: Trace) -> StageMap | None:
 
 
 _NO_ORDER = (
-    "no ranges distinguish forward from backward and one micro-batch from another: record with `gpuscope train`, with "
-    "ranges `forward#micro_batch=0,stage=0` of gpuscope.instrumented_runtime.record.ranges, or with a schedule of "
-    "torch.distributed.pipelining that writes `PP:0F0`"
+    "neither ranges nor the order of messages tell forward from backward and one micro-batch from another: record "
+    "with `gpuscope train`, with ranges `forward#micro_batch=0,stage=0` of "
+    "gpuscope.instrumented_runtime.record.ranges, or with a schedule of torch.distributed.pipelining that writes "
+    "`PP:0F0`"
 )
 
 
@@ -151,14 +164,11 @@ def _group_members(trace: Trace) -> list[set[int]]:
 def _messages(trace: Trace, world: int | None) -> Table:
     """Sends and receives with a known peer, but for those of ring attention."""
     table = trace["collectives"]
-    ring = trace.names.matching(lambda name: _RING.search(name) is not None)
-    described = table["group_description"]
-    apart = (described != NO_NAME) & ring[np.maximum(described, 0)]
-    one_way = trace.names.matching(lambda op: op in ("send", "recv"))[table["op"]]
+    one_way = between_stages(trace)
     peer, ranks = table["peer"], trace.ranks
     if len(ranks) == 2 and world == 2:  # then there is only one other
         peer = np.where(one_way, sum(ranks) - table["rank"], peer)
-    return Table(table.schema, {**table.columns, "peer": peer}).take(np.flatnonzero((peer != NA) & one_way & ~apart))
+    return Table(table.schema, {**table.columns, "peer": peer}).take(np.flatnonzero((peer != NA) & one_way))
 
 
 def _components(messages: Table) -> list[set[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from helpers.kineto import write as write_kineto
 from helpers.operations import rows, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator.catalogue import COMPUTE
+from simulator.judged import Case
 
 import gpuscope
 from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted
@@ -25,7 +28,7 @@ from gpuscope.analyzers.replay.engine import CircleError
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import Delays, length, recorded
 from gpuscope.catalogue.prediction_sentences import step_change
 from gpuscope.schema.document import Report
-from gpuscope.schema.pipeline_section import Pipeline
+from gpuscope.schema.pipeline_section import Pipeline, PipelineComputation
 
 MS = 1_000_000
 
@@ -378,23 +381,68 @@ def test_other_parallelisms_are_no_pipeline(samples: Path, name: str) -> None:
     assert "pipeline" not in analysed(samples, name)
 
 
-def test_messages_of_our_own_recording_without_its_ranges(samples: Path, tmp_path: Path) -> None:
-    """What `gpuscope train` recorded, as a job without ranges would have been: sends and receives, no micro-batches."""
-    for path in (samples / "pp_1f1b").glob("rank*.json.gz"):
+def without_ranges(recording: Path, folder: Path) -> Path:
+    """A recording of `gpuscope train`, as a job without ranges around its computations would have been recorded."""
+    for path in recording.glob("rank*.json.gz"):
         trace = json.loads(gzip.decompress(path.read_bytes()))
         trace["traceEvents"] = [e for e in trace["traceEvents"] if not str(e.get("name")).startswith("gpuscope::")]
-        (tmp_path / path.name.removesuffix(".gz")).write_text(json.dumps(trace))
-    told = report(tmp_path)["pipeline"]
-    assert [(one["rank"], one["stage"]) for one in told["stages"]] == [(0, 0), (1, 1)]
-    assert "schedule" not in told
-    assert "no ranges distinguish forward from backward" in told["incomplete"]
+        (folder / path.name.removesuffix(".gz")).write_text(json.dumps(trace))
+    return folder
 
 
-def test_messages_alone_tell_the_stages_and_nothing_else(shared_traces: Path) -> None:
-    told = report(shared_traces / "cpu_gloo" / "pp")["pipeline"]
-    assert [(one["rank"], one["stage"]) for one in told["stages"]] == [(0, 0), (1, 1)]
+@pytest.mark.parametrize("name", ["pp_1f1b", "pp_few_micro_batches", "pp_unbalanced_stage"])
+def test_messages_show_what_ranges_would(samples: Path, tmp_path: Path, name: str) -> None:
+    """The same computations, each within 3 % of the step of what its range says, and the same even split."""
+    named, told = pipeline(analysed(samples, name)), pipeline(report(without_ranges(samples / name, tmp_path)))
+    assert told["schedule"] == named["schedule"]
+    assert "computations lie between messages" in told["basis"]
+    step = named["rows"][0]["dur_ns"]
+    for one, other in zip(ordered(told), ordered(named), strict=True):
+        assert (one["rank"], one["kind"], one["micro_batch"]) == (other["rank"], other["kind"], other["micro_batch"])
+        assert abs(one["start_ns"] - other["start_ns"]) < 0.03 * step
+        assert abs(one["dur_ns"] - other["dur_ns"]) < 0.03 * step
+    gain, other = told["even_split"]["predicted"], named["even_split"]["predicted"]
+    assert gain is not None
+    assert other is not None
+    assert gain["step_ns_after"] == pytest.approx(other["step_ns_after"], rel=0.02)
+
+
+def ordered(section: Pipeline) -> list[PipelineComputation]:
+    return sorted(section["timeline"]["computations"], key=lambda one: (one["rank"], one["start_ns"]))
+
+
+@pytest.mark.parametrize(("one_by_one", "schedule"), [(False, "gpipe"), (True, "1f1b")])
+def test_messages_on_gpus(tmp_path: Path, one_by_one: bool, schedule: str) -> None:
+    """Simulated: four stages, one of them slower; rank 1's computations are where its ranges say."""
+    job = replace(COMPUTE, parallel="pipeline", ranks=4, layers=1, stage_slow={1: 1.4}, one_by_one=one_by_one)
+    sections = []
+    for ranges in (True, False):
+        case = Case(replace(job, name=f"{schedule} {ranges}", pipeline_ranges=ranges), "")
+        sections.append(pipeline(report(case.write(tmp_path))))
+    named, told = sections
+    assert told["schedule"]["name"] == named["schedule"]["name"] == schedule
+    assert [{**one} for one in ordered(told)] == [{**one} for one in ordered(named)]
+
+
+def test_messages_that_do_not_add_up_show_no_computations(samples: Path, tmp_path: Path) -> None:
+    """A rank of which a third of the messages is missing: which micro-batch is which would be a guess."""
+    folder = without_ranges(samples / "pp_1f1b", tmp_path)
+    path = folder / "rank0.json"
+    trace = json.loads(path.read_text())
+    sends = [e for e in trace["traceEvents"] if e.get("name") in ("c10d::send", "gloo:send")]
+    gone = {id(e) for e in sends[::3]}
+    trace["traceEvents"] = [e for e in trace["traceEvents"] if id(e) not in gone]
+    path.write_text(json.dumps(trace))
+    told = report(folder)["pipeline"]
     assert "schedule" not in told
-    assert "no ranges distinguish forward from backward" in told["incomplete"]
+    assert told["incomplete"]
+
+
+def test_a_foreign_recording_without_ranges(shared_traces: Path) -> None:
+    """By hand: rank 0 sends four times, then receives each gradient behind a send: 1F1B of four micro-batches."""
+    told = pipeline(report(shared_traces / "cpu_gloo" / "pp"))
+    assert [(one["rank"], one["stage"]) for one in told["stages"]] == [(0, 0), (1, 1)]
+    assert (told["schedule"]["name"], told["schedule"]["micro_batches"]) == ("1f1b", 4)
 
 
 @pytest.mark.parametrize(("job", "pipelines", "micro_batches"), [("ST", 2, 4), ("AR", 4, 32)])
