@@ -51,8 +51,8 @@ def test_the_state_of_an_allocator(calls: dict[str, Any], expected: str | None) 
     [
         ("pytorch", EVERY_TENSOR, "caching_allocator", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
         ("pytorch", EVERY_TENSOR | {"runtime": "hip"}, "caching_allocator", "PYTORCH_NO_HIP_MEMORY_CACHING"),
-        ("pytorch", RETRIES, "expandable_segments", "PYTORCH_ALLOC_CONF"),
-        ("pytorch", GROWTH, "expandable_segments", "PYTORCH_ALLOC_CONF"),
+        ("pytorch", RETRIES, "expandable_segments", "PYTORCH_CUDA_ALLOC_CONF"),
+        ("pytorch", GROWTH, "expandable_segments", "PYTORCH_CUDA_ALLOC_CONF"),
         ("jax", EVERY_TENSOR, "allocate_once", "XLA_PYTHON_CLIENT_ALLOCATOR"),
         ("native", EVERY_TENSOR, "allocate_once", "cudaMalloc and cudaFree of a step"),
         ("native", EVERY_TENSOR | {"runtime": "hip"}, "allocate_once", "hipMalloc and hipFree of a step"),

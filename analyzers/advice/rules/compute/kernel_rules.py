@@ -52,7 +52,7 @@ class Padded(Suggestion):
 
     code = "padded_sizes"
     answers = ("odd_sizes",)
-    sets = "sizes in multiples of 64, Megatron `--make-vocab-size-divisible-by`"
+    sets = "sizes in multiples of 64"
     action = "Pad these sizes to multiples of 8, better of 64"
     why = "{message}"
     risk = "padding must be masked where it would count (a softmax over the vocabulary); checkpoints change shape"
@@ -142,8 +142,7 @@ def _answer(case: Case, code: str) -> tuple[Suggestion, Setting, Change]:
         setting = by_framework(case, by_hand, transformers=python("TrainingArguments.torch_compile", "True"))
         return Compiled(_floor(case)), setting, FusedKernels()
     if code == "odd_sizes":
-        by_hand = python("sizes of layers, vocabulary and features", "rounded up to a multiple of 64")
-        setting = by_framework(case, by_hand, megatron=config("--make-vocab-size-divisible-by", "128"))
+        setting = python("sizes of layers, vocabulary and features", "rounded up to a multiple of 64")
         return Padded(), setting, PaddedProducts()
     if code == "layout_conversion":
         setting = python("Module.to", "memory_format=torch.channels_last  # the model and its input batches")

@@ -113,12 +113,12 @@ class GrowingInPlace(AllocatorCalls):
     """Segments that grow, while the allocator still does."""
 
     code = "expandable_segments"
-    sets = "`PYTORCH_ALLOC_CONF=expandable_segments:True`, where segments grow or come and go (CUDA)"
+    sets = "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, where segments grow or come and go (CUDA)"
     action = "Let the allocator grow its segments instead of freeing and allocating them"
     why = "{cost}; the allocator still grows; a segment that grows in place leaves fewer pieces"
     risk = (
         "calls that the cache does not make itself (torch.cuda.empty_cache() in the loop, workspaces of libraries) "
-        "stay: look what the evidence lies in; before torch 2.9 the variable is PYTORCH_CUDA_ALLOC_CONF"
+        "stay: look what the evidence lies in; torch 2.9 and later call the variable PYTORCH_ALLOC_CONF, and take both"
     )
     verify = "record again after warm-up: no cudaMalloc and cudaFree within a step"
 
@@ -179,12 +179,12 @@ def _answer(
     if outside >= EMPTIED * entry["frees_per_step"] > 0:
         value = "not in the loop of steps"
         if not case.rocm:
-            value += "; if memory is short, PYTORCH_ALLOC_CONF=expandable_segments:True instead"
+            value += "; if memory is short, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True instead"
         return NoEmptyCache(*calls, outside), python("torch.cuda.empty_cache()", value)
     if case.rocm or entry["maps_segments"]:
         return None
     kind = GrowingInsteadOfThrashing if found == "thrashing" else GrowingInPlace
-    return kind(*calls), env("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    return kind(*calls), env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
 RULE = Rule(

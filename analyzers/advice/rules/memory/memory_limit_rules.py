@@ -94,7 +94,6 @@ class Recomputed(Way):
     names: ClassVar[dict[str, Setting]] = {
         "megatron": config("--recompute-granularity", "selective"),
         "transformers": python("TrainingArguments.gradient_checkpointing", "True"),
-        "deepspeed": config("activation_checkpointing.partition_activations", "true"),
     }
     otherwise = python("torch.utils.checkpoint.checkpoint.use_reentrant", "False")
     kinds = ACTIVATIONS
