@@ -10,7 +10,7 @@ from typing import Literal
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need, any_of
 from gpuscope.analyzers.base.sections import PIPELINE
-from gpuscope.analyzers.facts.pipeline_facts.assembled import from_ranges
+from gpuscope.analyzers.facts.pipeline_facts.assembled import of_recorded_ranks
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, mean_begin_to_begin
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
@@ -59,7 +59,7 @@ def run(facts: RunFacts, what_if: WhatIf) -> Result:
     mean = _judged_mean(facts) or mean_begin_to_begin(whole)
     step = StepLength(mean, facts.step_ns or round(mean))
     result.findings = few_micro_batches(section, step, whole, stages)
-    if from_ranges(facts.trace):  # of a job's own timers, `slowdown` names the stage or worker
+    if of_recorded_ranks(facts.trace):  # of a job's own timers, `slowdown` names the stage or worker
         result.findings += imbalance(
             section, found.even_split, step, whole, stages, lambda stage: pace(facts, stages, stage)
         )

@@ -10,7 +10,7 @@ import numpy as np
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.sections import SLOWDOWN
-from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone, from_ranges
+from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone, of_recorded_ranks
 from gpuscope.analyzers.facts.pipeline_facts.stages import is_timed
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds
@@ -45,7 +45,7 @@ def run(facts: RunFacts) -> Result:
         return Result(ANALYZER.name)
     try:
         _check_whole(trace)
-        alone = from_ranges(trace) or computations_alone(trace, facts.operations)
+        alone = of_recorded_ranks(trace) or computations_alone(trace, facts.operations)
         job, graph = _from_pipeline(facts) if alone else _from_operations(facts, timed)
         found = slowdowns(job, graph)
     except UnmodelledError as error:

@@ -18,13 +18,13 @@ import numpy as np
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times
-from gpuscope.trace.intervals import union
+from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.naming.kernel_categories import ENGINE
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
 _RING = re.compile(r"(?:^|_)(?:cp|context)(?:_|$)|CONTEXT_PARALLEL", re.IGNORECASE)
 """Groups whose sends and receives are ring attention's."""
-_ENGINE = "autograd::engine::evaluate_function"
 _SENDS, _RECEIVES = "c10d::send", "c10d::recv_"
 FORWARD, BACKWARD, SEND, RECEIVE = range(4)
 
@@ -84,10 +84,10 @@ def by_messages(trace: Trace, view: LaneView, windows: Sequence[tuple[int, int]]
 def _issued(trace: Trace, view: LaneView) -> _Issued | None:
     """A rank's computing and messages as its host issued them; None without messages or without backward passes."""
     at, kind, thread = _messages(trace, view)
+    if not len(at):
+        return None
     host, device = trace["host_events"], trace["device_events"]
     rows = view.rows[(device.at("launch", view.rows) != NA) & (device["kind"][view.rows] == Kind.COMPUTE)]
-    if not len(at) or not len(rows):
-        return None
     launch = device.at("launch", rows)
     launched = host["start"][launch] if view.lane.device != NA else device["start"][rows]
     backward = _by_autograd(trace, view, launched, host["thread"][launch], thread)
@@ -126,19 +126,12 @@ def _messages(trace: Trace, view: LaneView) -> tuple[Times, Times, Times]:
 def _by_autograd(trace: Trace, view: LaneView, at: Times, thread: Times, messages: Times) -> Mask:
     """Whether each launch was autograd's: within one of its nodes, or, where none are recorded, on a thread of a GPU's
     process that issues no messages."""
-    host = trace["host_events"]
-    engine = trace.names.matching(lambda name: name.startswith(_ENGINE))
-    nodes = np.flatnonzero((host["rank"] == view.lane.rank) & engine[host["name"]]) if engine.any() else at[:0]
-    if not len(nodes):
-        return ~np.isin(thread, messages) & (view.lane.device != NA)
-    found = np.zeros(len(at), np.bool_)
-    for own in np.unique(host["thread"][nodes]).tolist():
-        mine = nodes[host["thread"][nodes] == own]
-        spans = union(host["start"][mine], host["end"][mine])
-        launches = np.flatnonzero(thread == own)
-        place = np.searchsorted(spans.start, at[launches], "right") - 1
-        found[launches] = (place >= 0) & (at[launches] < spans.end[np.maximum(place, 0)])
-    return found
+    host, device = trace["host_events"], view.lane.device
+    engine = trace.names.matching(lambda name: name.startswith(ENGINE))
+    nodes = engine[host["name"]] & (host["rank"] == view.lane.rank)
+    if not nodes.any():
+        return ~np.isin(thread, messages) & (device != NA)
+    return np.asarray(innermost(host, nodes, thread, at) != NA, np.bool_)
 
 
 def _runs(kind: Times) -> list[_Run]:

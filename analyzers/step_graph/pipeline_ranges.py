@@ -65,13 +65,16 @@ def operations(trace: Trace, views: Sequence[LaneView]) -> Table:
     `dp_rank` is the rank itself: only all ranks together show which pipelines there are. `stage` is the rank's
     lowest model chunk, absent where messages alone show the computations. Ranks keep their own clocks.
     """
-    views = [view for view in views if view.basis not in (None, KERNEL_SEQUENCE)]
-    found = [row for view in views for row in _of_rank(trace, view)]
+    nothing = Table.empty(SCHEMAS["operations"])
+    if len({view.lane.rank for view in views}) != len(views):
+        return nothing
+    stepped = [view for view in views if view.basis not in (None, KERNEL_SEQUENCE)]
+    found = [row for view in stepped for row in _of_rank(trace, view)]
     ranges = bool(found)
     if not ranges:
-        found = [row for view in views for row in _from_messages(trace, view)]
-    if not found or len({view.lane.rank for view in views}) != len(views):
-        return Table.empty(SCHEMAS["operations"])
+        found = [row for view in stepped for row in _from_messages(trace, view)]
+    if not found:
+        return nothing
     found.sort(key=lambda row: (row.rank, row.start, row.end))
     chunks: dict[int, set[int]] = defaultdict(set)
     for row in found:
@@ -127,7 +130,8 @@ def _from_messages(trace: Trace, view: LaneView) -> Iterator[_Row]:
         for kind, number, start, end in computed:
             last[step] = max(end, last.get(step, end))
             yield _Row(view.lane.rank, step, _INFERRED[kind], start, end, number)
-    yield from _behind(trace, view, last)
+    if last:
+        yield from _behind(trace, view, last)
 
 
 def _steps(trace: Trace, view: LaneView, at: Times) -> Times:

@@ -180,5 +180,10 @@ class Job:
         return self.data_scale.get(rank, 1.0) * turn
 
     @property
+    def message_bytes(self) -> int:
+        """What a stage sends of one micro-batch."""
+        return self.activation_bytes // self.micro_batches
+
+    @property
     def group(self) -> tuple[int, ...]:
         return tuple(range(self.ranks))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from simulator.instructions import (
@@ -337,36 +337,40 @@ def _pipeline_step(script: Script) -> None:
 def _pipeline_forward(script: Script, micro: int) -> None:
     job, rank, count = script.job, script.rank, script.job.micro_batches
     if rank > 0:
-        script.wait_for(_receive(script, job.activation_bytes // count, rank - 1))
-    with script.range(f"PP:{rank}F{micro}", "user_annotation") if job.pipeline_ranges else nullcontext():
+        script.wait_for(_receive(script, rank - 1))
+    with _computing(script, f"PP:{rank}F{micro}"):
         for layer in range(job.layers):
             forward(script, layer, count, f"f{micro}")
     if rank < job.ranks - 1:
-        _send(script, job.activation_bytes // count, rank + 1)
+        _send(script, rank + 1)
 
 
 def _pipeline_backward(script: Script, micro: int) -> None:
     job, rank, count = script.job, script.rank, script.job.micro_batches
     if rank < job.ranks - 1:
-        script.wait_for(_receive(script, job.activation_bytes // count, rank + 1))
-    with script.range(f"PP:{rank}B{micro}", "user_annotation") if job.pipeline_ranges else nullcontext():
+        script.wait_for(_receive(script, rank + 1))
+    with _computing(script, f"PP:{rank}B{micro}"):
         for layer in reversed(range(job.layers)):
             backward(script, layer, count, f"b{micro}")
             for n in reversed(range(job.gemms)):
                 backward_gemm(script, layer, n, count, f"b{micro}")
     if rank > 0:
-        _send(script, job.activation_bytes // count, rank - 1)
+        _send(script, rank - 1)
+
+
+def _computing(script: Script, name: str) -> AbstractContextManager[None]:
+    return script.range(name, "user_annotation") if script.job.pipeline_ranges else nullcontext()
 
 
 def _pair(one: int, other: int) -> tuple[str, tuple[int, ...]]:
     return f"pp{one}to{other}", tuple(sorted((one, other)))
 
 
-def _receive(script: Script, size: int, peer: int) -> str:
+def _receive(script: Script, peer: int) -> str:
     group, ranks = _pair(peer, script.rank)
-    return script.collective("recv", size, group, ranks, RECV_STREAM, peer=peer)
+    return script.collective("recv", script.job.message_bytes, group, ranks, RECV_STREAM, peer=peer)
 
 
-def _send(script: Script, size: int, peer: int) -> str:
+def _send(script: Script, peer: int) -> str:
     group, ranks = _pair(script.rank, peer)
-    return script.collective("send", size, group, ranks, SEND_STREAM, peer=peer)
+    return script.collective("send", script.job.message_bytes, group, ranks, SEND_STREAM, peer=peer)

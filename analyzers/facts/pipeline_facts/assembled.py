@@ -12,7 +12,7 @@ from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 
-def from_ranges(trace: Trace) -> bool:
+def of_recorded_ranks(trace: Trace) -> bool:
     """Whether the operations are a pipeline's, known from ranges or messages and not from timers of the job."""
     table = trace["operations"]
     return not is_timed(trace) and bool(((table["global_chunk"] != NA) | (table["stage"] == NA)).any())
@@ -27,14 +27,15 @@ def computations_alone(trace: Trace, operations: Table) -> bool:
 def assembled(trace: Trace, stages: StageMap, clock: Clocks) -> Table:
     """`operations` with `dp_rank` and `stage` as the map says, times on the clock of the lowest rank."""
     table = trace["operations"]
-    if not from_ranges(trace):
+    if not of_recorded_ranks(trace):
         return table
     table = table.take(np.isin(table["rank"], list(stages.places)))
     ranks = table["rank"].tolist()
+    stage = np.array([stages.places[rank][1] for rank in ranks], np.int64)
     by_messages = (table["stage"] == NA) & (table["micro_batch"] != NA)
     columns = {
         "dp_rank": np.array([stages.places[rank][0] for rank in ranks], np.int64),
-        "stage": (stage := np.array([stages.places[rank][1] for rank in ranks], np.int64)),
+        "stage": stage,
         "global_chunk": np.where(by_messages, stage, table["global_chunk"]),
         "start": clock.common(table["rank"], table["start"]),
         "end": clock.common(table["rank"], table["end"]),
