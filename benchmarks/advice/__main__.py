@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.advice.cases import CASES
+from benchmarks.advice.cases import CASES, UNSEEN
 from benchmarks.advice.compare import outcome, summary, table
 
 
@@ -34,18 +34,21 @@ def record(numbers: list[int], folder: Path, rounds: int) -> None:
 @click.command()
 @click.option("--rounds", default=7, show_default=True, help="Turns of each side.")
 @click.option("--case", "wanted", multiple=True, help="Part of a case's name; all without it.")
+@click.option("--unseen", is_flag=True, help="The cases with which nothing was developed.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Folder to leave the traces in.")
 @click.option("--again", is_flag=True, help="Compare what --keep holds, without recording again.")
-def main(rounds: int, wanted: tuple[str, ...], keep: Path | None, again: bool) -> None:
+def main(rounds: int, wanted: tuple[str, ...], unseen: bool, keep: Path | None, again: bool) -> None:
     """Print a table of predicted and measured step times."""
     import torch
 
-    numbers = [place for place, case in enumerate(CASES) if not wanted or any(w in case.name for w in wanted)]
+    every = (*CASES, *UNSEEN)
+    asked = range(len(CASES), len(every)) if unseen else range(len(every))
+    numbers = [place for place in asked if not wanted or any(w in every[place].name for w in wanted)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = keep or Path(temporary)
         if not again:
             record(numbers, folder, rounds)
-        outcomes = [outcome(CASES[number], folder / str(number)) for number in numbers]
+        outcomes = [outcome(every[number], folder / str(number)) for number in numbers]
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     took = sorted({one.rounds for one in outcomes})
     counted = f"{took[0]}" if len(took) == 1 else f"{took[0]} to {took[-1]}"

@@ -50,7 +50,7 @@ def outcome(case: Case, folder: Path) -> Outcome:
         before.append(step_ns(folder / f"before{place}"))
         measured.append(step_ns(folder / f"after{place}") / before[-1])
         replayer = gpuscope.analyze(folder / f"before{place}").replayer
-        found = replayer.predict(case.change) if replayer is not None else Refused("nothing was replayed")
+        found = replayer.predict(list(case.changes)) if replayer is not None else Refused("nothing was replayed")
         if isinstance(found, Predicted):
             predictions.append(found)
         else:

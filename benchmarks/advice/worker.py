@@ -15,7 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.advice.cases import CASES, Case, Variant
+from benchmarks.advice.cases import CASES, UNSEEN, Case, Variant
 from gpuscope.instrumented_runtime.record.gloo import gloo_trace
 from gpuscope.instrumented_runtime.record.ranges import span
 from gpuscope.instrumented_runtime.record.session import gpuscope_session
@@ -111,7 +111,7 @@ def main(folder: str, rounds: str, *numbers: str) -> None:
     gloo_trace.install()
     with join_world(assemble(parallel="ddp", world_size=2)) as world:
         for number in numbers:
-            run_case(CASES[int(number)], Path(folder, number), int(rounds), world)
+            run_case((*CASES, *UNSEEN)[int(number)], Path(folder, number), int(rounds), world)
 
 
 if __name__ == "__main__":
