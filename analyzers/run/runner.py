@@ -232,6 +232,8 @@ def _how_it_ended(folder: Path, read: Sequence[Path]) -> Result:
         result.problem(job.RECORDING_LOST, 1, said=said)
     for said in end.wrong if end else ():
         result.problem(job.RUN_TROUBLE, 1, run=folder.name, said=said)
+    for said in end.paused if end else ():
+        result.problem(job.RUN_PAUSED, 1, run=folder.name, said=said)
     for refused in refused_files(folder):
         result.problem(reading.RUN_FILE_REFUSED, 1, run=folder.name, why=refused.why)
     if others := left_out(folder, read):

@@ -28,6 +28,13 @@ RUN_TROUBLE = ProblemKind(
     about="The recorder itself found something wrong while the run went on (a hang, say); the message is its own.",
 )  # fmt: skip
 
+RUN_PAUSED = ProblemKind(
+    "run_paused", "info",
+    "{run}: {said}",
+    about="Ranks waited in a collective for longer than `--hang-timeout` of the recorder, and went on: no hang. The "
+    "message says who was late, where it was, and for how long; stacks and collectives of then lie in `pause1/`.",
+)  # fmt: skip
+
 _ATTEMPTS = "this is {read}. Left out: {others}; name its traces ({where}) to analyse it"
 RESTARTS_LEFT_OUT = ProblemKind(
     "restarts_left_out", "info",

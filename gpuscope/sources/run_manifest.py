@@ -27,12 +27,13 @@ _CONNECTION_LOST = ("connection", "reset by peer", "timed out", "broken pipe")
 @dataclass(frozen=True)
 class Ended:
     """How a run ended: its status, one sentence per rank that failed (the likeliest culprit first), and what
-    the recorder itself found wrong and could not record."""
+    the recorder itself found wrong, could not record, and saw as a pause."""
 
     status: str
     failures: tuple[str, ...]
     wrong: tuple[str, ...]
     lost: tuple[str, ...]
+    paused: tuple[str, ...]
     hung: bool
 
     @property
@@ -67,6 +68,7 @@ def ended(folder: Path) -> Ended | None:
         failures=tuple(text for rank in ranks if (text := _failure(rank))),
         wrong=tuple(redacted(str(entry.get("message", ""))) for entry in problems),
         lost=tuple(_of_rank(entry) + redacted(str(entry.get("message", ""))) for entry in lost),
+        paused=tuple(redacted(str(one.get("message", ""))) for one in all_problems if one.get("code") == "pause"),
         hung=any(entry.get("code") == "hang" for entry in problems),
     )
 

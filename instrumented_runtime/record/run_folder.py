@@ -192,6 +192,16 @@ class RankFolder:
             print(f"gpuscope: rank {self.part.rank}: {message}", file=sys.stderr, flush=True)
         self.save()
 
+    def withdraw(self, code: str) -> None:
+        """Problems of this code turned out to be none."""
+        self.part.problems = [problem for problem in self.part.problems if problem.code != code]
+        self.save()
+
+    def replace_file(self, entry: FileEntry, path: Path) -> None:
+        """A listed file lies elsewhere now."""
+        self.part.files.remove(entry)
+        self.add_file(path, entry.kind, note=None if entry.note is None else f"{entry.note} that was a pause")
+
     def save(self) -> None:
         """Write this rank's part. A full disk is reported on stderr and does not stop the job."""
         try:

@@ -30,7 +30,8 @@ class Collective:
 
     `seq` counts the group's collectives from 1, `p2p_seq` its messages from `src` to `dst`; the other is
     0. Elements are those of this rank's input and output; `item_bytes` of one element. Times are ns since
-    the epoch; `completed_ns` is None while it runs. `src`, `dst` are global ranks.
+    the epoch; `completed_ns` is None while it runs, `started_ns` (on the device) where it is not recorded. `src`, `dst`
+    are global ranks.
     """
 
     op: str
@@ -46,8 +47,14 @@ class Collective:
     src: int | None
     dst: int | None
     issued_ns: int
+    started_ns: int | None = None
     completed_ns: int | None = None
     error: str | None = None
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The same of one operation whenever it is looked at."""
+        return self.group.name, self.op, self.seq, self.issued_ns
 
     @property
     def is_p2p(self) -> bool:

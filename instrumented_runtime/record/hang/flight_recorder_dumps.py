@@ -51,6 +51,10 @@ class FlightRecorder(Quiet):
         if not self._dumped:
             self.dump(note="at the end", final=False)
 
+    def may_dump_again(self) -> None:
+        """What was dumped was no hang: `stop` writes its own."""
+        self._dumped = False
+
     def dump(self, *, note: str, subfolder: str = FOLDER, final: bool = True) -> Path | None:
         """Write this rank's dump; None if there was no collective. After a `final` dump, `stop` writes none.
 

@@ -49,7 +49,7 @@ def verdict(reports: Mapping[int, Progress], world_size: int) -> str:
     complaints = [complaint for rank in sorted(reports) for complaint in _complaints(reports, rank)]
     silent = sorted(set(range(world_size)) - set(reports))
     if not complaints:
-        return f"hang: no rank that answered waits in a collective; no answer from {_ranks(silent)}"
+        return f"no rank that answered waits in a collective; no answer from {_ranks(silent)}"
     idle = {rank for rank in reports if not any(group["waits"] for group in reports[rank]["groups"].values())}
     idle |= set(silent)
     ranked = (
@@ -65,7 +65,7 @@ def verdict(reports: Mapping[int, Progress], world_size: int) -> str:
             named.update(complaint.culprits)
             if complaint.sentence not in sentences:
                 sentences.append(complaint.sentence)
-    return "hang: " + "; ".join(sentences)
+    return "; ".join(sentences)
 
 
 def _complaints(reports: Mapping[int, Progress], rank: int) -> Iterator[Complaint]:

@@ -4,6 +4,9 @@ Each rank's thread polls its own pending collectives. When one exceeds the limit
 `RUN/hang/`; the threads of the other ranks see that folder and write theirs too, so that a rank that never
 joined reports where it is instead. The lowest rank that has every report, or has waited long enough for them,
 gives the verdict. `touch RUN/dump` makes every rank dump without a hang.
+
+Where all that waited goes on after all, it was a pause: the verdict is withdrawn, told as a pause with its length, and
+what was written moves to `RUN/pause1/`; the next hang is reported like the first.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collec
 from gpuscope.instrumented_runtime.record.hang.flight_recorder_dumps import FlightRecorder
 from gpuscope.instrumented_runtime.record.hang.hang_verdict import progress, verdict
 from gpuscope.instrumented_runtime.record.hang.nccl_progress import collectives_in
+from gpuscope.instrumented_runtime.record.hang.reported_hang import FOLDER, ON_A_HANG, ReportedHang
 from gpuscope.instrumented_runtime.record.hang.torch_recorder import recorded
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
@@ -49,7 +53,9 @@ class HangWatch(Quiet):
         self._on_demand = on_demand
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._reported = False
+        self._reported: ReportedHang | None = None
+        self._heads: dict[str, tuple[Collective, int]] = {}
+        self._nccl: list[Collective] = []
         self._next_nccl = 0.0
         self._demand: float | None = None
         self._demands = 0
@@ -62,14 +68,21 @@ class HangWatch(Quiet):
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what it found stays."""
+        """End the thread; a hang that it found stays, unless all ranks went on since."""
         self._stopped.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=PATIENCE_S + 1)
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        self._thread.join(timeout=PATIENCE_S + 1)
+        deadline = time.monotonic() + PATIENCE_S
+        self._next_nccl = 0.0
+        while self._reported is not None and not self._withdrawn(self._pending()) and time.monotonic() < deadline:
+            if not self._reported.over:
+                return
+            time.sleep(POLL_S)
 
     @property
     def _hang(self) -> Path:
-        return self._folder.files / "hang"
+        return self._folder.files / FOLDER
 
     def _watch(self) -> None:
         while not self._stopped.wait(POLL_S):
@@ -86,21 +99,47 @@ class HangWatch(Quiet):
             if self._demand != touched:
                 self._demand = touched
                 self._dump_on_demand()
-        if self._reported or not self._timeout_ns:
+        if not self._timeout_ns:
             return
-        overdue = [entry for entry in self._pending() if time.time_ns() - entry.issued_ns > self._timeout_ns]
+        pending = self._pending()
+        if self._reported is not None:
+            self._withdrawn(pending)
+            return
+        overdue = [since for since in self._waiting_since(pending) if time.time_ns() - since > self._timeout_ns]
         if overdue or self._hang.exists():
-            self._reported = True
-            self._report(overdue[0].issued_ns if overdue else None)
+            self._report(pending, min(overdue) if overdue else None)
 
     def _pending(self) -> list[Collective]:
-        """gloo's, and every few seconds NCCL's too: reading its recorder costs more."""
-        pending = LOG.pending()
+        """gloo's, and NCCL's as of a few seconds ago: reading its recorder costs more."""
         if time.monotonic() >= self._next_nccl:
             self._next_nccl = time.monotonic() + NCCL_POLL_S
             _, active = collectives_in(recorded(stacks=False, only_active=True))
-            pending += [entry for entry in active if entry.completed_ns is None]
-        return pending
+            self._nccl = [entry for entry in active if entry.completed_ns is None]
+        return LOG.pending() + self._nccl
+
+    def _waiting_since(self, pending: list[Collective]) -> list[int]:
+        """Of each group's first pending operation: when the device began it, if that is recorded, else when it became
+        the first. A host may enqueue long before the device gets there, and what is behind waits for that one."""
+        heads: dict[str, tuple[Collective, int]] = {}
+        for entry in pending:
+            heads.setdefault(entry.group.name, (entry, time.time_ns()))
+        for name, (entry, now) in heads.items():
+            before = self._heads.get(name)
+            if before is None:
+                heads[name] = (entry, entry.issued_ns)
+            else:
+                heads[name] = (entry, before[1] if before[0].identity == entry.identity else now)
+        self._heads = heads
+        return [entry.started_ns or since for entry, since in heads.values()]
+
+    def _withdrawn(self, pending: list[Collective]) -> bool:
+        """Whether the hang that was reported is no more."""
+        if self._reported is None or not self._reported.withdrawn(pending):
+            return False
+        self._reported, self._heads = None, {}
+        if self._recorder is not None:
+            self._recorder.may_dump_again()
+        return True
 
     def _dump_on_demand(self) -> None:
         self._demands += 1
@@ -111,8 +150,9 @@ class HangWatch(Quiet):
         if self._on_demand is not None:
             self._on_demand(subfolder)
 
-    def _report(self, since_ns: int | None) -> None:
+    def _report(self, pending: list[Collective], since_ns: int | None) -> None:
         self._hang.mkdir(exist_ok=True)
+        self._reported = ReportedHang(self._folder, pending, since_ns)
         rank = self._folder.part.rank
         # The stacks first: another rank's verdict may end the job.
         self._stacks(f"hang/stacks_rank{rank}.txt")
@@ -122,12 +162,13 @@ class HangWatch(Quiet):
         partial.write_text(json.dumps(state), encoding="utf-8")
         partial.replace(self._hang / f"rank{rank}.json")
         if self._recorder is not None:
-            self._recorder.dump(note="on a hang")
+            self._recorder.dump(note=ON_A_HANG)
         reports = self._wait_for_the_others()
         if rank == min(reports):
-            message = verdict(reports, self._folder.part.world_size)
+            told = verdict(reports, self._folder.part.world_size)
             waited = f" ({(time.time_ns() - since_ns) / 1e9:.1f} s)" if since_ns else ""
-            self._folder.problem("hang", message + waited)
+            self._folder.problem("hang", f"hang: {told}{waited}")
+            self._reported.told = told
 
     def _wait_for_the_others(self) -> dict[int, dict[str, Any]]:
         deadline = time.monotonic() + PATIENCE_S

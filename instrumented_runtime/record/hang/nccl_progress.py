@@ -57,5 +57,6 @@ def _collective(entry: Mapping[str, Any], group: Group) -> Collective:
         src=src,
         dst=dst,
         issued_ns=entry["time_created_ns"],
+        started_ns=entry.get("time_discovered_started_ns"),
         completed_ns=(entry.get("time_discovered_completed_ns") or entry["time_created_ns"]) if done else None,
     )

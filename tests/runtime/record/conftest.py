@@ -115,8 +115,11 @@ for step in range(10):
         raise RuntimeError("boom")
     if step == 6 and rank == 1 and fail == "kill":
         os.kill(os.getpid(), 9)
-    if step == 6 and rank == 1 and fail == "hang":
+    if step == 6 and rank == 1 and fail in ("hang", "pause"):
         while '"hang"' not in open("run/manifest.d/rank0.json").read(): time.sleep(0.1)
+        if fail == "hang": os.kill(os.getpid(), 9)
+    if step == 8 and rank == 1 and fail == "pause":
+        time.sleep(3)
     if step == 6 and fail == "wait":
         os.write(1, b"waiting" + os.linesep.encode())  # at once: print writes the end of the line by itself
         time.sleep(60)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpuscope.analyzers.run.runner import analyze
 from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog, Group
 from gpuscope.instrumented_runtime.record.hang.hang_verdict import progress, verdict
 
@@ -32,14 +33,14 @@ def test_a_rank_that_never_joined_is_named_and_where_it_is() -> None:
     waits = rank_progress("broadcast", "all_reduce", waiting=True)
     absent = rank_progress("broadcast", waiting=False, at="train.py:40 in load")
     assert verdict({0: waits, 1: absent, 2: waits}, 3) == (
-        "hang: ranks 0, 2 wait in all_reduce #2 of group default_pg; rank 1 never joined: it is at train.py:40 in load"
+        "ranks 0, 2 wait in all_reduce #2 of group default_pg; rank 1 never joined: it is at train.py:40 in load"
     )
 
 
 def test_a_rank_that_called_something_else() -> None:
     waits, other = rank_progress("all_reduce", waiting=True), rank_progress("broadcast", waiting=True)
     assert verdict({0: waits, 1: other, 2: waits}, 3) == (
-        "hang: ranks 0, 2 wait in all_reduce #1 of group default_pg; rank 1 called broadcast instead"
+        "ranks 0, 2 wait in all_reduce #1 of group default_pg; rank 1 called broadcast instead"
     )
 
 
@@ -50,7 +51,7 @@ def test_a_rank_that_called_another_size() -> None:
         return progress([WORLD], list(log.latest), at="train.py:9 in main")
 
     assert verdict({0: waiting(4096), 1: waiting(8192), 2: waiting(4096)}, 3) == (
-        "hang: ranks 0, 2 wait in all_reduce #1 of group default_pg; "
+        "ranks 0, 2 wait in all_reduce #1 of group default_pg; "
         "rank 1 called all_reduce of 8,192 float32, not 4,096 float32"
     )
 
@@ -74,7 +75,7 @@ def test_the_first_cause_is_named_not_who_waits_for_it(monkeypatch: pytest.Monke
         2: progress(groups, [], at="data.py:3 in read"),
     }
     assert verdict(ranks, 3) == (
-        "hang: rank 1 waits in all_reduce #1 of group mesh_tp; rank 2 never joined: it is at data.py:3 in read"
+        "rank 1 waits in all_reduce #1 of group mesh_tp; rank 2 never joined: it is at data.py:3 in read"
     )
 
 
@@ -84,7 +85,7 @@ def test_a_send_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     log.issue("send", WORLD, (), (), 2)
     waits = progress([WORLD], list(log.latest), at="pipeline.py:5 in forward")
     assert verdict({0: waits, 2: rank_progress(waiting=False)}, 3) == (
-        "hang: rank 0 waits in send #1 from rank 0 to rank 2 in group default_pg; rank 2: it is at train.py:9 in main"
+        "rank 0 waits in send #1 from rank 0 to rank 2 in group default_pg; rank 2: it is at train.py:9 in main"
     )
 
 
@@ -92,8 +93,7 @@ def test_a_hang_is_dumped_within_the_timeout(
     record: Run, python: str, run: Run, torchrun: tuple[str, ...], ddp_script: Path
 ) -> None:
     done = record("--hang-timeout", "5", "--", *torchrun, ddp_script, FAIL="hang")
-    # Rank 1 sleeps at the end of step 6 and comes back later: the job goes on as if nobody had looked.
-    assert done.code == 0, done.err
+    # Rank 1 never comes back: rank 0 is killed once the hang is told.
     (hang,) = (problem for problem in done.manifest["problems"] if problem["code"] == "hang")
     assert hang["message"].startswith("hang: rank 0 waits in all_reduce #")
     assert "rank 1 never joined: it is at train.py:20 in <module>" in hang["message"]
@@ -105,6 +105,25 @@ def test_a_hang_is_dumped_within_the_timeout(
     # torch's own analyser agrees, now that groups and states are there.
     analyser = run(python, "-m", "torch.distributed.flight_recorder.fr_trace", done.folder / "flight_recorder")
     assert "missing ranks: {1}" in analyser.out + analyser.err
+
+
+def test_a_rank_that_comes_back_only_paused(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
+    done = record("--hang-timeout", "2", "--", *torchrun, ddp_script, FAIL="pause")
+    assert done.code == 0, done.err
+    codes = [problem["code"] for problem in done.manifest["problems"]]
+    assert codes.count("pause") == 2, done.manifest["problems"]
+    assert "hang" not in codes
+    paused = [problem["message"] for problem in done.manifest["problems"] if problem["code"] == "pause"]
+    assert all("rank 1 never joined: it is at train.py:" in message for message in paused)
+    assert not (done.folder / "hang").exists()
+    listed = {entry["path"]: entry["note"] for entry in done.manifest["files"]}
+    assert listed["pause1/nccl_trace_rank_0"] == "on a hang that was a pause"
+    assert {"pause1/stacks_rank1.txt", "pause2/stacks_rank0.txt"} <= listed.keys()
+    assert listed["flight_recorder/nccl_trace_rank_0"] == "at the end"
+
+    report = analyze(done.folder).report
+    assert "hang" not in {finding["code"] for finding in report["findings"]}
+    assert [problem["code"] for problem in report["problems"]].count("run_paused") == 2
 
 
 def test_a_dump_on_demand(record: Run, python: str, tmp_path: Path) -> None:
