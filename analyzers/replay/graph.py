@@ -136,6 +136,8 @@ class Call:
     """What it holds, in the order in which it became ready; empty where that is not recorded."""
     size_basis: str = ""
     """What `bytes` is estimated from; empty where it is recorded."""
+    behind: bool = False
+    """Issued behind the first launch of its step's backward pass, and not within one."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,13 @@ import numpy as np
 
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.sections import REPLAY
-from gpuscope.analyzers.changes import Change, EvenStages, Predicted, Refused, RegroupedCommunication
+from gpuscope.analyzers.changes import (
+    Change,
+    Predicted,
+    Refused,
+    RegroupedCommunication,
+    ReplacedRank,
+)
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
@@ -20,31 +26,25 @@ from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slow
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.from_trace.recording import Recorded, variation
-from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.link_sharing import reaches
 from gpuscope.analyzers.replay.pipeline_times import as_replayed
 from gpuscope.analyzers.replay.prediction_bounds import INFERRED_ERROR, MODEL_ERROR, bounds
-from gpuscope.analyzers.replay.ranks_joined import joined
+from gpuscope.analyzers.replay.ranks_joined import joined, unmatched_messages
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
+from gpuscope.analyzers.replay.step_parts import compute_floor
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Replay
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask
-from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.schema import NA
 from gpuscope.words import units
 
 MAX_ERROR = 0.05
 """Relative error of the unchanged replay from which nothing is predicted. Published replays reach 3.3 % on average
 (Lumos, MLSys 2025) and below 5 % (dPRO, MLSys 2022); one that misses by more has missed a dependency."""
-
-LEAST_CERTAIN = 0.01
-"""Of the step: what a suggestion gains at least (docs/advice.md)."""
-WIDE_FRAC = 0.2
-"""A range of at least this share of the step says nothing that could be acted on, where costs are not known for want
-of a second message size and neither a gain nor a loss is certain."""
-
 
 _DEADLOCK = "in that order stages would deadlock"
 _WAITING = "how much of its collectives is waiting for those ranks is not recorded, at worst all that would be gained"
@@ -56,9 +56,8 @@ class _Outcome:
     """A replay with changes: «the step» in ns, and what that rests on."""
 
     step_ns: float
-    """Never below `floor_ns`."""
     floor_ns: float
-    """What the device must compute in it, ns."""
+    """What the device must compute in it, ns: a recorded time, which no error of the replay scales."""
     basis: str
     provenance: Provenance
     lacking: str = ""
@@ -72,7 +71,11 @@ class _Outcome:
 class Replayer:
     """A run's graph, its error, and what changes would bring. Without a graph it says why and refuses."""
 
-    def __init__(self, facts: RunFacts, recorded: Sequence[Recorded]) -> None:
+    def __init__(
+        self, facts: RunFacts, recorded: Sequence[Recorded], stand_ins: Mapping[int, int] | None = None
+    ) -> None:
+        """`stand_ins`: for each rank of which nothing is `recorded`, the one that stands for it."""
+        self._stand_ins = dict(stand_ins or {})
         self.why = _missing(recorded)
         self.broken = any(entry.broken for entry in recorded)
         self.ranks = len({entry.rank for entry in recorded})
@@ -93,13 +96,13 @@ class Replayer:
         self._pauses = _mean_shares([entry.pauses for entry in recorded])
         self._numbers = recorded[0].numbers if recorded else ()
         processes = any(entry.loader_processes for entry in recorded)
-        self._setting = replace(_setting(facts), loader_processes=processes)
+        self._setting = replace(_setting(facts), loader_processes=processes, stand_ins=self._stand_ins)
         if not self.why:
             self._build(recorded)
 
     def _build(self, recorded: Sequence[Recorded]) -> None:
         graphs = [entry.graph for entry in recorded if entry.graph is not None]
-        graph = joined(graphs, self._facts) if len(graphs) > 1 else graphs[0]
+        graph = joined(graphs, self._facts, self._stand_ins) if len(graphs) > 1 else graphs[0]
         try:
             self._unchanged = replay(graph)
         except CircleError as error:
@@ -122,8 +125,9 @@ class Replayer:
         changes = list(change) if isinstance(change, Sequence) else [change]
         if pipelined := _of_pipeline_alone(changes):
             return self._pipelined(pipelined)
-        if self.why or self._graph is None or not self.replayed_step_ns:
-            return Refused(self.why or "nothing was replayed")
+        if why := self._refuses(changes):
+            return Refused(why)
+        assert self._graph is not None
         try:
             outcomes = self._outcomes(changes)
         except UnreplayableError as error:
@@ -132,22 +136,29 @@ class Replayer:
             return Refused(_CIRCLE)
         unchanged = self._step(self._graph, self._unchanged)
         scale = self._before / unchanged
-        times = [outcome.step_ns * scale for outcome in outcomes]
+        times = [max(outcome.step_ns * scale, outcome.floor_ns) for outcome in outcomes]
         after = times[0]
         low, high = self._bounds(self._before, times, max(self._error, outcomes[0].pipeline_error))
         regrouped = self._absent() and any(isinstance(one, RegroupedCommunication) for one in changes)
         if regrouped:  # what is waiting for the others, and stays
             high = max(high, round(self._before))
-        low = max(low, min(round(after), round(min(outcome.floor_ns for outcome in outcomes) * scale)))
-        if outcomes[0].lacking and _says_nothing(self._before, low, high):
-            span = f"between {units.duration(low)} and {units.duration(high)} a step"
-            return Refused(f"{span}: {outcomes[0].lacking}")
+        low = max(low, min(round(after), round(min(outcome.floor_ns for outcome in outcomes))))
         return Predicted(
             before=round(self._before),
             after=round(after),
             low=low,
             high=high,
-            basis=f"{self._basis()}; {outcomes[0].basis}" + (f"; {_WAITING}" if regrouped else ""),
+            basis="; ".join(
+                filter(
+                    None,
+                    (
+                        self._basis(),
+                        outcomes[0].basis,
+                        outcomes[0].lacking,
+                        _WAITING if regrouped else "",
+                    ),
+                )
+            ),
             provenance="assumed" if regrouped else outcomes[0].provenance,
         )
 
@@ -157,15 +168,32 @@ class Replayer:
         if pipelined := _of_pipeline_alone(changes):
             outcome = self._pipelined(pipelined)
             return outcome if isinstance(outcome, Refused) else outcome.after
-        if self.why or self._graph is None or not self.replayed_step_ns:
-            return Refused(self.why or "nothing was replayed")
+        if why := self._refuses(changes):
+            return Refused(why)
+        assert self._graph is not None
         try:
             expected = self._replayed(changes, 0, 0)
         except UnreplayableError as error:
             return Refused(str(error), error.code)
         except CircleError:
             return Refused(_CIRCLE)
-        return round(expected.step_ns / self._step(self._graph, self._unchanged) * self._before)
+        scale = self._before / self._step(self._graph, self._unchanged)
+        return round(max(expected.step_ns * scale, expected.floor_ns))
+
+    def _refuses(self, changes: Sequence[Change]) -> str:
+        """Why these changes can't be replayed, whatever they are; empty if they can."""
+        if self.why or self._graph is None or not self.replayed_step_ns:
+            return self.why or "nothing was replayed"
+        if len(changes) > 1 and self._unmatched:
+            return (
+                f"{units.plural(self._unmatched, 'message')} in the replayed steps lack their other end: when these "
+                "could come after several changes is not known; record all ranks, and whole steps"
+            )
+        return ""
+
+    @cached_property
+    def _unmatched(self) -> int:
+        return 0 if self._graph is None else unmatched_messages(self._graph)
 
     def _pipelined(self, changes: tuple[PipelineChange, ...]) -> Predicted | Refused:
         """Another schedule, split or number of micro-batches alone: the pipeline's part of the step laid out anew."""
@@ -182,11 +210,14 @@ class Replayer:
         """Raises `UnreplayableError` or `CircleError`."""
         pipeline = self._trusted_pipeline
         before = self._before or pipeline.step_ns
-        times = [before - pipeline.saved(changes, bias) for bias in (0, -1, 1)]
+        floor = 0.0
+        if self._graph is not None:
+            floor = compute_floor(self._graph, self._unchanged, self._counted, bool(self._setting.gpu), changes)
+        times = [max(before - pipeline.saved(changes, bias), floor, 0.0) for bias in (0, -1, 1)]
         low, high = self._bounds(before, times, pipeline.error_frac)
-        return Predicted(
-            round(before), max(0, round(times[0])), low, high, pipeline.basis(changes), pipeline.provenance(changes)
-        )
+        low = max(low, round(min(floor, times[0])))
+        basis, provenance = pipeline.basis(changes), pipeline.provenance(changes)
+        return Predicted(round(before), round(times[0]), low, high, basis, provenance)
 
     def _bounds(self, before: float, times: Sequence[float], error: float) -> tuple[int, int]:
         """The range of a step of `times[0]` ns; the others are its cases.
@@ -241,7 +272,8 @@ class Replayer:
     def _replayed(self, changes: Sequence[Change], bias: int, beside: int) -> _Outcome:
         graph, basis, lacking = self._graph, [], ""
         provenance: Provenance = "inferred"
-        setting = replace(self._setting, bias=bias, cores_known=self._slowdown.significant)
+        replaced = frozenset(change.rank for change in changes if isinstance(change, ReplacedRank))
+        setting = replace(self._setting, bias=bias, cores_known=self._slowdown.significant, replaced=replaced)
         pipelined = [change for change in changes if isinstance(change, PipelineChange)]
         for change in changes:
             if isinstance(change, PipelineChange):
@@ -258,10 +290,10 @@ class Replayer:
         beside_basis: list[str] = []
         if self._setting.gpu:
             changed, done, beside_basis = self._disturbed.replay(graph, beside)
-            floor = self._compute(changed)
         else:
-            (changed, done), floor = self._contended.replay(graph, bias), 0.0
-        step = max(self._step(changed, done), floor)
+            changed, done = self._contended.replay(graph, bias)
+        # An even split moves work from the busiest stage to others. On a CPU the training thread is never ahead.
+        step = self._step(changed, done)
         pipeline_error = 0.0
         if pipelined:
             pipeline = self._pipeline_in(changed, done)
@@ -269,25 +301,9 @@ class Replayer:
             step -= pipeline.saved(pipelined, bias)
             basis.append(pipeline.basis(pipelined))
             provenance = "assumed" if pipeline.provenance(pipelined) == "assumed" else provenance
-            # An even split moves work from the busiest stage to others.
-            floor = 0.0 if any(isinstance(change, EvenStages) for change in pipelined) else floor
-            step = max(step, floor)
+        floor = compute_floor(changed, done, self._counted, bool(self._setting.gpu), pipelined)
         text = "; ".join([*basis, *beside_basis])
         return _Outcome(step, floor, text, provenance, lacking, bool(beside_basis), pipeline_error)
-
-    def _compute(self, graph: Graph) -> float:
-        """What the busiest stream of a rank computes in a step: the median over steps that count, of each the largest
-        over ranks, in ns. A step that its marks make shorter (work issued steps ahead) is none."""
-        nodes = np.flatnonzero(graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE))
-        step, lane = graph.nodes["step"][nodes], graph.nodes["lane"][nodes]
-        nodes = nodes[(step >= 0) & (step < len(self._counted))]
-        step, lane = graph.nodes["step"][nodes], graph.nodes["lane"][nodes]
-        width = int(lane.max(initial=0)) + 2
-        streams, place = np.unique(graph.nodes["rank"][nodes] * width + lane, return_inverse=True)
-        steps = len(self._counted)
-        spent = np.bincount(place * steps + step, graph.nodes["dur"][nodes], len(streams) * steps)
-        busiest = spent.reshape(-1, steps).max(axis=0, initial=0.0)[self._counted]
-        return float(np.median(busiest)) if len(busiest) else 0.0
 
     def _mean(self, graph: Graph, done: Replayed) -> float:
         """Mean of the steps that count, over ranks, in ns."""
@@ -321,7 +337,8 @@ class Replayer:
         others = f"; {absent} ranks are not in the trace and assumed to be like these" if absent else ""
         inferred = self._graph.inferred if self._graph is not None else 0
         waits = f", {units.plural(inferred, 'wait')} between streams inferred" if inferred else ""
-        return f"{steps} replayed, baseline replay error {self.error_frac:.1%}{waits}{others}"
+        of = f" of {self.ranks} ranks, {len(self._stand_ins)} like one of these each," if self._stand_ins else ""
+        return f"{steps}{of} replayed, baseline replay error {self.error_frac:.1%}{waits}{others}"
 
     @property
     def _error(self) -> float:
@@ -352,11 +369,6 @@ class Replayer:
         result = Result("replay", status, "" if status == "ok" else self.why)
         result.sections[REPLAY] = self.section()
         return result
-
-
-def _says_nothing(before: float, low: int, high: int) -> bool:
-    """Whether a range is wide, and neither a gain nor a loss is certain."""
-    return high - low >= WIDE_FRAC * before and low < before < high * (1 + LEAST_CERTAIN)
 
 
 def _of_pipeline_alone(changes: Sequence[Change]) -> tuple[PipelineChange, ...]:
@@ -409,13 +421,14 @@ def _setting(facts: RunFacts) -> Setting:
     if not len(ranks):
         return Setting("", "", False)
     backend, gpu = int(ranks["backend"][0]), int(ranks["device_name"][0])
-    hosts = set(ranks["host"].tolist())
+    hosts, stages = set(ranks["host"].tolist()), facts.stages.places if facts.stages is not None else {}
     return Setting(
         backend="" if backend == NO_NAME else trace.names[backend],
         gpu="" if gpu == NO_NAME or int(ranks["device"][0]) == NA else trace.names[gpu],
         one_host=len(hosts) == 1 and NO_NAME not in hosts,
         complete=len(trace.ranks) >= (facts.world_size or 1),
         reach=reaches(facts),
+        stage_of={rank: stage for rank, (_, stage) in stages.items()},
         measured=tool_fits(facts),
         nccl=RunChoices(facts),
     )

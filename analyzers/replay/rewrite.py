@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,12 @@ class Setting:
     """NCCL's choices as recorded in the run; None where they are not needed."""
     loader_processes: bool = False
     """Whether the data loader has worker processes already."""
+    stage_of: Mapping[int, int] = field(default_factory=dict)
+    """The stage of each rank of a pipeline: ranks of other stages do other work."""
+    replaced: frozenset[int] = frozenset()
+    """Ranks that are replaced together: none of them is what another one should be like."""
+    stand_ins: Mapping[int, int] = field(default_factory=dict)
+    """For each rank that is not replayed, the one that stands for it."""
     bias: int = 0
     """Case of the assumptions: -1 the best, 0 the expected, 1 the worst."""
 
@@ -51,6 +58,12 @@ class Rewritten:
     """`assumed` where costs of collectives in it are not fitted to the trace."""
     lacking: str = ""
     """Why costs of collectives in it are not known, and what to record so that they are."""
+
+
+def weights(setting: Setting, ranks: Iterable[int]) -> list[int]:
+    """For how many ranks each stands, itself included."""
+    stand_for = Counter(setting.stand_ins.values())
+    return [1 + stand_for[rank] for rank in ranks]
 
 
 Rewrite = Callable[[Graph, Any, Setting], Rewritten]

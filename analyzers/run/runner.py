@@ -7,7 +7,7 @@ of a run, not with its events. Files are read in parallel where there are severa
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, Wh
 from gpuscope.analyzers.facts.shared_communicators import with_members
 from gpuscope.analyzers.replay.from_trace.recording import Recorded, not_recorded
 from gpuscope.analyzers.replay.replayer import Replayer
+from gpuscope.analyzers.replay.representatives import stand_ins
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.executors import Executor, LeftOut, in_turn, side_by_side
 from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part, analyze_file
@@ -145,12 +146,20 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     lanes = [lane for part in parts for lane in part.lanes]
     results = [result for part in parts for result in part.results]
     recorded = [entry for part in parts for entry in part.recorded]
+    lost = {file.name for file in without}
+    present = (item for item in items if item.name not in lost)
+    files = [(item, set(part.trace.ranks)) for item, part in zip(present, parts, strict=True)]
     parts.clear()  # of thousands each holds tables that are merged here
     whole = _of_size(merge(traces), options.world_size)
     check_ranks_present(items, options.ranks, whole.ranks)
     facts = RunFacts(with_members(whole), lanes, attributed(results), options.steps is not None)
     del traces, whole
-    replayer, replayed = _replay(facts, recorded if options.replay else not_recorded(facts.trace.ranks))
+    if not options.replay:
+        recorded = not_recorded(facts.trace.ranks)
+    others = stand_ins(facts) if any(entry.too_large for entry in recorded) else {}
+    if others:
+        recorded = _again(files, set(facts.trace.ranks) - others.keys(), options) or recorded
+    replayer, replayed = _replay(facts, recorded, others)
     what_if: WhatIf = _NotReplayed() if replayer is None else replayer
     results += _of_run(facts, what_if)
     folders = run_folders(item.path for item in items)
@@ -166,6 +175,18 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     return Analysis(report, replayer, facts.trace.hosts)
 
 
+def _again(files: Sequence[tuple[Input, set[int]]], ranks: set[int], options: Options) -> list[Recorded]:
+    """What the replay needs of these ranks, now that it needs no more of the others: their files read once more. None
+    where one of them holds no events any more."""
+    chosen = [item for item, own in files if own & ranks]
+    if any(isinstance(item.source, HoldsPart) for item in chosen):
+        return []
+    read = replace(options.read, advance=None, status=None)
+    again = replace(options, ranks=sorted(ranks), files=len(chosen), read=read)
+    parts, without = (side_by_side if _worth_processes(chosen, again) else in_turn)(chosen, again, lambda _: None)
+    return [] if without else [entry for part in parts for entry in part.recorded]
+
+
 def _of_size(trace: Trace, size: int | None) -> Trace:
     """The trace with the number of ranks that was asked for. Raises `UsageError` for one below those at hand."""
     if size is None:
@@ -178,10 +199,10 @@ def _of_size(trace: Trace, size: int | None) -> Trace:
     return with_world_size(trace, size, "asked")
 
 
-def _replay(facts: RunFacts, recorded: Sequence[Recorded]) -> tuple[Replayer | None, Result]:
-    """The replay and what became of it as an analysis; a bug in it hides no other."""
+def _replay(facts: RunFacts, recorded: Sequence[Recorded], others: Mapping[int, int]) -> tuple[Replayer | None, Result]:
+    """The replay, with who stands in for `others`, and what became of it as an analysis; a bug in it hides no other."""
     try:
-        replayer = Replayer(facts, recorded)
+        replayer = Replayer(facts, recorded, others)
         return replayer, replayer.result()
     except Exception as error:
         return None, broken("replay", error)

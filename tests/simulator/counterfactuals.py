@@ -171,6 +171,7 @@ def _host() -> list[Counterfactual]:
     two_causes = replace(NARROW, items=4, item_own_ns=120_000, gc_ns=MS)
     read = replace(NARROW, items=4, item_own_ns=150_000, device_syncs=4)
     none = {"blocking": False}
+    by_hand = replace(TALKATIVE, alpha_ns=90_000, wrapped=False)
     quiet = {"copy": "beside"}
     return [
         Counterfactual("syncs_removed", "syncs", NO_SYNCS, read, none),
@@ -207,6 +208,10 @@ def _host() -> list[Counterfactual]:
                        replace(SMALL, items=1, copy_bytes=20 * MIB), quiet),
         Counterfactual("small_messages_joined_behind", "buckets", _one("BucketSize", size=25 * MIB),
                        replace(TALKATIVE, alpha_ns=60_000), {"bucket_bytes": 25 * MIB}),
+        Counterfactual("joined_by_hand", "buckets", _one("BucketSize", size=25 * MIB), by_hand,
+                       {"bucket_bytes": 25 * MIB}),
+        Counterfactual("reduced_by_hand", "buckets", _one("BucketSize", size=25 * MIB) + _one("Overlap", on=True),
+                       by_hand, {"bucket_bytes": 25 * MIB, "overlap": True}),
         Counterfactual("slow_device_replaced", "ranks", _one("ReplacedRank", rank=1),
                        replace(COMPUTE, device_slow={1: 1.5}), {"device_slow": {}}),
         Counterfactual("one_of_four_replaced", "ranks", _one("ReplacedRank", rank=2),

@@ -306,6 +306,9 @@ def _device_nodes(
     table, names, device = trace["collectives"], trace.names, trace["device_events"]
     row_of = {event: row for row, event in enumerate(table["event"].tolist()) if event != NA}
     in_backward = measure_within(behind, ops.at, ops.at + 1) > 0
+    began = np.full(int(step_of.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(began, step_of[in_backward], ops.at[in_backward])
+    behind_it = ~in_backward & (ops.at > began[step_of])
     found: list[tuple[int, int]] = []
     columns = (ops.rows, ops.start, ops.end, ops.stream, step_of, ops.work)
     facts = kernel_facts(trace)
@@ -321,7 +324,10 @@ def _device_nodes(
             found.append((node, node))
             continue
         row = row_of.get(event)
-        call = NONE if row is None else builder.call(call_of(trace, row, bool(in_backward[len(found)])))
+        place, call = len(found), NONE
+        if row is not None:
+            own_call = call_of(trace, row, bool(in_backward[place]))
+            call = builder.call(replace(own_call, behind=bool(behind_it[place])))
         arrival = builder.node(Node.ARRIVAL, start=start, end=start, call=call, **common)
         transfer = builder.node(Node.TRANSFER, dur=end - start, start=start, end=end, call=call, **common)
         builder.edge(arrival, transfer, 0, Edge.JOIN)

@@ -51,6 +51,8 @@ class Recorded:
     """The part of `fixed` that is measured: on a GPU the pauses between kernels."""
     broken: bool = False
     """Whether `why` is a fault of the program, not of the trace."""
+    too_large: bool = False
+    """Whether it would be replayed in a run of fewer ranks."""
 
     def check(self) -> None:
         """Raise `ValueError` where the steps, their times and the graph's marks are not of one number."""
@@ -78,7 +80,7 @@ def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks
         return Recorded(rank, None, why=_NO_HOST)
     kept = window(trace, view, ranks)
     if kept is None:
-        return Recorded(rank, None, why=_TOO_LARGE)
+        return Recorded(rank, None, why=_TOO_LARGE, too_large=ranks > 1)
     try:
         graph = (thread_graph if view.lane.device == NA else device_graph)(trace, view, kept)
     except UnreplayableError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
 from gpuscope.analyzers.changes import ReplacedRank, SharedWork
 from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, weights
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import Kind
 from gpuscope.words import units
@@ -18,19 +19,24 @@ Sums = dict[int, dict[int, int]]
 
 
 def replaced_rank(graph: Graph, change: ReplacedRank, setting: Setting) -> Rewritten:
-    """Its host segments and compute take, stretch by stretch, what the median of its peers takes.
+    """Its host segments and compute take, stretch by stretch, what the median of its peers takes: of the ranks of its
+    stage that are not replaced too.
 
     A stretch lies between two collectives of a step, where all ranks issue as many; else it is the step.
     """
-    del setting
+    if setting.stand_ins.get(change.rank) in setting.replaced:
+        return Rewritten(graph, f"rank {change.rank} like the one that stands for it")
     _need_peers(graph, change.rank)
+    peers = _peers_of(graph, change.rank, setting)
+    counts = weights(setting, peers)
     host = graph.of(Node.HOST)
     device = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
     stretch = _stretches(graph)
     dur = graph.nodes["dur"].astype(np.float64)
     columns: dict[str, Array] = {}
     for which, key in ((host, stretch), (device, graph.nodes["step"])):
-        ratio = _ratios(graph, which, key, change.rank)
+        sums = _sums(graph, which, key)
+        ratio = {place: _median(sums, place, peers, counts) / ns for place, ns in sums[change.rank].items() if ns > 0}
         own = which & (graph.nodes["rank"] == change.rank)
         factor = np.ones(len(graph))
         factor[own] = [ratio.get(int(k), 1.0) for k in key[own]]
@@ -40,8 +46,14 @@ def replaced_rank(graph: Graph, change: ReplacedRank, setting: Setting) -> Rewri
     found = graph.with_nodes(dur=np.rint(dur).astype(np.int64), **columns)
     return Rewritten(
         found,
-        f"rank {change.rank} with the median time of {units.plural(len(graph.ranks) - 1, 'peer')} between collectives",
+        f"rank {change.rank} with the median time of {units.plural(len(peers), 'peer')} between collectives",
     )
+
+
+def _peers_of(graph: Graph, rank: int, setting: Setting) -> list[int]:
+    others = [other for other in graph.ranks if other != rank]
+    alike = [other for other in others if setting.stage_of.get(other) == setting.stage_of.get(rank)] or others
+    return [other for other in alike if other not in setting.replaced] or alike
 
 
 def shared_work(graph: Graph, change: SharedWork, setting: Setting) -> Rewritten:
@@ -50,7 +62,6 @@ def shared_work(graph: Graph, change: SharedWork, setting: Setting) -> Rewritten
 
     Step by step on devices; where training threads compute, stretch by stretch (`replaced_rank`).
     """
-    del setting
     _need_peers(graph, graph.ranks[0] if change.rank is None else change.rank)
     computes = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
     key = graph.nodes["step"]
@@ -62,20 +73,23 @@ def shared_work(graph: Graph, change: SharedWork, setting: Setting) -> Rewritten
         ratio = {}
         for place in sums[rank if change.rank is None else change.rank]:
             own = sums[rank].get(place, 0)
-            ratio[place] = max(0.0, 1 + _given(sums, place, rank, change.rank) / own) if own > 0 else 1.0
+            given = _given(sums, place, rank, change.rank, setting)
+            ratio[place] = max(0.0, 1 + given / own) if own > 0 else 1.0
         mine = np.flatnonzero(computes & (graph.nodes["rank"] == rank))
         factor[mine] = [ratio.get(place, 1.0) for place in key[mine].tolist()]
     found = graph.with_nodes(dur=np.rint(graph.nodes["dur"] * factor).astype(np.int64))
     whose = "all compute in a step" if change.rank is None else f"rank {change.rank} computes beyond its peers"
-    return Rewritten(found, f"what {whose} shared by all {len(sums)} ranks")
+    return Rewritten(found, f"what {whose} shared by all {sum(weights(setting, sums))} ranks")
 
 
-def _given(sums: Sums, place: int, rank: int, late: int | None) -> float:
+def _given(sums: Sums, place: int, rank: int, late: int | None, setting: Setting) -> float:
     """ns that a rank gets of what is shared: less than none where it gives."""
     if late is None:
-        return float(np.mean([own.get(place, 0) for own in sums.values()])) - sums[rank][place]
-    extra = sums[late][place] - _peers(sums, place, late)
-    return extra / len(sums) - (extra if rank == late else 0.0)
+        computed = [own.get(place, 0) for own in sums.values()]
+        return float(np.average(computed, weights=weights(setting, sums))) - sums[rank][place]
+    peers = [other for other in sums if other != late]
+    extra = sums[late][place] - _median(sums, place, peers, weights(setting, peers))
+    return extra / sum(weights(setting, sums)) - (extra if rank == late else 0.0)
 
 
 def _need_peers(graph: Graph, rank: int) -> None:
@@ -108,15 +122,9 @@ def _stretches(graph: Graph) -> Times:
     return np.asarray(graph.nodes["step"] * width + (found if even else 0))
 
 
-def _ratios(graph: Graph, which: Mask, key: Times, rank: int) -> dict[int, float]:
-    """Per key, the median of the peers' time by the rank's own."""
-    sums = _sums(graph, which, key)
-    return {place: _peers(sums, place, rank) / ns for place, ns in sums[rank].items() if ns > 0}
-
-
-def _peers(sums: Sums, key: int, rank: int) -> float:
-    """The median of the others."""
-    return float(np.median([own.get(key, 0) for other, own in sums.items() if other != rank]))
+def _median(sums: Sums, key: int, ranks: Sequence[int], counts: Sequence[int]) -> float:
+    """The median time of these ranks, each counted so often."""
+    return float(np.median(np.repeat([sums[rank].get(key, 0) for rank in ranks], counts)))
 
 
 def _sums(graph: Graph, which: Mask, key: Times) -> Sums:

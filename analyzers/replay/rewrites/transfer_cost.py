@@ -22,14 +22,15 @@ gpuscope/hardware/links.toml) are 0.7 to 0.85 of it, and below half of it a link
 def gradients(graph: Graph) -> list[int]:
     """Calls that carry gradients: of each rank those of one group, since ranks of other columns have other groups.
 
-    Reductions whose contents are known to be gradients, else those issued in the backward pass, in the group with most
-    bytes: tensor parallelism reduces there too.
+    Reductions whose contents are known to be gradients, else those issued in the backward pass, else behind it (a loop
+    over the gradients written by hand), in the group with most bytes: tensor parallelism reduces there too.
     """
-    calls = [place for place, call in enumerate(graph.calls) if call.op in GRADIENT_OPS and call.bytes]
+    reductions = [(place, call) for place, call in enumerate(graph.calls) if call.op in GRADIENT_OPS and call.bytes]
     known = {call.rank for call in graph.calls if call.gradients}
+    within = {call.rank for _, call in reductions if call.backward} | known
     calls = [
-        place for place in calls
-        if (graph.calls[place].gradients if graph.calls[place].rank in known else graph.calls[place].backward)
+        place for place, call in reductions
+        if (call.gradients if call.rank in known else call.backward if call.rank in within else call.behind)
     ]  # fmt: skip
     if not calls:
         raise UnreplayableError(
@@ -41,8 +42,8 @@ def gradients(graph: Graph) -> list[int]:
         total[graph.calls[place].rank][graph.calls[place].group] += graph.calls[place].bytes or 0
     largest = {rank: max(own, key=lambda group: own[group]) for rank, own in total.items()}
     return [
-        place for place, call in enumerate(graph.calls)
-        if call.op in GRADIENT_OPS and call.bytes and (call.backward or call.gradients)
+        place for place, call in reductions
+        if (call.backward or call.gradients or (call.behind and call.rank not in within))
         and call.group == largest.get(call.rank)
     ]  # fmt: skip
 

@@ -14,7 +14,7 @@ from simulator.judged import Case
 from simulator.kineto_rows import Profiler
 
 from benchmarks.verdicts.predicted import Outcome, predict
-from gpuscope.analyzers.changes import BucketSize, Predicted
+from gpuscope.analyzers.changes import BucketSize, Overlap, Predicted
 from gpuscope.analyzers.run.runner import analyze
 
 BY_NAME = {one.name: one for one in COUNTERFACTUALS}
@@ -57,12 +57,30 @@ def test_waits_of_streams_are_inferred_where_they_are_not_recorded(name: str, tm
 
 
 @pytest.mark.parametrize("name", ["buckets_1_to_25", "buckets_1_to_25_full_queue"])
-def test_where_the_recording_leaves_the_fixed_cost_open_nothing_is_predicted(name: str, tmp_path: Path) -> None:
-    """All buckets are of one size: how much of a transfer is its bytes can't be known."""
+def test_where_the_recording_leaves_the_fixed_cost_open_the_range_says_so(name: str, tmp_path: Path) -> None:
+    """All buckets are of one size: how much of a transfer is its bytes is bounded by what links can be alone."""
     outcome = predict(BY_NAME[name], tmp_path)
-    assert outcome.told is None
-    assert outcome.why.startswith("between ")
-    assert "record some steps with another size" in outcome.why
+    assert outcome.told is not None, outcome.why
+    assert outcome.inside
+    assert outcome.told.high > outcome.told.before  # no gain is certain
+    assert outcome.told.provenance == "assumed"
+    assert "record some steps with another size" in outcome.told.basis
+
+
+@pytest.mark.parametrize("shapes", [True, False])
+def test_messages_of_a_loop_by_hand_become_buckets_that_are_sent_early(tmp_path: Path, shapes: bool) -> None:
+    """One small message for each gradient, behind the backward pass. Without shapes nothing tells when each gradient
+    was ready, so the buckets stay where the loop was."""
+    one = BY_NAME["reduced_by_hand"]
+    before = replace(one.before, profiler=Profiler(shapes=shapes))
+    replayer = analyze(before.write(tmp_path), advice=False, replay=True).replayer
+    assert replayer is not None
+    buckets, both = BucketSize(25 << 20), [BucketSize(25 << 20), Overlap(on=True)]
+    told = replayer.predict(both if shapes else buckets)
+    assert isinstance(told, Predicted), told
+    truth = (one.after if shapes else BY_NAME["joined_by_hand"].after).truth.step_ns
+    assert told.low <= truth <= told.high
+    assert told.high < told.before
 
 
 def test_where_all_that_may_be_is_a_gain_it_is_told(tmp_path: Path) -> None:

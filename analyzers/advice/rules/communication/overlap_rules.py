@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
-from gpuscope.analyzers.changes import Overlap, Refused
+from gpuscope.analyzers.advice.rules.communication.bucket_rules import DEFAULT, DEFAULT_FIRST
+from gpuscope.analyzers.changes import BucketSize, Change, Overlap, Refused
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
 
@@ -53,17 +54,22 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     setting = in_dialect(case, NAMES)
     if setting is not None:
         yield Proposal(finding, Overlapped(), setting, (Overlap(on=True),))
-    elif _by_hand(case):
+    elif changes := _by_hand(case):
         value = "around the model, in place of the loop that reduces its gradients"
         setting = python("torch.nn.parallel.DistributedDataParallel", value)
-        yield Proposal(finding, OverlappedByDdp(), setting, (Overlap(on=True),))
+        yield Proposal(finding, OverlappedByDdp(), setting, changes)
 
 
-def _by_hand(case: Case) -> bool:
-    """Whether the program reduces its gradients without a framework, after its backward pass."""
+def _by_hand(case: Case) -> tuple[Change, ...]:
+    """What DDP would change of a program that reduces its gradients without a framework, after its backward pass: its
+    buckets, and when they are sent, as far as the replay knows; empty of another program."""
     if case.program != "pytorch" or _WRAPPERS & set(case.frameworks):
-        return False
-    return not isinstance(case.predict((Overlap(on=True),)), Refused)
+        return ()
+    buckets, beside = BucketSize(DEFAULT, DEFAULT_FIRST), Overlap(on=True)
+    for changes in ((buckets, beside), (beside,), (buckets,)):
+        if not isinstance(case.predict(changes), Refused):
+            return changes
+    return ()
 
 
 RULE = Rule("overlap", (Overlapped, OverlappedByDdp), propose, place=190)

@@ -1,0 +1,94 @@
+"""What devices do in the steps of a replay: what they must compute, and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpuscope.analyzers.changes import EvenStages, MicroBatches
+from gpuscope.analyzers.replay.engine import Replayed
+from gpuscope.analyzers.replay.graph import Graph, Node
+from gpuscope.analyzers.replay.rewrite import nodes_by_call
+from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, union
+from gpuscope.trace.schema import Kind
+
+PARTS = ("compute", "exposed_communication", "exposed_memory", "idle")
+"""As in the breakdown of the report."""
+
+
+def compute_floor(
+    graph: Graph, done: Replayed, counted: Mask, gpu: bool, pipelined: Sequence[PipelineChange] = ()
+) -> float:
+    """What a device computes in a step, on all its streams: the median over the steps that count, of each the largest
+    over ranks, in ns. By the steps in which operations were launched, for marks may move past work done steps ahead.
+
+    Behind what a graph holds, changes of its pipeline: an even split makes it the mean over ranks, and of other
+    micro-batches it is not known (0) where they alter what is computed, as operators' dispatch on a CPU.
+    """
+    cut = [change for change in pipelined if isinstance(change, MicroBatches)]
+    if cut and not (gpu and all(change.keep_batch for change in cut)):
+        return 0.0
+    steps, nodes, (start, end) = len(counted), *_computing(graph, done, gpu)
+    step = graph.nodes["step"][nodes]
+    kept = (step >= 0) & (step < steps)
+    if not kept.any():
+        return 0.0
+    start, end, ranks = start[kept], end[kept], graph.ranks
+    place = np.searchsorted(ranks, graph.nodes["rank"][nodes][kept]) * steps + step[kept]
+    # One after the other, so that no two ranks or steps overlap.
+    width = int(end.max() - start.min()) + 1
+    behind, begin = place * width - int(start.min()), np.arange(len(ranks) * steps, dtype=np.int64) * width
+    spent = measure_within(union(start + behind, end + behind), begin, begin + width).reshape(-1, steps)
+    evened = any(isinstance(change, EvenStages) for change in pipelined)
+    return float(np.median((spent.mean(axis=0) if evened else spent.max(axis=0))[counted]))
+
+
+def parts(graph: Graph, done: Replayed, counted: Mask, gpu: bool) -> dict[str, float]:
+    """ns of each of `PARTS` in a step, mean over ranks and the steps that count. Where a training thread is the device,
+    communication is what it waits for."""
+    totals = np.zeros(len(PARTS))
+    nodes, (start, end) = _computing(graph, done, gpu)
+    rank_of, of_node = graph.nodes["rank"][nodes], graph.nodes["rank"]
+    arrival, transfer = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
+    calls = np.flatnonzero((arrival >= 0) & (transfer >= 0))
+    for rank, marks in graph.marks.items():
+        low, high = done.start[marks[:-1]][counted], done.start[marks[1:]][counted]
+        own = rank_of == rank
+        busy = union(start[own], end[own])
+        if gpu:
+            called = calls[of_node[arrival[calls]] == rank]
+            moved = np.flatnonzero(graph.of(Node.DEVICE) & (of_node == rank) & (graph.nodes["work"] != Kind.COMPUTE))
+            kinds = (
+                union(done.start[arrival[called]], done.end[transfer[called]]),
+                union(done.start[moved], done.end[moved]),
+            )
+            totals += _tiled((busy, *kinds), low, high)
+        else:
+            thread = np.flatnonzero(graph.of(Node.HOST, Node.WAIT) & (of_node == rank))
+            compute, awake, _, waited = _tiled((busy, union(done.start[thread], done.end[thread]), EMPTY), low, high)
+            totals += np.array([compute, waited, 0.0, awake])
+    return dict(zip(PARTS, (totals / max(len(graph.marks), 1)).tolist(), strict=True))
+
+
+def _tiled(kinds: Sequence[Spans], low: Times, high: Times) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Mean ns per window of each kind beside those before it, and of the rest."""
+    found, covered, so_far = [], EMPTY, np.zeros(len(low), np.int64)
+    for own in kinds:
+        covered = join(covered, own)
+        within = measure_within(covered, low, high)
+        found.append(float(np.mean(within - so_far)))
+        so_far = within
+    return np.array([*found, float(np.mean(high - low - so_far))])
+
+
+def _computing(graph: Graph, done: Replayed, gpu: bool) -> tuple[Times, tuple[Times, Times]]:
+    """Nodes that compute, and when."""
+    if gpu:
+        nodes = np.flatnonzero(graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE))
+        return nodes, (done.start[nodes], done.end[nodes])
+    nodes = np.flatnonzero(graph.of(Node.HOST) & (graph.nodes["compute"] > 0))
+    start = done.start[nodes]
+    return nodes, (start, np.minimum(done.end[nodes], start + graph.nodes["compute"][nodes]))
