@@ -149,6 +149,13 @@ ADAM = (
 )
 
 
+@pytest.mark.parametrize("name", ["SGD", "NAdam"])
+def test_an_optimizer_without_a_fused_form_is_not_told_to_take_it(simulated: Simulate, name: str) -> None:
+    job = replace(QUIET, optimizer_kernels=20, optimizer_ns=100_000, host_work=f"Optimizer.step#{name}.step")
+    found = [one["setting"]["name"] for one in simulated(job, optimizer=FOREACH)["suggestions"]]
+    assert [one for one in found if "optim" in one] == (["torch.optim.SGD.fused"] if name == "SGD" else [])
+
+
 def test_an_optimizer_in_many_passes(simulated: Simulate) -> None:
     job = replace(QUIET, optimizer_kernels=20, optimizer_ns=100_000)
     before = simulated(job, optimizer=FOREACH)
