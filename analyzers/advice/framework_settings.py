@@ -88,6 +88,12 @@ BUSY: tuple[PartName, ...] = ("compute", "exposed_communication", "exposed_memor
 """All that a device does: what is left of a step without idle time."""
 
 
+def device_waits(case: Case) -> bool:
+    """Whether the devices idle longer than they compute: there shorter kernels leave longer gaps."""
+    parts = [rank["breakdown_ns"] for rank in case.report["ranks"]]
+    return sum(part["idle"] for part in parts) > sum(part["compute"] for part in parts)
+
+
 def on_cpu(case: Case) -> bool:
     """Whether the training threads are the devices."""
     return all(rank["device"] is None for rank in case.report["ranks"])

@@ -63,7 +63,7 @@ class Proposal:
         return self.record.says(text, self.finding)
 
 
-_NO_SETUP: SetupEntry = {"versions": {}, "variables": {}, "cores_per_rank": None}
+_NO_SETUP: SetupEntry = {"versions": {}, "variables": {}, "cores_per_rank": None, "stacks": False}
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,11 @@ class Case:
     def variables(self) -> Mapping[str, str]:
         """Recorded environment variables that change how fast the job runs."""
         return self.report["trace"].get("setup", _NO_SETUP)["variables"]
+
+    @property
+    def stacks(self) -> bool:
+        """Whether Python stacks were recorded."""
+        return self.report["trace"].get("setup", _NO_SETUP)["stacks"]
 
     @property
     def cores_per_rank(self) -> int | None:

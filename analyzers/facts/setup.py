@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,20 @@ def setup(trace: Trace, folders: Sequence[Path]) -> SetupEntry:
         versions |= {name: value for name, value in one["versions"].items() if isinstance(value, str)}
         variables |= {name: value for name, value in one["variables"].items() if name not in NAMES}
     counted = [*_by_affinity(told), *_by_file(trace)]
-    return {"versions": versions, "variables": variables, "cores_per_rank": max(min(counted), 1) if counted else None}
+    return {
+        "versions": versions, "variables": variables, "cores_per_rank": max(min(counted), 1) if counted else None,
+        "stacks": _stacks(trace),
+    }  # fmt: skip
+
+
+_FRAME = re.compile(r"\.py\(\d+\): \S|^<built-in \w+ ")
+"""How torch's profiler names a Python function."""
+
+
+def _stacks(trace: Trace) -> bool:
+    headers = (source.facts.get("header") for source in trace.sources)
+    asked = any(isinstance(header, Mapping) and header.get("with_stack") for header in headers)
+    return asked or any(_FRAME.search(name) for name in trace.names.names)
 
 
 def _by_affinity(told: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Iterator[int]:

@@ -83,6 +83,8 @@ class SetupEntry(TypedDict):
     """Environment variables that change how fast the job runs, from the run's `environment/`."""
     cores_per_rank: int | None
     """CPU cores for each rank, the fewest of all; null where they are not recorded."""
+    stacks: bool
+    """Whether Python stacks were recorded."""
 
 
 class TraceEntry(TypedDict):

@@ -15,7 +15,7 @@ from simulator.judged import Case as SimulatedJob
 import gpuscope
 from gpuscope.analyzers.advice.rule import Case, Proposal
 from gpuscope.analyzers.advice.rules.compute import kernel_rules
-from gpuscope.analyzers.advice.rules.host import loader_rules
+from gpuscope.analyzers.advice.rules.host import host_rules, launch_rules, loader_rules
 from gpuscope.analyzers.advice.rules.memory import allocator_call_rules
 from gpuscope.analyzers.advice.settings.torch_optimizers import FOREACH, FUSED
 from gpuscope.analyzers.allocator.allocator_replay import Outcome
@@ -34,7 +34,7 @@ def gains(_: Sequence[object]) -> Predicted:
 
 def on(asked: Report, torch: str = "", cores: int | None = None, **variables: str) -> Case:
     versions = {"torch": torch} if torch else {}
-    asked["trace"]["setup"] = {"versions": versions, "variables": variables, "cores_per_rank": cores}
+    asked["trace"]["setup"] = {"versions": versions, "variables": variables, "cores_per_rank": cores, "stacks": False}
     return Case(asked, gains)
 
 
@@ -115,6 +115,55 @@ def test_no_more_workers_than_cores(cores: int | None, most: int) -> None:
     assert cores is None or f"{cores} CPU core" in said
 
 
+@pytest.mark.parametrize(
+    ("stacks", "runtime", "name"),
+    [
+        (False, "cuda", "torch.profiler.profile.with_stack"),
+        (True, "cuda", "nsys profile"),
+        (True, "hip", "py-spy record"),
+    ],
+)
+def test_stacks_are_asked_for_only_where_there_are_none(stacks: bool, runtime: str, name: str) -> None:
+    case = steady(report(finding("host_other")), 1, 2)
+    case["host_calls"] = [host_calls(runtime=runtime)]
+    asked = on(case)
+    case["trace"]["setup"]["stacks"] = stacks
+    [one] = host_rules.propose(asked, finding("host_other"))
+    assert (one.code, one.setting["name"]) == ("host_work_named", name)
+    assert ("record Python stacks" in one.says("why_not")) != stacks
+
+
+@pytest.mark.parametrize("name", ["Torch-Compiled Region: 0/0", "gloo:send", "nccl:all_reduce", "CompiledFunction"])
+def test_what_a_step_consists_of_is_not_moved_aside(name: str) -> None:
+    case = steady(report(finding("host_other")), 1, 2)
+    span = {"rank": 0, "start_ns": 0, "dur_ns": 5, "name": name, "note": "", "covered_frac": 0.9}
+    asked = {**finding("host_other"), "evidence": [span]}
+    case["host_calls"] = [host_calls()]
+    assert [one.code for one in host_rules.propose(on(case), asked)] == ["host_work_named"]  # type: ignore[arg-type]
+    asked["evidence"][0]["name"] = "wandb: log"  # type: ignore[index]
+    assert [one.code for one in host_rules.propose(on(case), asked)] == ["host_work_aside"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("calls", "kernels", "runtime", "advised"),
+    [
+        ({"cudaLaunchKernel": 400}, 400, "cuda", True),
+        ({"cudaLaunchKernel": 380, "cudaGraphLaunch": 1}, 400, "cuda", True),  # a graph of 20: the rest is not
+        ({"cudaLaunchKernel": 20, "cudaGraphLaunch": 2}, 400, "cuda", False),
+        ({"AscendCL@aclrtLaunchKernel": 400}, 400, "acl", False),
+    ],
+)
+def test_graphs_are_advised_where_kernels_are_launched_one_by_one(
+    calls: dict[str, int], kernels: int, runtime: str, advised: bool
+) -> None:
+    case = steady(report(finding("launch")), 1, 2)
+    case["host_calls"] = [host_calls(runtime=runtime)]
+    case["api_calls"] = [{"name": name, "count": count} for name, count in calls.items()]  # type: ignore[typeddict-item]
+    case["launches"] = [{"launches": kernels}]  # type: ignore[typeddict-item]
+    found = [one.code for one in launch_rules.propose(on(case), finding("launch"))]
+    assert ("cuda_graphs" in found) == advised
+
+
 def outcome(peak: int, retries: int = 0, collections: int = 0, failed: int = 0) -> Outcome:
     return Outcome(peak * MIB, 10, retries, collections, failed, 0, 0, 1)
 
@@ -152,10 +201,11 @@ def test_the_setup_is_read_from_the_run_folder(tmp_path: Path) -> None:
         (tmp_path / f"environment/rank{rank}.json").write_text(json.dumps(told))
     assert gpuscope.analyze(tmp_path, advice=False).report["trace"]["setup"] == {
         "versions": {"torch": "2.8.0"}, "variables": {"NCCL_ALGO": "Ring"}, "cores_per_rank": 6 // ranks,
+        "stacks": False,
     }  # fmt: skip
 
 
 def test_a_recording_without_a_setup_says_so(tmp_path: Path) -> None:
     RUN.write(tmp_path)
     found = gpuscope.analyze(tmp_path, advice=False).report["trace"]["setup"]
-    assert found == {"versions": {}, "variables": {}, "cores_per_rank": None}
+    assert found == {"versions": {}, "variables": {}, "cores_per_rank": None, "stacks": False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_waits, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.launch_rules import MIN_STEPS
 from gpuscope.analyzers.advice.settings.torch_optimizers import FOREACH, has_fused
@@ -137,10 +137,12 @@ class OptimizerForeach(Suggestion):
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """One suggestion per finding, where the replay can tell what it gains."""
-    if finding["code"] == "unfused_kernels" and _launched_too_slowly(case, finding):
-        return  # torch.compile(mode="reduce-overhead") is advised for that, and fuses too
     if finding["code"] == "optimizer_passes":
         yield from _optimizer(case, finding)
+        return
+    if finding["code"] == "unfused_kernels" and _launched_too_slowly(case, finding):
+        return  # torch.compile(mode="reduce-overhead") is advised for that, and fuses too
+    if device_waits(case) and finding["code"] != "unfused_attention":  # which has fewer kernels to launch as well
         return
     record, setting, change = _answer(case, finding["code"])
     if not isinstance(case.predict((change,)), Refused):
