@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.advice import finding, host_calls, report, steady
+from helpers.kineto import call, kernel, note, write
 from simulator.catalogue import TINY
 from simulator.judged import Case as SimulatedJob
 
@@ -162,6 +163,29 @@ def test_graphs_are_advised_where_kernels_are_launched_one_by_one(
     case["launches"] = [{"launches": kernels}]  # type: ignore[typeddict-item]
     found = [one.code for one in launch_rules.propose(on(case), finding("launch"))]
     assert ("cuda_graphs" in found) == advised
+
+
+@pytest.mark.parametrize(
+    ("region", "found"),
+    [(None, True), ("forward", True), ("Torch-Compiled Region: 0/0", False), ("CompiledFunction", False)],
+)
+def test_what_a_compiled_region_leaves_unfused_is_no_reason_to_compile(
+    tmp_path: Path, region: str | None, found: bool
+) -> None:
+    """Products of 100 µs with three elementwise kernels of 60 behind each, launched within a range or none."""
+    events, correlation = [], 0
+    for at in range(0, 4000, 400):
+        events += [note(at, 60, region)] if region else []
+        for place, (start, dur, name) in enumerate(
+            [(0, 100, "gemm"), (100, 60, EAGER), (160, 60, EAGER), (220, 60, EAGER)]
+        ):
+            correlation += 1
+            events += [call(at + 5 + 10 * place, 5, correlation), kernel(at + 60 + start, dur, correlation, name)]
+    codes = {one["code"] for one in gpuscope.analyze(write(tmp_path / "t.json", *events)).report["findings"]}
+    assert ("unfused_kernels" in codes) == found
+
+
+EAGER = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluFunctor>"
 
 
 def outcome(peak: int, retries: int = 0, collections: int = 0, failed: int = 0) -> Outcome:
