@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from gpuscope.analyzers.advice.rule import Case
+from gpuscope.analyzers.allocator.allocator_settings import merged, variable
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import RankEntry, Setting
 
@@ -23,6 +24,17 @@ def python(name: str, value: str) -> Setting:
 def config(name: str, value: str) -> Setting:
     """A key of a framework's configuration, or an option of its command line."""
     return {"kind": "config", "name": name, "value": value}
+
+
+def allocator(case: Case, option: str, value: str) -> Setting:
+    """An option of PyTorch's caching allocator, beside those that are recorded as set, by the variable that the job's
+    torch reads."""
+    name = variable(modern=case.version("torch") >= NEW_NAME, set_already=case.variables)
+    return env(name, merged(case.variables.get(name, ""), option, value))
+
+
+NEW_NAME = (2, 9)
+"""The torch that brought PYTORCH_ALLOC_CONF."""
 
 
 def in_dialect(case: Case, names: Mapping[str, Setting]) -> Setting | None:
@@ -74,6 +86,12 @@ def needed(case: Case, rank: RankEntry, *parts: PartName) -> int:
 PartName = Literal["compute", "exposed_communication", "exposed_memory"]
 BUSY: tuple[PartName, ...] = ("compute", "exposed_communication", "exposed_memory")
 """All that a device does: what is left of a step without idle time."""
+
+
+def device_waits(case: Case) -> bool:
+    """Whether the devices idle longer than they compute: there shorter kernels leave longer gaps."""
+    parts = [rank["breakdown_ns"] for rank in case.report["ranks"]]
+    return sum(part["idle"] for part in parts) > sum(part["compute"] for part in parts)
 
 
 def on_cpu(case: Case) -> bool:

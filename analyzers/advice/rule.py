@@ -7,14 +7,15 @@ together with others (`combining.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from gpuscope.analyzers.changes import Change, Predicted, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.plugins import listed
-from gpuscope.schema.document import Diagnosis, FindingEntry, MemoryBound, Setting
+from gpuscope.schema.document import Diagnosis, FindingEntry, MemoryBound, Setting, SetupEntry
 from gpuscope.schema.host_calls_section import HostCallsEntry
 from gpuscope.trace.naming.programs import Program
 
@@ -62,6 +63,9 @@ class Proposal:
         return self.record.says(text, self.finding)
 
 
+_NO_SETUP: SetupEntry = {"versions": {}, "variables": {}, "cores_per_rank": None, "stacks": False}
+
+
 @dataclass(frozen=True)
 class Case:
     """What rules see of a run."""
@@ -104,6 +108,28 @@ class Case:
     def steady_steps(self) -> int:
         """How many step numbers are steady on some rank."""
         return len({step["step"] for step in self.report["steps"] if step["role"] == "steady"})
+
+    def version(self, package: str) -> tuple[int, ...]:
+        """Numbers of the recorded version of a package; () where it is not recorded."""
+        told = self.report["trace"].get("setup", _NO_SETUP)["versions"].get(package, "")
+        if package == "nccl" and not told and "nccl" in self.report:
+            told = next(iter(self.report["nccl"]["versions"]), "")
+        return tuple(int(part) for part in re.match(r"[\d.]*", told)[0].split(".") if part)  # type: ignore[index]
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Recorded environment variables that change how fast the job runs."""
+        return self.report["trace"].get("setup", _NO_SETUP)["variables"]
+
+    @property
+    def stacks(self) -> bool:
+        """Whether Python stacks were recorded."""
+        return self.report["trace"].get("setup", _NO_SETUP)["stacks"]
+
+    @property
+    def cores_per_rank(self) -> int | None:
+        """CPU cores for each rank; None where they are not recorded."""
+        return self.report["trace"].get("setup", _NO_SETUP)["cores_per_rank"]
 
     @property
     def frameworks(self) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from gpuscope.analyzers.advice.bounds import step_bound
 from gpuscope.analyzers.advice.combining import Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
+from gpuscope.analyzers.advice.settings.settings import KNOWN
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Estimate, Tries, is_gain, may_gain
 from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted, Refused, Schedule
 from gpuscope.catalogue.cause_table import BY_CODE
@@ -106,9 +107,15 @@ def _proposals(case: Case, among: Sequence[Rule]) -> Iterator[list[Proposal]]:
                 continue
             knobs: dict[tuple[str, str, str], list[Proposal]] = {}
             for proposal in rule.propose(case, finding):
-                if not _needs_others(case, proposal):
+                if _fits(case, proposal) and not _needs_others(case, proposal):
                     knobs.setdefault((proposal.code, proposal.record.subject, proposal.path), []).append(proposal)
             yield from knobs.values()
+
+
+def _fits(case: Case, proposal: Proposal) -> bool:
+    """Whether the recorded version has the setting, and another value than this by default."""
+    known = KNOWN.get(proposal.setting["name"])
+    return known is None or known.fits(proposal.setting["value"], case.version(known.package))
 
 
 def _needs_others(case: Case, proposal: Proposal) -> bool:

@@ -27,6 +27,8 @@ class Outcome:
     device_calls: int
     """cudaMalloc and cuMemMap calls."""
     retries: int
+    collections: int
+    """Times that garbage was given back: by cudaFree, which waits for the device as in a retry."""
     failed: int
     """Requests that found no memory."""
     served: int
@@ -87,7 +89,7 @@ class _Replay:
             self._step(row, event)
         allocator = self.allocator
         return Outcome(
-            allocator.peak, allocator.device_calls, allocator.retries, self.failed, self.served,
+            allocator.peak, allocator.device_calls, allocator.retries, allocator.collections, self.failed, self.served,
             self.placed, self.requests,
         )  # fmt: skip
 

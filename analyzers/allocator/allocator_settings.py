@@ -6,7 +6,7 @@ Constants and rules are those of c10/core/AllocatorConfig.{h,cpp} (PyTorch 2.13)
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,6 +111,17 @@ def merged(before: str, option: str, value: str) -> str:
     items = dict(_ITEM.findall(before))
     items[option] = value
     return ",".join(f"{key}:{item}" for key, item in items.items())
+
+
+ANY, FROM_2_9, ASCEND = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"
+"""Every torch for CUDA and ROCm reads the first, and reads it first (c10/cuda/CUDAAllocatorConfig.h); from 2.9 on the
+second, where the first is not set."""
+
+
+def variable(*, modern: bool, set_already: Collection[str] = ()) -> str:
+    """The variable to set the allocator by: the newer name only where torch is known to have it (`modern`), and nothing
+    is set that it reads before."""
+    return FROM_2_9 if modern and ANY not in set_already else ANY
 
 
 def _divisions(value: str) -> tuple[int, ...]:

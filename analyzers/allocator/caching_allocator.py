@@ -91,7 +91,7 @@ class Allocator:
         self.reserved = self.peak = 0
         self.device_calls = 0
         """cudaMalloc and cuMemMap calls."""
-        self.retries = 0
+        self.retries = self.collections = 0
         self.pools: dict[tuple[Key, bool], Pool] = {}
         self._next_address = 1 << 50
         self._place = place or self.anywhere
@@ -342,6 +342,7 @@ class Allocator:
             idle = [(p.requests - b.born, b) for p in pools for b in p.cached() if not b.split and b.expandable is None]
             if not idle:
                 return
+            self.collections += not reclaimed
             mean = sum(age for age, _ in idle) / len(idle)
             for age, block in idle:
                 if age >= mean:

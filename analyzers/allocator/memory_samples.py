@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from gpuscope.analyzers.allocator.allocator_settings import variable
 from gpuscope.schema.memory_section import MemoryEntry, MemorySample
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
@@ -43,7 +44,7 @@ def profiled(trace: Trace) -> list[MemoryEntry]:
         known = reserved[reserved != NA]
         entries.append({
             "rank": rank, "device": device, "path": str(path), "kind": "profiler", "events": len(own),
-            "from_start": None, "settings": None, "variable": "PYTORCH_ALLOC_CONF",
+            "from_start": None, "settings": None, "variable": variable(modern=False),
             "end_allocated_bytes": int(allocated[-1]),
             "end_reserved_bytes": None if reserved[-1] == NA else int(reserved[-1]),
             "peak_allocated_bytes": int(allocated[peak]), "peak_active_bytes": None,

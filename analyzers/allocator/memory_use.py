@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gpuscope.analyzers.allocator import other_settings
-from gpuscope.analyzers.allocator.allocator_settings import SMALL_SIZE, segment_size
+from gpuscope.analyzers.allocator.allocator_settings import ANY, ASCEND, SMALL_SIZE, segment_size, variable
 from gpuscope.analyzers.allocator.fragmentation import Growth, free_sizes, growths, states_before, wasted
 from gpuscope.analyzers.allocator.history import History, State, histories
 from gpuscope.analyzers.allocator.memory_findings import findings
@@ -33,7 +33,6 @@ from gpuscope.words.units import memory
 FAILURES_KEPT = 16
 """A job that catches the error and goes on may fail again thousands of times, in the same way."""
 FREE_SHOWN = 8
-MODERN, OLD, ASCEND = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"
 
 Frames = Mapping[int, str]
 
@@ -92,7 +91,7 @@ def _entry(history: History, frames: Frames) -> MemoryEntry:
         "events": len(history.events),
         "from_start": history.from_start if history.events else None,
         "settings": history.settings_text,
-        "variable": ASCEND if history.settings.padding else MODERN if history.modern else OLD,
+        "variable": _variable(history),
         "end_allocated_bytes": int(allocated[-1]),
         "end_reserved_bytes": int(reserved[-1]),
         "peak_allocated_bytes": int(allocated[peak]),
@@ -110,6 +109,13 @@ def _entry(history: History, frames: Frames) -> MemoryEntry:
         "retries": _retries(history),
         "replay": _replayed(history, try_changes=False) if history.events and not history.inconsistent else None,
     }
+
+
+def _variable(history: History) -> str:
+    if history.settings.padding:
+        return ASCEND
+    # A snapshot has the text that is set, but not by which variable.
+    return variable(modern=history.modern, set_already=(ANY,) if history.settings_text else ())
 
 
 def _fragmentation(found: Sequence[Growth], size: int) -> FragmentationEntry | None:
@@ -197,6 +203,7 @@ def _change(change: other_settings.Change) -> AllocatorChangeEntry:
         "peak_reserved_bytes": outcome.peak_reserved,
         "device_calls": outcome.device_calls,
         "retries": outcome.retries,
+        "collections": outcome.collections,
         "failed": outcome.failed,
     }
 

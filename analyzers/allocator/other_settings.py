@@ -98,18 +98,21 @@ def changes(history: History, found: Baseline) -> list[Change]:
 
 
 def best(tried: list[Change], found: Baseline) -> Change | None:
-    """The change worth making: fewer failed requests, fewer retries, or less reserved by more than the replay's
-    own error and one percent. Of equals the first."""
+    """The change worth making: fewer failed requests, fewer waits for the device, or less reserved by more than the
+    replay's own error and one percent. Of those that come as close, the first."""
     now = found.outcome
     margin = max(abs(now.peak_reserved - found.recorded_peak), found.recorded_peak // 100)
-
-    def rank(outcome: Outcome) -> tuple[int, int, int]:
-        return outcome.failed, outcome.retries, outcome.peak_reserved // max(margin, 1)
-
     worth = [
         change for change in tried
-        if (change.outcome.failed, change.outcome.retries) < (now.failed, now.retries)
-        or ((change.outcome.failed, change.outcome.retries) == (now.failed, now.retries)
-            and change.outcome.peak_reserved < now.peak_reserved - margin)
+        if _trouble(change.outcome) < _trouble(now)
+        or (_trouble(change.outcome) == _trouble(now) and change.outcome.peak_reserved < now.peak_reserved - margin)
     ]  # fmt: skip
-    return min(worth, key=lambda change: rank(change.outcome), default=None)
+    least = min((_trouble(change.outcome) for change in worth), default=None)
+    worth = [change for change in worth if _trouble(change.outcome) == least]
+    peak = min((change.outcome.peak_reserved for change in worth), default=0)
+    return next((change for change in worth if change.outcome.peak_reserved <= peak + margin), None)
+
+
+def _trouble(outcome: Outcome) -> tuple[int, int]:
+    """Failed requests, and how often cudaFree waited for the whole device: garbage is given back by it too."""
+    return outcome.failed, outcome.retries + outcome.collections

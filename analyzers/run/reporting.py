@@ -47,6 +47,7 @@ from gpuscope.schema.document import (
     ProblemEntry,
     RankEntry,
     Report,
+    SetupEntry,
     SourceEntry,
     Stalls,
     StepEntry,
@@ -68,12 +69,13 @@ Causes = Mapping[str, Attributed]
 
 
 def build(
-    facts: RunFacts, results: Sequence[Result], what_if: WhatIf | None, parallelism: Mapping[str, int] | None = None
-) -> Report:
+    facts: RunFacts, results: Sequence[Result], what_if: WhatIf | None, parallelism: Mapping[str, int] | None = None,
+    about: SetupEntry | None = None,
+) -> Report:  # fmt: skip
     """The report of a run from the results of its analyses.
 
     `what_if` says what a change would bring, None where no advice is asked for; `parallelism` is what the run's
-    manifest names, for jobs whose groups don't.
+    manifest names, for jobs whose groups don't; `about` what is recorded of its software and hosts.
     """
     causes = attributed(results)
     checked, wrong = self_check(facts.lanes, causes, _unsettled(results))
@@ -83,6 +85,8 @@ def build(
     causes = {key: undetermined(own) if key in thinned else own for key, own in causes.items()}
     problems = _problems(facts, results)
     diagnosis = _diagnosis(facts, causes, problems, results, parallelism or {})
+    if about is not None:
+        diagnosis["trace"]["setup"] = about
     for gap in diagnosis["gaps"]:
         if (gap["rank"], NA if gap["device"] is None else gap["device"]) in thinned | wrong:
             gap["cause"] = None

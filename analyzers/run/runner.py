@@ -16,6 +16,7 @@ from gpuscope.analyzers.base.analyzer import Result, analyzers_of, attributed, b
 from gpuscope.analyzers.changes import Change, Predicted, Refused
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
+from gpuscope.analyzers.facts.setup import setup
 from gpuscope.analyzers.facts.shared_communicators import with_members
 from gpuscope.analyzers.replay.from_trace.recording import Recorded, not_recorded
 from gpuscope.analyzers.replay.replayer import Replayer
@@ -171,7 +172,8 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
         results.append(Result("windows", problems=list(unread)))
     results.append(replayed)
     named = mesh(folders[0]) if len(folders) == 1 else {}
-    report = build(facts, results, what_if if options.advice else None, named)
+    about = setup(facts.trace, folders)
+    report = build(facts, results, what_if if options.advice else None, named, about)
     return Analysis(report, replayer, facts.trace.hosts)
 
 

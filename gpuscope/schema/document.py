@@ -74,6 +74,19 @@ class SourceEntry(TypedDict):
     """Events in the file, those without use for an analysis included."""
 
 
+class SetupEntry(TypedDict):
+    """What is recorded of the software and the hosts of a job, beside its events."""
+
+    versions: dict[str, str]
+    """By package: torch, deepspeed, nccl…; from the run's `environment/`, or a compile log."""
+    variables: dict[str, str]
+    """Environment variables that change how fast the job runs, from the run's `environment/`."""
+    cores_per_rank: int | None
+    """CPU cores for each rank, the fewest of all; null where they are not recorded."""
+    stacks: bool
+    """Whether Python stacks were recorded."""
+
+
 class TraceEntry(TypedDict):
     """What was analysed."""
 
@@ -96,6 +109,8 @@ class TraceEntry(TypedDict):
     """What kind of program was recorded; None where only records without events were read."""
     parallelism: dict[str, int]
     """Ranks per kind of parallelism (dp, tp, pp, cp, ep), from the process groups."""
+    setup: NotRequired[SetupEntry]
+    """What is recorded of the software and the hosts; reports of gpuscope 0.2 and before lack it."""
 
 
 class Verdict(TypedDict):

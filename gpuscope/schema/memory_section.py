@@ -107,6 +107,8 @@ class AllocatorChangeEntry(TypedDict):
     """CudaMalloc and cuMemMap."""
     retries: int
     failed: int
+    collections: NotRequired[int]
+    """Times that garbage was given back by cudaFree; reports of gpuscope 0.2 and before lack it."""
 
 
 class AllocatorReplayEntry(TypedDict):

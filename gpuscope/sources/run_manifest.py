@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.contained_files import LARGEST_TEXT, Refused, RefusedError, listed, opened, read_text, refused
-from gpuscope.recorded_environment import redacted
+from gpuscope.recorded_environment import kept, redacted
 
 MANIFEST = "manifest.json"
 PARTS = "manifest.d"
@@ -147,23 +148,33 @@ def training_of(folder: Path) -> dict[str, Any] | None:
 
 def machine_of(folder: Path) -> tuple[int, int]:
     """Processors and bytes of memory of the host that ran rank 0; 0 where the run does not say."""
-    for path in _environments(folder):
-        try:
-            platform = json.loads(read_text(folder, path)).get("platform", {})
-        except (OSError, ValueError, AttributeError, RecursionError):
-            continue
-        if isinstance(platform, dict):
-            found = [platform.get(key) for key in ("cpus", "memory_bytes")]
-            cpus, memory = (value if isinstance(value, int) and _positive(value) else 0 for value in found)
-            return cpus, memory
+    for environment in environments(folder).values():
+        found = [environment["platform"].get(key) for key in ("cpus", "memory_bytes")]
+        cpus, memory = (value if isinstance(value, int) and _positive(value) else 0 for value in found)
+        return cpus, memory
     return 0, 0
 
 
-def _environments(folder: Path) -> list[Path]:
+def environments(folder: Path) -> dict[int, dict[str, dict[str, Any]]]:
+    """By rank: `versions`, `variables` (those that may be kept) and `platform` of its process, each {} where it is not
+    recorded."""
     try:
-        return [path for path in listed(folder, "environment", ".json") if path.name.startswith("rank")]
+        paths = [path for path in listed(folder, "environment", ".json") if _OF_RANK.fullmatch(path.name)]
     except OSError:
-        return []
+        return {}
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for path in paths:
+        with suppress(OSError, ValueError, RecursionError):
+            told = json.loads(read_text(folder, path))
+            if isinstance(told, dict):
+                parts = {key: told.get(key) for key in ("versions", "variables", "platform")}
+                own = {key: part if isinstance(part, dict) else {} for key, part in parts.items()}
+                texts = {name: value for name, value in own["variables"].items() if isinstance(value, str)}
+                found[int(path.stem[4:])] = {**own, "variables": kept(texts)}
+    return dict(sorted(found.items()))
+
+
+_OF_RANK = re.compile(r"rank\d{1,9}\.json")
 
 
 def _positive(value: Any) -> bool:

@@ -119,7 +119,16 @@ def _reducible(trace: Trace, facts: KernelFacts, rows: Times, model: str) -> Ite
     optimizer = category == codes("optimizer")[0]
     passes = optimizer & ~looked_up(names.matching(lambda text: _ONE_PASS.search(text) is not None), name)
     if int(spent[passes].sum()) * 2 > int(spent[optimizer].sum()):
-        yield from _entry(trace, "optimizer_passes", rows, passes, "")
+        yield from _entry(trace, "optimizer_passes", rows, passes, ", ".join(_optimizers(trace)))
+
+
+def _optimizers(trace: Trace) -> list[str]:
+    """Classes whose steps the profiler named (`Optimizer.step#SGD.step`)."""
+    found = (_STEP.match(trace.names[code]) for code in distinct_values(trace["host_events"]["name"]).tolist())
+    return sorted({match[1] for match in found if match})
+
+
+_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 
 
 def _entry(trace: Trace, code: str, rows: Times, own: Mask, detail: str) -> Iterator[ReducibleEntry]:

@@ -2,7 +2,8 @@
 
 A chain is a run of elementwise operations, copies on the device, reductions and normalisations between two kernels that
 none of these can be fused into (matrix products, attention, convolutions, collectives). Kernels of Inductor are fused
-already; updates of parameters, their gradients' accumulation and filling belong to the optimizer and are no chain.
+already, and so is what else a compiled region launches; updates of parameters, their gradients' accumulation and
+filling belong to the optimizer and are no chain.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from gpuscope.trace.trace import Trace
 NO_CHAIN = -1
 _FUSABLE = ("normalisation", "softmax", "reduction", "copy", "elementwise")
 _PRODUCTS = ("gemm",)
-_OF_PARAMETERS = re.compile(r"AccumulateGrad$|zero_grad|Optimizer\.|clip_grad|DistributedDataParallel\.")
+_LEFT_ALONE = re.compile(
+    r"AccumulateGrad$|zero_grad|Optimizer\.|clip_grad|DistributedDataParallel\."
+    r"|^Torch-Compiled Region|\bCompiledFunction(Backward)?\b|^AOTDispatcher Runtime Wrapper"
+)
+"""Ranges of what belongs to parameters, and of code that torch.compile has compiled: what it left unfused it can't fuse
+(names as in torch/_dynamo/utils.py and torch/_functorch/_aot_autograd/runtime_wrappers.py)."""
 _FILLS = re.compile(r"FillFunctor")
 _LIBRARY = re.compile(r"cudnn|miopen|bn_(fw|bw)|batch_norm|distribution_elementwise|reduce_scatter|cub::")
 """Kernels of libraries that a compiler leaves alone; sorting and random numbers too."""
@@ -65,12 +71,12 @@ def _fusable(trace: Trace, category: Labels) -> Mask:
     left = names.matching(lambda name: _LIBRARY.search(name) is not None)
     found = among(category, codes(*_FUSABLE).tolist()) & (device["kind"] == Kind.COMPUTE)
     found &= ~looked_up(left, device["name"])
-    of_parameters = names.matching(lambda name: _OF_PARAMETERS.search(name) is not None)
-    rows = np.flatnonzero(found & device.known("launch")) if of_parameters.any() else np.empty(0, np.int64)
+    left_alone = names.matching(lambda name: _LEFT_ALONE.search(name) is not None)
+    rows = np.flatnonzero(found & device.known("launch")) if left_alone.any() else np.empty(0, np.int64)
     if len(rows):
         host = trace["host_events"]
         launch = device.at("launch", rows)
-        candidates = of_parameters[host["name"]]
+        candidates = left_alone[host["name"]]
         around = innermost(host, candidates, host["thread"][launch], host["start"][launch])
         outside = names.matching(lambda name: name == "DistributedDataParallel.forward")[host["name"]]
         found[rows[(around != NA) & ~outside[np.maximum(around, 0)]]] = False

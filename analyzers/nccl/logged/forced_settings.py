@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuscope.hardware.link_rates import compute_capability
+from gpuscope.hardware.vendor_recipes import kept_by_vendors
 from gpuscope.schema.nccl_sections import Nccl
 
 HOPPER = 90
@@ -71,9 +72,10 @@ def situation(nccl: Nccl, models: tuple[str, ...]) -> Situation:
 
 
 def forced(nccl: Nccl, models: tuple[str, ...]) -> list[Forced]:
-    """Those that are set and can cost time here."""
+    """Those that are set and can cost time here, but not what the vendor of the network says to set."""
     seen, where = {one["name"]: one["value"] for one in nccl["environment"]}, situation(nccl, models)
-    return [one for rule in _RULES for one in rule(seen, where)]
+    kept = kept_by_vendors(seen, nccl["networks"])
+    return [one for rule in _RULES for one in rule(seen, where) if one.name not in kept]
 
 
 Variables = Mapping[str, str]

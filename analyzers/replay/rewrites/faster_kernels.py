@@ -35,7 +35,8 @@ A100 and H100 (NVIDIA's cuBLAS figures), those of small models a quarter."""
 REACHED_SINGLE = {-1: 0.6, 0: 0.85, 1: 0.95}
 """Share of the FP32 peak that products reach where their FLOPs are not known; cuBLAS' sgemm 80–90 % on A100."""
 LEAST_NS = 4_000
-"""What even a small product takes."""
+"""What even a small kernel takes (launching its blocks, filling the pipeline, writing back): no precision, fusion or
+layout shortens that."""
 HALVED = {-1: 0.55, 0: 0.75, 1: 1.1}
 """What autocast makes of memory-bound kernels: half the bytes at best, and casts in between."""
 PADDED = {-1: 0.8, 0: 0.5}
@@ -90,7 +91,8 @@ def precision(graph: Graph, change: Precision, setting: Setting) -> Rewritten:
     if not products.any():
         raise UnreplayableError(f"no product at a lower rate than {change.to} ran on the device")
     if change.to in ("bf16", "fp16"):
-        new = np.where(_memory_bound(graph), dur * HALVED[setting.bias], new)
+        fixed = np.minimum(LEAST_NS, dur)
+        new = np.where(_memory_bound(graph), fixed + (dur - fixed) * HALVED[setting.bias], new)
     counted = int((products & (floor > 0)).sum())
     how = (
         f"{units.share(counted / int(products.sum()))} of the products have known FLOPs"
@@ -120,7 +122,8 @@ def fused_kernels(graph: Graph, change: FusedKernels, setting: Setting) -> Rewri
         kept, whole = own[:stay], float(dur[own].sum())
         expected = float(dur[kept].sum())
         spent = (expected + whole) / 2 if setting.bias > 0 else expected * FUSED[setting.bias]
-        spent = min(max(spent, float(floor[kept].sum()) * (setting.bias < 0)), whole)
+        least = max(float(floor[kept].sum()) * (setting.bias < 0), stay * LEAST_NS)
+        spent = min(max(spent, least), whole)
         new[own] = 0
         new[kept] = spent / stay
         gone[own[stay:]] = True
@@ -136,6 +139,7 @@ def padded_products(graph: Graph, change: PaddedProducts, setting: Setting) -> R
     dur, floor = _columns(graph)
     odd = _of(graph, Trait.ODD, "no product of an odd size whose floor is known ran", floor > 0)
     wanted = np.minimum(dur, floor / PADDED[setting.bias]) if setting.bias <= 0 else dur * (1 - LEAST_PADDED)
+    wanted = np.maximum(wanted, LEAST_NS)
     return _shortened(graph, np.where(odd, np.minimum(dur, wanted), dur),
                       f"{int(odd.sum())} products at {PADDED[0]:.0%} of their FLOPs' or bytes' peak (assumed: from "
                       f"{LEAST_PADDED:.0%} shorter to {PADDED[-1]:.0%})")  # fmt: skip

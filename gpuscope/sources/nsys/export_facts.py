@@ -53,6 +53,7 @@ def read_facts(tables: Tables) -> Facts:
         "capture": capture,
         "session_start_utc_ns": start[0] if start else None,
         "host_name": environment.get("Hostname"),
+        "cpu_cores": environment.get("CpuCores"),
         "driver_version": environment.get("NvDriverVersion"),
         "derived": {name: value for name, value in export.items() if name.startswith("DERIVED_")},
     }

@@ -149,6 +149,23 @@ ADAM = (
 )
 
 
+def test_nothing_shortens_kernels_of_a_few_microseconds(simulated: Simulate) -> None:
+    """FP32 products of 9 µs and elementwise kernels of 4, on a device that waits for the host most of the time."""
+    eager = "void at::native::vectorized_elementwise_kernel<4, Gelu>"
+    report = simulated(TINY, gemm=SGEMM, small=eager)
+    planned = {one["code"] for one in report["advice"].get("plan", {"steps": []})["steps"]}
+    assert "single_precision" in {one["code"] for one in report["findings"]}
+    assert not (codes(report) | planned) & {"autocast", "tf32", "compile"}
+    assert "autocast" in codes(simulated(QUIET, gemm=SGEMM, small=eager))
+
+
+@pytest.mark.parametrize("name", ["SGD", "NAdam"])
+def test_an_optimizer_without_a_fused_form_is_not_told_to_take_it(simulated: Simulate, name: str) -> None:
+    job = replace(QUIET, optimizer_kernels=20, optimizer_ns=100_000, host_work=f"Optimizer.step#{name}.step")
+    found = [one["setting"]["name"] for one in simulated(job, optimizer=FOREACH)["suggestions"]]
+    assert [one for one in found if "optim" in one] == (["torch.optim.SGD.fused"] if name == "SGD" else [])
+
+
 def test_an_optimizer_in_many_passes(simulated: Simulate) -> None:
     job = replace(QUIET, optimizer_kernels=20, optimizer_ns=100_000)
     before = simulated(job, optimizer=FOREACH)

@@ -31,6 +31,29 @@ INSIDE = [said("Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct", pid=100)]
 
 
 @pytest.mark.parametrize(
+    ("set_to", "taken"),
+    [
+        ({"NCCL_NET": "FasTrak", "NCCL_ALGO": "Ring,Tree", "NCCL_PROTO": "Simple"}, set()),
+        ({"NCCL_FASTRAK_CTRL_DEV": "eth0", "NCCL_ALGO": "Ring,Tree", "NCCL_PROTO": "Simple"}, set()),
+        ({"NCCL_GPUDIRECTTCPX_CTRL_DEV": "eth0", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}, set()),
+        ({"NCCL_NET": "gIB", "NCCL_NET_GDR_LEVEL": "PIX"}, set()),
+        ({"NCCL_NET": "gIB", "NCCL_ALGO": "Ring"}, {"NCCL_ALGO"}),  # no part of that recipe
+        ({"NCCL_NET": "AWS Libfabric", "NCCL_PROTO": "simple", "NCCL_IB_DISABLE": "1"}, set()),
+        ({"NCCL_SOCKET_IFNAME": "hsn0,hsn1", "NCCL_PROTO": "^LL128", "NCCL_CROSS_NIC": "1"}, set()),
+        ({"NCCL_TOPO_FILE": "/opt/microsoft/ndv5-topo.xml", "NCCL_NET_GDR_LEVEL": "0"}, set()),
+        ({"NCCL_NET": "FasTrak", "NCCL_P2P_DISABLE": "1", "NCCL_PROTO": "Simple"}, {"NCCL_P2P_DISABLE"}),
+        ({"NCCL_NET": "Socket", "NCCL_FASTRAK_CTRL_DEV": "eth0", "NCCL_ALGO": "Ring"}, {"NCCL_NET", "NCCL_ALGO"}),
+        ({"NCCL_SOCKET_IFNAME": "eth0", "NCCL_PROTO": "Simple", "NCCL_IB_DISABLE": "1"},
+         {"NCCL_PROTO", "NCCL_IB_DISABLE"}),
+    ],
+)  # fmt: skip
+def test_what_the_vendor_of_the_network_sets_is_left(tmp_path: Path, set_to: dict[str, str], taken: set[str]) -> None:
+    """Two hosts of two ranks."""
+    found = report(write(tmp_path, "nccl.log", variables(**set_to), communicator(4, 2), nccl_tests({MIB: 99.0})))
+    assert set(unset(found)) == taken
+
+
+@pytest.mark.parametrize(
     ("set_to", "nodes", "taken", "left"),
     [
         ({"NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "INFO"}, 1, {"NCCL_P2P_DISABLE": "nccl_transport"}, "NCCL_DEBUG"),

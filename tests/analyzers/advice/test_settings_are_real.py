@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import inspect
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
-from helpers.advice import finding, report, steady
+from helpers.advice import finding, report, steady, suggestion
 
-from gpuscope.analyzers.advice.rule import Case, rules
-from gpuscope.analyzers.changes import Refused
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule, rules
+from gpuscope.analyzers.advice.settings.settings import KNOWN
+from gpuscope.analyzers.advice.suggesting import advise
+from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.cause_table import NAMED
 from gpuscope.schema.document import Setting
 
@@ -119,3 +125,128 @@ def test_compile_and_checkpoint_have_what_is_proposed() -> None:
     assert values("torch.utils.checkpoint.checkpoint.use_reentrant", []) == ["False"]
     assert "use_reentrant" in inspect.signature(torch.utils.checkpoint.checkpoint).parameters
     assert callable(dcp.async_save)
+
+
+FRAMEWORKS: tuple[tuple[str, ...], ...] = (
+    (), ("ddp",), ("fsdp",), ("fsdp2",), ("deepspeed",), ("megatron",), ("torchtitan",), ("transformers",),
+    ("accelerate", "ddp"), ("horovod",),
+)  # fmt: skip
+OF_A_FRAMEWORK = re.compile(
+    r"--[a-z]|[A-Z]+_[A-Z_]+$|(DistributedDataParallel|FullyShardedDataParallel|DataLoader|FSDPModule|fully_shard|"
+    r"TrainingArguments|Accelerator|zero_optimization|parallelism|"
+    r"torch\.(?!cuda\.empty_cache|distributed collectives))\b"
+)
+
+
+@pytest.mark.parametrize("frameworks", FRAMEWORKS, ids="-".join)
+def test_what_is_proposed_stands_in_the_tables(frameworks: tuple[str, ...]) -> None:
+    names = {one["name"] for cpu in (True, False) for one in proposed(*frameworks, cpu=cpu)}
+    unknown = {name for name in names if OF_A_FRAMEWORK.match(name)} - KNOWN.keys()
+    assert not unknown
+
+
+def test_the_tables_hold_what_rules_propose() -> None:
+    import gpuscope.analyzers.advice.rules as package
+
+    folder, made = (
+        Path(next(iter(package.__path__))),
+        re.compile(r"torch\.optim\.\w+\.(fused|foreach)|NCCL_|--(bf|fp)16$"),
+    )
+    rules_text = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
+    rules_text += (folder.parents[1] / "allocator/allocator_settings.py").read_text(encoding="utf-8")
+    other = {"TrainingArguments.bf16", "TrainingArguments.fp16", "bf16.enabled", "fp16.enabled",
+             "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"}  # fmt: skip
+    assert not [name for name in KNOWN if name not in rules_text and name not in other and not made.match(name)]
+
+
+def torch_owner(name: str) -> object | None:
+    from torch import distributed, nn, optim, profiler, utils
+
+    owner = name.rpartition(".")[0]
+    of = {
+        "DistributedDataParallel": nn.parallel.DistributedDataParallel, "DataLoader": utils.data.DataLoader,
+        "FullyShardedDataParallel": distributed.fsdp.FullyShardedDataParallel,
+        "fully_shard": distributed.fsdp.fully_shard, "torch.compile": torch.compile,
+        "torch.profiler.profile": profiler.profile, "init_device_mesh": distributed.init_device_mesh,
+        "torch.utils.checkpoint.checkpoint": utils.checkpoint.checkpoint,
+    }  # fmt: skip
+    return getattr(optim, owner.rpartition(".")[2]) if owner.startswith("torch.optim.") else of.get(owner)
+
+
+def test_defaults_are_torchs() -> None:
+    """Where the default is an argument's, it is what the signature says: where it is None, what the source makes of
+    that."""
+    made_of_none = {"BackwardPrefetch.BACKWARD_PRE", "ShardingStrategy.FULL_SHARD"}
+    checked = set()
+    for name, known in KNOWN.items():
+        owner = torch_owner(name)
+        member = name.rpartition(".")[2]
+        if owner is None or (inspect.isclass(owner) and callable(getattr(owner, member, None))):
+            continue
+        parameter = inspect.signature(owner).parameters[member]  # type: ignore[arg-type]
+        default = parameter.default
+        checked.add(name)
+        if known.default is None or (default is None and known.default in made_of_none):
+            continue
+        shown = f"BackwardPrefetch.{default.name}" if name.endswith("backward_prefetch") else str(default)
+        assert shown == known.default or (shown.startswith(known.default.removesuffix(")"))), name
+    assert len(checked) >= 30
+
+
+def fields(path: Path) -> dict[str, str]:
+    """Defaults of a pydantic model's fields as written, by their alias where they have one."""
+    found = {}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            value, name = node.value, node.target.id
+            if isinstance(value, ast.Call):
+                alias = [one.value.value for one in value.keywords if one.arg == "alias"]  # type: ignore[attr-defined]
+                name, value = (alias or [name])[0], (value.args or [value])[0]
+                value = value.args[0] if isinstance(value, ast.Call) and value.args else value
+            found[name] = ast.unparse(value)
+    return found
+
+
+def test_deepspeed_has_these_keys_and_defaults() -> None:
+    spec = importlib.util.find_spec("deepspeed")
+    if spec is None or spec.origin is None:
+        pytest.skip("deepspeed is not installed")
+    runtime = Path(spec.origin).parent / "runtime"
+    own = fields(runtime / "zero/config.py")
+    texts = "".join((runtime / name).read_text(encoding="utf-8") for name in ("constants.py", "precision_config.py"))
+    for name, known in KNOWN.items():
+        if known.package != "deepspeed":
+            continue
+        section, _, key = name.partition(".")
+        if section == "zero_optimization" and "." not in key:
+            default = own[key]
+            assert known.default is None or float(known.default) == float(default), name
+        elif section != "zero_optimization":
+            assert f'"{section}"' in texts, name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "version", "fits"),
+    [
+        ("--num-workers", "2", "", False),  # its default
+        ("--num-workers", "4", "", True),
+        ("--cuda-graph-impl", "local", "0.14.0", False),  # not there yet
+        ("--cuda-graph-impl", "local", "0.15.0", True),
+        ("--cuda-graph-impl", "local", "", True),  # which version it is is not known
+        ("--attention-backend", "auto", "0.15.0", False),
+        ("torchrun --numa-binding", "node", "2.8.0", False),
+        ("torchrun --numa-binding", "node", "2.9.1", True),
+        ("zero_optimization.reduce_bucket_size", "500000000", "", False),
+        ("FullyShardedDataParallel.backward_prefetch", "BackwardPrefetch.BACKWARD_PRE", "", True),  # back to it
+    ],
+)
+def test_no_default_and_nothing_that_the_version_lacks(name: str, value: str, version: str, fits: bool) -> None:
+    record = suggestion("try_it", "launch")
+    rule = Rule("a", (type(record),), lambda _, found: [Proposal(
+        found, record, {"kind": "config", "name": name, "value": value}, outcome=Predicted(100, 50, 50, 50, "")
+    )])  # fmt: skip
+    asked = report(finding("launch"), cause="launch")
+    versions = {KNOWN[name].package: version} if version else {}
+    asked["trace"]["setup"] = {"versions": versions, "variables": {}, "cores_per_rank": None, "stacks": False}
+    suggestions, _ = advise(asked, lambda _: Refused("a test"), [rule])
+    assert [one["setting"]["value"] for one in suggestions] == ([value] if fits else [])

@@ -113,7 +113,7 @@ def test_a_failed_request_tells_what_was_free(tmp_path: Path) -> None:
     assert entry["replay"]["failed"] == 1
     assert entry["replay"]["best"] == {
         "option": "expandable_segments", "value": "True", "peak_reserved_bytes": 240 * MIB, "device_calls": 2,
-        "retries": 0, "failed": 0,
+        "retries": 0, "collections": 0, "failed": 0,
     }  # fmt: skip
 
 

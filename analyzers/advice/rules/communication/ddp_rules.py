@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, needed, python, step_now
+from gpuscope.analyzers.advice.framework_settings import by_framework, needed, on_cpu, python, step_now
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
-from gpuscope.analyzers.changes import AccumulatedGradients, GradientViews, Predicted
+from gpuscope.analyzers.changes import AccumulatedGradients, GradientViews, Predicted, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
@@ -109,7 +109,10 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             python("DistributedDataParallel.gradient_as_bucket_view", "True"),
             accelerate=python("DistributedDataParallelKwargs.gradient_as_bucket_view", "True"),
         )
-        yield Proposal(finding, BucketViews(), setting, (GradientViews(),))
+        part_of_host = Refused(
+            "on a CPU the copies are the training thread's own work, which the replay keeps as it was"
+        )
+        yield Proposal(finding, BucketViews(), setting, (GradientViews(),), part_of_host if on_cpu(case) else None)
     else:
         yield from _ddp(case, finding)
 

@@ -162,7 +162,10 @@ def _on_request(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         setting = in_dialect(
             case,
             {
-                "fsdp2": python("FSDPModule.set_modules_to_forward_prefetch", f"the next {depth} modules"),
+                "fsdp2": python(
+                    "FSDPModule.set_modules_to_forward_prefetch",
+                    f"the next {depth} modules; set_modules_to_backward_prefetch the {depth} before",
+                ),
                 "deepspeed": config("zero_optimization.stage3_prefetch_bucket_size", str(int(5e7) * depth)),
             },
         )

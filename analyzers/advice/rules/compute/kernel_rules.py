@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_waits, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.launch_rules import MIN_STEPS
+from gpuscope.analyzers.advice.settings.torch_optimizers import FOREACH, has_fused
 from gpuscope.analyzers.changes import (
     Change,
     FusedAttention,
@@ -111,20 +112,38 @@ class OptimizerFused(Suggestion):
 
     code = "fused_optimizer"
     answers = ("optimizer_passes",)
-    sets = "`torch.optim.AdamW(fused=True)` and its kin; `foreach=True` where there is none"
+    sets = "`fused=True` of `torch.optim.Adam`, `AdamW` or `SGD`, whichever the trace names"
     action = "Take the optimizer's fused implementation"
     why = "{cost}; one kernel updates parameters and states in a single pass over memory"
-    risk = (
-        "needs all parameters on the device, in floating point; results differ in rounding. An optimizer that has none "
-        "takes foreach=True: a kernel per operation over many parameters"
-    )
+    risk = "needs all parameters on the device, in floating point; results differ in rounding"
     verify = "record again: kernels named FusedAdam… in place of multi_tensor_apply and elementwise ones"
+
+
+@dataclass(frozen=True)
+class OptimizerForeach(Suggestion):
+    """A kernel per operation over many parameters, of a class without a fused form."""
+
+    code = "foreach_optimizer"
+    answers = ("optimizer_passes",)
+    sets = "`foreach=True` of an optimizer that has no fused form, where it updates parameter by parameter"
+    action = "Let the optimizer update many parameters with one kernel"
+    why = "{cost}; {optimizer} updates its parameters one by one"
+    why_not = "as many passes over memory stay; what fewer and larger kernels save depends on the parameters' sizes"
+    risk = "copies of all parameters are held at once: the peak of memory rises by about their size"
+    verify = "record again: kernels named multi_tensor_apply in place of elementwise ones"
+
+    optimizer: str
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """One suggestion per finding, where the replay can tell what it gains."""
+    if finding["code"] == "optimizer_passes":
+        yield from _optimizer(case, finding)
+        return
     if finding["code"] == "unfused_kernels" and _launched_too_slowly(case, finding):
         return  # torch.compile(mode="reduce-overhead") is advised for that, and fuses too
+    if device_waits(case) and finding["code"] != "unfused_attention":  # which has fewer kernels to launch as well
+        return
     record, setting, change = _answer(case, finding["code"])
     if not isinstance(case.predict((change,)), Refused):
         yield Proposal(finding, record, setting, (change,))
@@ -157,9 +176,30 @@ def _answer(case: Case, code: str) -> tuple[Suggestion, Setting, Change]:
     if code == "flash_attention_2":
         setting = python("torch.nn.attention.sdpa_kernel", "SDPBackend.CUDNN_ATTENTION  # around the model")
         return AttentionForHopper(), setting, HopperAttention()
-    by_hand = python("torch.optim.AdamW.fused", "True  # also of Adam, SGD and Adagrad")
-    in_transformers = python("TrainingArguments.optim", '"adamw_torch_fused"')
-    return OptimizerFused(), by_framework(case, by_hand, transformers=in_transformers), FusedOptimizer()
+    raise ValueError(code)
+
+
+def _optimizer(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """The fused form of the class that the trace names, where that has one; else foreach, where that is off."""
+    own = [one for entry in case.report.get("compute", []) for one in entry["reducible"]
+           if one["code"] == finding["code"]]  # fmt: skip
+    classes = sorted({name for one in own for name in one["detail"].split(", ") if name})
+    fused = [name for name in classes if has_fused(name, case.version("torch"))]
+    if fused or not classes:
+        by_hand = (
+            python(f"torch.optim.{fused[0]}.fused", "True") if fused
+            else python("the fused argument of the optimizer", "True, where it is torch's Adam, AdamW or SGD")
+        )  # fmt: skip
+        adamw = {"transformers": python("TrainingArguments.optim", '"adamw_torch_fused"')}
+        setting = by_framework(case, by_hand, **(adamw if fused in ([], ["AdamW"]) else {}))
+        if not isinstance(case.predict((FusedOptimizer(),)), Refused):
+            yield Proposal(finding, OptimizerFused(), setting, (FusedOptimizer(),))
+        return
+    if any("multi_tensor_apply" in one["name"] for one in own):
+        return
+    for name in classes:
+        if name in FOREACH:
+            yield Proposal(finding, OptimizerForeach(name), python(f"torch.optim.{name}.foreach", "True"))
 
 
 def _floor(case: Case) -> float | None:
@@ -171,7 +211,7 @@ def _floor(case: Case) -> float | None:
 
 RULE = Rule(
     "kernels",
-    (Compiled, Padded, ChannelsLast, AttentionFused, AttentionForHopper, OptimizerFused),
+    (Compiled, Padded, ChannelsLast, AttentionFused, AttentionForHopper, OptimizerFused, OptimizerForeach),
     propose,
     place=120,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_waits, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import Precision
 from gpuscope.catalogue.suggestion import Suggestion
@@ -74,7 +74,10 @@ class Fp8(Suggestion):
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """TF32 where products run in FP32, autocast for these and for TF32, FP8 where 16 bits run near their peak."""
+    """TF32 where products run in FP32, autocast for these and for TF32, FP8 where 16 bits run near their peak; nothing
+    where the device waits for the host."""
+    if device_waits(case):
+        return
     if finding["code"] == "half_precision_products":
         value = "model, for layers whose sizes are multiples of 16"
         by_hand = python("torchao.float8.convert_to_float8_training", value)

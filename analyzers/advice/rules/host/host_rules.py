@@ -146,6 +146,17 @@ class HostWorkNamed(_HostWork):
         )
 
 
+class HostWorkSampled(HostWorkNamed):
+    """The same where Python stacks are recorded and name no more."""
+
+    sets = "the host's call stacks sampled, where Python stacks alone don't tell"
+    risk = "sampling makes the host slower"
+
+    @property
+    def unknown(self) -> str:
+        return f"the launching thread is{self.inside} for long, and the recorded stacks go no deeper: sample the host"
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """What answers the finding's cause."""
     if finding["code"] == "gc":
@@ -182,12 +193,15 @@ def _host_other(case: Case, finding: FindingEntry, names: list[str]) -> Proposal
     # On a CPU the training thread's own code is all that is left; what samples show needs no finding out.
     if on_cpu(case) or sampled or not _repeats(case):
         return None
-    return Proposal(finding, HostWorkNamed(names), _recorded_with(case))
+    kind = HostWorkSampled if case.stacks else HostWorkNamed
+    return Proposal(finding, kind(names), _recorded_with(case))
 
 
 def _recorded_with(case: Case) -> Setting:
     """What shows the host's own work: of PyTorch stacks, unless the recording is nsys's, which samples them too."""
-    if case.program == "pytorch" and not case.by_nsys:
+    if case.stacks and any(entry["runtime"] != "cuda" for entry in case.host_calls):
+        return config("py-spy record", "--native --pid PID")  # nsys is NVIDIA's
+    if case.program == "pytorch" and not case.by_nsys and not case.stacks:
         return python("torch.profiler.profile.with_stack", "True")
     # Of CPython nsys samples the stacks since 2023.4, and traces the GIL.
     interpreted = case.program in ("pytorch", "jax")
@@ -213,9 +227,10 @@ def _movable(name: str) -> bool:
 
 _OWN_WORK = re.compile(
     r"::|^(cu[A-Z]|cuda|hip)\w+|^(Optimizer|DistributedDataParallel|FullyShardedDataParallel|FSDP)\b|#|"
-    r"^nn\.Module|Backward\d*$|\.py\(\d+\)"
+    r"^nn\.Module|Backward\d*$|\.py\(\d+\)|^<built-in|^(gloo|nccl|mpi|c10d):|^record_param_comms|"
+    r"^Torch-Compiled Region|^TorchDynamo|^Pregraph|^AOTDispatcher|CompiledFunction"
 )
-"""Operators, runtime calls, modules and functions of the program."""
+"""Operators, runtime calls, modules, functions, messages and compiled regions of the program."""
 
 
 def _aside(case: Case, name: str) -> Setting:
@@ -250,7 +265,7 @@ HALF = 0.5
 
 RULE = Rule(
     "host",
-    (CollectedTogether, MovedAside, HostWorkNamed, GilGivenUp, NoBroadcastBuffers, NoRecompilation,
+    (CollectedTogether, MovedAside, HostWorkNamed, HostWorkSampled, GilGivenUp, NoBroadcastBuffers, NoRecompilation,
      NoRecompilationInJax, EagerLoading),
     propose,
     programs=("pytorch", "jax", "native"),

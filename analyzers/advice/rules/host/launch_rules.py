@@ -11,6 +11,7 @@ from gpuscope.analyzers.advice.rules.host.blocking_rules import SHOWN, Place, ba
 from gpuscope.analyzers.changes import CapturedGraphs, Change, PinnedCopies, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.trace.naming import kinds
 from gpuscope.words import units
 
 MIN_STEPS = 2
@@ -78,7 +79,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """Graphs, if the run can be one; the cores beside each GPU."""
     if on_cpu(case) or finding["share_frac"] < max(_others(case), default=0.0):
         return
-    setting, blocking, shapes = _setting(case), _blocking(case), _unlike_shapes(case)
+    setting = None if _in_graphs(case) else _setting(case)
+    blocking, shapes = _blocking(case), _unlike_shapes(case)
     if setting is not None:
         record = GraphsOnceFree(blocking) if blocking else Graphs()
         changes = (*_freeing(blocking), CapturedGraphs())
@@ -105,8 +107,20 @@ def _setting(case: Case) -> Setting | None:
         return config("cudaStreamBeginCapture", "around the kernels of a step, then cudaGraphLaunch")
     if case.program == "jax":
         return None  # XLA forms command buffers itself
+    if any(entry["runtime"] == "acl" for entry in case.host_calls):
+        return None  # torch.compile's mode is CUDA's; Ascend's graphs come with torch_npu's own backend
     by_hand = python("torch.compile.mode", '"reduce-overhead"')
     return by_framework(case, by_hand, megatron=config("--cuda-graph-impl", "local"))
+
+
+def _in_graphs(case: Case) -> bool:
+    """Whether graphs launch most of the kernels already."""
+    counts = {True: 0, False: 0}
+    for call in case.report["api_calls"]:
+        if kinds.is_kernel_launch(call["name"]):
+            counts["GraphLaunch" in call["name"]] += call["count"]
+    kernels = sum(one["launches"] for one in case.report["launches"])
+    return counts[True] > 0 and kernels - counts[False] >= kernels / 2
 
 
 def _blocking(case: Case) -> list[Place]:

@@ -10,6 +10,7 @@ from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import LoaderWorkers, MoreLoaderWorkers
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
+from gpuscope.words import units
 
 WORKERS = (1, 2, 4, 8, 16)
 TIMES = {2.0: "twice", 4.0: "four times"}
@@ -26,13 +27,16 @@ class MoreWorkers(Suggestion):
     sets = "`DataLoader(num_workers=…)`, by the framework's name for it"
     action = "Give the data loader {times:g} times as many worker processes as it has now"
     why = "{cost}; the worker processes make batches more slowly than the device takes them"
-    risk = (
-        "each worker is a process with its own memory, per rank; beyond the free CPU cores, or what the storage gives, "
-        "more are no faster"
-    )
+    risk = "each worker is a process with its own memory, per rank; {limit}, or than the storage serves, are no faster"
     verify = "record again: the cause `input` is gone; if not, the storage or the CPU cores are the limit"
 
     times: float
+    cores: int | None
+    """CPU cores for each rank; None where they are not recorded."""
+
+    @property
+    def limit(self) -> str:
+        return _limit(self.cores)
 
 
 @dataclass(frozen=True)
@@ -46,27 +50,41 @@ class Workers(Suggestion):
     action = "Load batches in {workers} worker process{plural} (with persistent_workers=True)"
     why = "{cost}; a worker loads the next batches while the device computes"
     risk = (
-        "each worker is a process with its own memory, per rank; needs as many free CPU cores; the order of random "
+        "each worker is a process with its own memory, per rank; {limit} are no faster; the order of random "
         "augmentations changes"
     )
 
     workers: int
+    cores: int | None
+    """CPU cores for each rank; None where they are not recorded."""
+
+    @property
+    def limit(self) -> str:
+        return _limit(self.cores)
 
     @property
     def plural(self) -> str:
         return "es" if self.workers > 1 else ""
 
 
+def _limit(cores: int | None) -> str:
+    if cores is None:
+        return (
+            "how many CPU cores the rank has is not recorded, as many are assumed to be free: more workers than these"
+        )
+    return f"more than the {units.plural(cores, 'CPU core')} of this machine for each rank"
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """The fewest workers that hide the loading; where there are workers already, more than now."""
-    names = [evidence["name"] for evidence in finding["evidence"]]
+    """The fewest workers that hide the loading, no more than there are cores; where there are some, more than now."""
+    names, cores = [evidence["name"] for evidence in finding["evidence"]], case.cores_per_rank
     if any(WITH_WORKERS in name for name in names):
         for times, words in TIMES.items():
-            value = f"{words} as many as now, as far as there are free CPU cores"
+            value = f"{words} as many as now, {_at_most(cores)}"
             setting = python("the workers of the data loader", value)
-            yield Proposal(finding, MoreWorkers(times), setting, (MoreLoaderWorkers(times),))
+            yield Proposal(finding, MoreWorkers(times, cores), setting, (MoreLoaderWorkers(times),))
         return
-    for workers in WORKERS:
+    for workers in (count for count in WORKERS if cores is None or count <= cores):
         setting = by_framework(
             case,
             python("DataLoader.num_workers", str(workers)) | {"besides": "persistent_workers=True"},
@@ -76,7 +94,11 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         )
         if names and all(NO_WORKERS in name for name in names):
             setting = setting | {"now": "0"}
-        yield Proposal(finding, Workers(workers), setting, (LoaderWorkers(workers),))
+        yield Proposal(finding, Workers(workers, cores), setting, (LoaderWorkers(workers),))
+
+
+def _at_most(cores: int | None) -> str:
+    return "as far as there are free CPU cores" if cores is None else f"{units.plural(cores, 'core')} per rank at most"
 
 
 RULE = Rule("loader", (MoreWorkers, Workers), propose, place=140)

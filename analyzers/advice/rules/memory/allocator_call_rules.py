@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuscope.analyzers.advice.framework_settings import config, device_floor, env, python, spelled
+from gpuscope.analyzers.advice.framework_settings import allocator, config, device_floor, env, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import NoAllocatorStalls
 from gpuscope.catalogue.suggestion import Suggestion
@@ -113,12 +113,13 @@ class GrowingInPlace(AllocatorCalls):
     """Segments that grow, while the allocator still does."""
 
     code = "expandable_segments"
-    sets = "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, where segments grow or come and go (CUDA)"
+    sets = """`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`PYTORCH_ALLOC_CONF` where torch 2.9 or later is \
+recorded), where segments grow or come and go (CUDA)"""
     action = "Let the allocator grow its segments instead of freeing and allocating them"
     why = "{cost}; the allocator still grows; a segment that grows in place leaves fewer pieces"
     risk = (
         "calls that the cache does not make itself (torch.cuda.empty_cache() in the loop, workspaces of libraries) "
-        "stay: look what the evidence lies in; torch 2.9 and later call the variable PYTORCH_ALLOC_CONF, and take both"
+        "stay: look what the evidence lies in"
     )
     verify = "record again after warm-up: no cudaMalloc and cudaFree within a step"
 
@@ -179,12 +180,13 @@ def _answer(
     if outside >= EMPTIED * entry["frees_per_step"] > 0:
         value = "not in the loop of steps"
         if not case.rocm:
-            value += "; if memory is short, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True instead"
+            instead = allocator(case, "expandable_segments", "True")
+            value += f"; if memory is short, {instead['name']}={instead['value']} instead"
         return NoEmptyCache(*calls, outside), python("torch.cuda.empty_cache()", value)
     if case.rocm or entry["maps_segments"]:
         return None
     kind = GrowingInsteadOfThrashing if found == "thrashing" else GrowingInPlace
-    return kind(*calls), env("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    return kind(*calls), allocator(case, "expandable_segments", "True")
 
 
 RULE = Rule(

@@ -24,9 +24,10 @@ class AllocatorSetting(Suggestion):
 
     code = "allocator_setting"
     answers = ("out_of_memory", "allocator_retries", "fragmentation")
-    sets = """`PYTORCH_ALLOC_CONF` (the older or Ascend's name where the snapshot has it): the best of \
-`expandable_segments`, `max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold` by replaying \
-the recorded requests; what is set besides is kept"""
+    sets = """`PYTORCH_CUDA_ALLOC_CONF` (`PYTORCH_ALLOC_CONF` where torch 2.9 or later is recorded and that is not \
+set, on Ascend `PYTORCH_NPU_ALLOC_CONF`): the best of `expandable_segments`, `max_split_size_mb`, \
+`roundup_power2_divisions`, `garbage_collection_threshold` by replaying the recorded requests; what is set besides is \
+kept"""
     action = "Set {option}:{value} for the caching allocator"
     why = "{message}"
     verify = (
@@ -67,7 +68,10 @@ class RequestsRoundedUp(AllocatorSetting):
 class MemoryGivenBack(AllocatorSetting):
     """`garbage_collection_threshold`."""
 
-    risk = "it acts only under torch.cuda.set_per_process_memory_fraction(); what it gives back must be allocated anew"
+    risk = (
+        "it acts only under torch.cuda.set_per_process_memory_fraction(); what it gives back must be allocated "
+        "anew, and cudaFree waits for the device"
+    )
 
 
 _BY_OPTION = {
@@ -91,6 +95,10 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     option, value = (best["option"], best["value"]) if best else USUAL
     record = _BY_OPTION[option](option, value, best["peak_reserved_bytes"] if best else None)
     setting = env(entry["variable"], merged(entry["settings"] or "", option, value))
+    if option == "garbage_collection_threshold":
+        setting = setting | {
+            "besides": "with torch.cuda.set_per_process_memory_fraction(1.0), without which it is idle"
+        }
     outcome = _outcome(case, entry, replay, best) if best else Refused(replay["why"])
     yield Proposal(finding, record, setting, outcome=outcome, gains_time=False)
 
@@ -98,7 +106,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 def _outcome(case: Case, entry: MemoryEntry, replay: AllocatorReplayEntry, best: AllocatorChangeEntry) -> Predicted:
     """Memory is what is saved; the step gets shorter only where the trace shows the stalls of retries that go."""
     basis = _basis(entry, replay, best)
-    if entry["retries"] and not best["retries"] and not best["failed"]:
+    if entry["retries"] and not (best["retries"] or best["failed"] or best.get("collections")):
         outcome = case.predict((NoAllocatorStalls(),))
         if isinstance(outcome, Predicted):
             return replace(outcome, basis=f"{basis}; {outcome.basis}")

@@ -128,8 +128,9 @@ def _blocks(case: Case) -> bool:
 
 def _pinned(case: Case) -> Setting:
     """Batches in pinned memory, in PyTorch."""
-    in_transformers = python("TrainingArguments.dataloader_pin_memory", "True")
-    return by_framework(case, python("DataLoader.pin_memory", "True"), transformers=in_transformers)
+    # The Trainer's loader pins by default, so what is pageable there is copied by the model or a callback.
+    by_hand = python("Tensor.to", "device, non_blocking=True  # of a tensor in pinned memory: .pin_memory() first")
+    return by_framework(case, python("DataLoader.pin_memory", "True"), transformers=by_hand)
 
 
 def _evicts(case: Case) -> bool:

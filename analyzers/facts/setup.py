@@ -1,0 +1,69 @@
+"""What is recorded of a job's software and hosts: versions, variables, cores. Advice must fit them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuscope.recorded_environment import NAMES
+from gpuscope.schema.document import SetupEntry
+from gpuscope.sources.run_manifest import environments
+from gpuscope.trace.schema import NA
+from gpuscope.trace.trace import Trace
+
+
+def setup(trace: Trace, folders: Sequence[Path]) -> SetupEntry:
+    """From the environments that the run folders hold, and from what the files say of themselves."""
+    told = {rank: one for folder in folders for rank, one in environments(folder).items()}
+    versions: dict[str, str] = {}
+    variables: dict[str, str] = {}
+    for source in trace.sources:
+        if source.format == "compile-log" and source.format_version:
+            versions["torch"] = source.format_version
+    for one in told.values():
+        versions |= {name: value for name, value in one["versions"].items() if isinstance(value, str)}
+        variables |= {name: value for name, value in one["variables"].items() if name not in NAMES}
+    counted = [*_by_affinity(told), *_by_file(trace)]
+    return {
+        "versions": versions, "variables": variables, "cores_per_rank": max(min(counted), 1) if counted else None,
+        "stacks": _stacks(trace),
+    }  # fmt: skip
+
+
+_FRAME = re.compile(r"\.py\(\d+\): \S|^<built-in \w+ ")
+"""How torch's profiler names a Python function."""
+
+
+def _stacks(trace: Trace) -> bool:
+    headers = (source.facts.get("header") for source in trace.sources)
+    asked = any(isinstance(header, Mapping) and header.get("with_stack") for header in headers)
+    return asked or any(_FRAME.search(name) for name in trace.names.names)
+
+
+def _by_affinity(told: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Iterator[int]:
+    """The cores a rank may use, by how many ranks of its host may use the same ones."""
+    allowed = {rank: one["platform"].get("affinity") for rank, one in told.items()}
+    sets = {rank: frozenset(map(str, cores)) for rank, cores in allowed.items() if isinstance(cores, list) and cores}
+    alike = Counter(sets.values())
+    for rank, cores in sets.items():
+        local = told[rank]["variables"].get("LOCAL_WORLD_SIZE", "")
+        sharing = min(alike[cores], int(local)) if local.isdecimal() and int(local) else alike[cores]
+        yield len(cores) // sharing
+
+
+def _by_file(trace: Trace) -> Iterator[int]:
+    """The cores that a recorder counted in its process, or nsys on its host, by the ranks of that host."""
+    ranks = trace["ranks"]
+    of_rank = dict(zip(ranks["rank"].tolist(), ranks["host"].tolist(), strict=True))
+    on_host = Counter(of_rank.values())
+    for source, rank in sorted(set(zip(ranks["source"].tolist(), ranks["rank"].tolist(), strict=True))):
+        facts = trace.sources[source].facts
+        header = facts.get("header")
+        counted = header.get("gpuscope_cores") if isinstance(header, Mapping) else None
+        cores = counted.get("cores") if isinstance(counted, Mapping) else facts.get("cpu_cores")
+        if str(cores).isdecimal() and int(str(cores)):
+            # Ranks of no known host are taken to be together: then each has the fewest.
+            yield int(str(cores)) // (on_host[of_rank[rank]] if of_rank[rank] != NA else len(of_rank))
