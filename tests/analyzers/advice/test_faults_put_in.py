@@ -72,6 +72,7 @@ PREDICTED = [
     Trial("late_host", replace(READ_LOSS, host_work_ns=9 * MS, host_work_ranks=(0,), ranks=3), {"host_work_ns": 0}),
     Trial("loader_workers", replace(READ_LOSS, loader_ns=9 * MS, workers=0), {"workers": 2}),
     Trial("cuda_graphs", TINY, {"graphs": True}),
+    Trial("cuda_graphs", replace(TINY, steps=1), {"graphs": True}),
     Trial("remove_syncs", replace(NARROW, items=4, item_own_ns=150_000, device_syncs=4), {"blocking": False}),
     Trial("pinned_copies", replace(SMALL, items=1, copy="pageable", copy_bytes=6 * MIB), {"copy": "beside"}),
     Trial("copy_stream", replace(SMALL, items=1, copy_bytes=20 * MIB), {"copy": "beside"}),
