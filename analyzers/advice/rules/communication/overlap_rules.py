@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import Overlap, Refused
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
+from gpuscope.trace.naming.frameworks import WRAPPERS
 
 NAMES = {
     "deepspeed": config("zero_optimization.overlap_comm", "true"),
     "megatron": config("--overlap-grad-reduce", ""),
 }
-_WRAPPERS = {"deepspeed", "megatron", "horovod", "ddp", "fsdp", "fsdp2"}
-"""Frameworks that reduce gradients for the program."""
+BY_DDP = python(
+    "torch.nn.parallel.DistributedDataParallel", "around the model, in place of the loop that reduces its gradients"
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Overlapped(Suggestion):
     """Gradients reduced during the backward pass, by the framework's option."""
 
     code = "overlap"
-    answers = ("latency", "bandwidth", UNDIVIDED)
+    answers: ClassVar[tuple[str, ...]] = ("latency", "bandwidth", UNDIVIDED)
     sets = """DeepSpeed `overlap_comm`, Megatron `--overlap-grad-reduce`; `DistributedDataParallel` where the program \
 reduces gradients itself behind the backward pass; DDP and FSDP2 overlap unasked"""
     action = "Reduce gradients while the backward pass still computes"
@@ -54,14 +57,12 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if setting is not None:
         yield Proposal(finding, Overlapped(), setting, (Overlap(on=True),))
     elif _by_hand(case):
-        value = "around the model, in place of the loop that reduces its gradients"
-        setting = python("torch.nn.parallel.DistributedDataParallel", value)
-        yield Proposal(finding, OverlappedByDdp(), setting, (Overlap(on=True),))
+        yield Proposal(finding, OverlappedByDdp(), BY_DDP, (Overlap(on=True),))
 
 
 def _by_hand(case: Case) -> bool:
     """Whether the program reduces its gradients without a framework, after its backward pass."""
-    if case.program != "pytorch" or _WRAPPERS & set(case.frameworks):
+    if case.program != "pytorch" or WRAPPERS & set(case.frameworks):
         return False
     return not isinstance(case.predict((Overlap(on=True),)), Refused)
 
