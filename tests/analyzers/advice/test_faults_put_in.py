@@ -199,16 +199,12 @@ def test_a_setting_without_a_predicted_step_comes_only_where_it_applies(shown: S
     assert shown.code not in told(analysed(quiet, tmp_path, log=log))
 
 
-def in_cpp(folder: Path, *, allocates: bool = False, migrations: Sequence[tuple[int, int]] = ()) -> Report:
-    """A program that calls CUDA itself: six rounds of a kernel of 1 ms; in each 2 ms of allocating and freeing, or
-    exposed migrations of (kind, cause) for 1 ms each."""
+def in_cpp(folder: Path, *, allocates: bool = False) -> Report:
+    """A program that calls CUDA itself: six rounds of a kernel of 1 ms; in each 2 ms of allocating and freeing."""
     export, at = Export(), 1_000_000
     for number in range(6):
         for call in ("cudaMalloc_v3020", "cudaFree_v3020") if allocates else ():
             export.call(at, at + MS, 10 * number + 5 + len(call), call)
-            at += MS
-        for kind, cause in migrations:
-            export.copy(at, at + MS, 0, kind=kind, migrationCause=cause)
             at += MS
         export.call(at, at + 5_000, 10 * number + 1)
         export.kernel(at + 10_000, at + MS, 10 * number + 1, name="stencil")
@@ -216,19 +212,9 @@ def in_cpp(folder: Path, *, allocates: bool = False, migrations: Sequence[tuple[
     return gpuscope.analyze(export.write(folder / f"cpp{len(list(folder.iterdir()))}")).report
 
 
-TO_DEVICE, TO_HOST, FAULT, EVICTION = 11, 12, 2, 4
-
-
 def test_memory_is_allocated_once_in_cpp(tmp_path: Path) -> None:
     assert "allocate_once" in told(in_cpp(tmp_path, allocates=True))
     assert "allocate_once" not in told(in_cpp(tmp_path))
-
-
-def test_unified_memory_by_what_moved_it(tmp_path: Path) -> None:
-    """What host or device touch is prefetched; where pages are evicted, a prefetch would evict more."""
-    assert "prefetch" in told(in_cpp(tmp_path, migrations=[(TO_DEVICE, FAULT), (TO_HOST, FAULT)]))
-    assert "prefetch" not in told(in_cpp(tmp_path, migrations=[(TO_DEVICE, FAULT), (TO_HOST, EVICTION)]))
-    assert "prefetch" not in told(in_cpp(tmp_path))
 
 
 def short_of_memory(folder: Path, free_on_device: int) -> Report:
