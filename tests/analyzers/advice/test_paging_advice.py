@@ -40,7 +40,7 @@ def test_each_direction_gets_its_prefetch(tmp_path: Path) -> None:
     to_device = migrating(tmp_path, (TO_DEVICE, FAULT), (TO_DEVICE, PREFETCH))
     assert settings(to_device) == [("cudaMemPrefetchAsync", "the device")]
     (one,) = told(to_device)
-    assert one["grounds"] == "36 MB moved to the device on demand, 36 MB by a prefetch"
+    assert one["grounds"] == "34.3 MiB moved to the device on demand, 34.3 MiB by a prefetch"
     assert one["bound"]["step_ns_low"] < one["bound"]["step_ns_before"]
     assert settings(migrating(tmp_path, (TO_HOST, SPECULATIVE))) == [("cudaMemPrefetchAsync", "cudaCpuDeviceId")]
 
