@@ -30,10 +30,12 @@ def _share(finding: FindingEntry, ranks: list[RankEntry]) -> float:
     code = finding["code"]
     cause = "straggler" if code in _LATE else _CAUSES.get(code)
     shares = [_cost(entry, cause) / entry["window_ns"] for entry in ranks if entry["window_ns"] and cause]
-    mean = finding["share_frac"]
+    share = finding["share_frac"]
     if code not in _LATE and cause is None and finding["ranks"]:
-        mean *= len(ranks) / len(finding["ranks"])  # of all ranks, though these alone lose it
-    return max([mean, *shares])
+        own = sum(entry["window_ns"] for entry in ranks if entry["rank"] in finding["ranks"])
+        if finding["cost_ns"] and own:  # of those that lose it, whether the finding's share is theirs or all ranks'
+            share = finding["cost_ns"] / own
+    return max([share, *shares])
 
 
 def _cost(entry: RankEntry, cause: str | None) -> int:

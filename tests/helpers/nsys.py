@@ -47,7 +47,7 @@ class Export:
 
     def copy(self, start: int, end: int, correlation: int, kind: int = 1, pid: int = 10, **more: Any) -> None:
         self.add(MEMCPY, start=start, end=end, deviceId=0, streamId=7, correlationId=correlation,
-                 globalPid=process(pid), copyKind=kind, bytes=64, **more)  # fmt: skip
+                 globalPid=process(pid), copyKind=kind, **({"bytes": 64} | more))  # fmt: skip
 
     def call(self, start: int, end: int, correlation: int, name: str = "cudaLaunchKernel_v7000", pid: int = 10,
              **more: Any) -> None:  # fmt: skip

@@ -67,7 +67,11 @@ class Job:
     no_sync: bool = False
     """… of which only the last one reduces gradients."""
     wrapped: bool = True
-    """Gradients are reduced by DDP; else by a loop of the program's own."""
+    """Gradients are reduced by DDP; else by a loop of the program's own…"""
+    each_waited: bool = False
+    """… over its parameters from the first on, which waits for each and divides it by the number of ranks."""
+    bias_bytes: int = 0
+    """Gradient of a bias beside each product's weight (ddp)."""
     gradient_copies: bool = False
     """Reduced gradients are copied out of their buckets (ddp)."""
     search_ns: int = 0

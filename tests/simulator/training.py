@@ -221,17 +221,29 @@ def _backward(script: Script, sync: bool = True) -> list[str]:
             _tensor_reduce(script)
         for n in reversed(range(job.gemms)):
             backward_gemm(script, layer, n)
-            last = layer == 0 and n == 0
-            held.append(tensor)
-            full = (sum(held) >= job.bucket_bytes or last) and job.parallel in ("ddp", "tensor") and sync
-            _accumulate(script, tensor, sum(held) if full and job.overlap else 0, pending)
-            if full:
-                late += [sum(held)] if not job.overlap else []
-                held = []
+            for size in filter(None, (job.bias_bytes, tensor)):
+                last = layer == 0 and n == 0 and size == tensor
+                held.append(size)
+                full = (sum(held) >= job.bucket_bytes or last) and job.parallel in ("ddp", "tensor") and sync
+                _accumulate(script, size, sum(held) if full and job.overlap else 0, pending)
+                if full:
+                    late += [sum(held)] if not job.overlap else []
+                    held = []
         if job.parallel == "fsdp":
             pending.append(_scatter(script, layer))
         _freed(script, "backward", layer)
+    if job.each_waited:
+        script.turn(MAIN_THREAD)
+        for size in reversed(late):
+            _averaged(script, size)
+        return []
     return pending + [_reduce(script, size) for size in late]
+
+
+def _averaged(script: Script, size: int) -> None:
+    """`all_reduce(parameter.grad); parameter.grad /= world_size`."""
+    script.wait_for(_reduce(script, size))
+    script.op(("aten::div_",), script.kernel(SMALL, max(2_000, 2 * size // MEMORY_RATE), "divide", size, batch=False))
 
 
 def _accumulate(script: Script, size: int, bucket: int, pending: list[str]) -> None:

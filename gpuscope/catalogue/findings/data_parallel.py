@@ -31,6 +31,32 @@ class SyncedAccumulation(Finding):
 
 
 @dataclass(frozen=True)
+class SeparateReductions(Finding):
+    """A program reduces its gradients one by one, in a loop over its parameters: each message pays the fixed cost of a
+    collective, and none is hidden behind the backward pass. Part of the communication finding beside it.
+    """
+
+    code = "separate_reductions"
+    recognised = """ten or more all-reduces in a row in a judged step, no matrix product between them, twice as many as
+    buckets of 25 MiB would be; no mark of DDP, FSDP, DeepSpeed, Megatron or Horovod."""
+    helps = "`DistributedDataParallel`; or one all-reduce of all gradients in one flat tensor."
+    misleads = "all-reduces that are no gradients: metrics in the same place, of 1 MiB or more in all."
+
+    count: int
+    """Per step."""
+    bytes: int | None
+    """Of all of them in a step, where recorded."""
+    share: float
+
+    def message(self) -> str:
+        of = f" of {units.size(self.bytes // self.count)} on average" if self.bytes else ""
+        return (
+            f"{self.count} all-reduces{of} follow one another in each step, where a few would do: "
+            f"{units.share(self.share)} of the time is communication exposed for them"
+        )
+
+
+@dataclass(frozen=True)
 class UnusedParameterSearch(Finding):
     """DDP walks the graph for parameters without a gradient before each backward pass, while the device idles. Part
     of the finding on the host beside it.

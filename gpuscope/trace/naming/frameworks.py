@@ -33,6 +33,9 @@ _DESCRIPTIONS = {
     "data_parallel": "dp",
 }
 
+WRAPPERS = frozenset({"deepspeed", "megatron", "horovod", "ddp", "fsdp", "fsdp2"})
+"""Those that reduce gradients for the program."""
+
 
 def frameworks(names: Iterable[str], descriptions: Iterable[str] = ()) -> list[str]:
     """The frameworks that left a mark among the names of a trace's events or of its process groups."""

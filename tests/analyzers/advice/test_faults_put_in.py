@@ -72,6 +72,7 @@ PREDICTED = [
     Trial("late_host", replace(READ_LOSS, host_work_ns=9 * MS, host_work_ranks=(0,), ranks=3), {"host_work_ns": 0}),
     Trial("loader_workers", replace(READ_LOSS, loader_ns=9 * MS, workers=0), {"workers": 2}),
     Trial("cuda_graphs", TINY, {"graphs": True}),
+    Trial("cuda_graphs", replace(TINY, steps=1), {"graphs": True}),
     Trial("remove_syncs", replace(NARROW, items=4, item_own_ns=150_000, device_syncs=4), {"blocking": False}),
     Trial("pinned_copies", replace(SMALL, items=1, copy="pageable", copy_bytes=6 * MIB), {"copy": "beside"}),
     Trial("copy_stream", replace(SMALL, items=1, copy_bytes=20 * MIB), {"copy": "beside"}),
@@ -198,16 +199,12 @@ def test_a_setting_without_a_predicted_step_comes_only_where_it_applies(shown: S
     assert shown.code not in told(analysed(quiet, tmp_path, log=log))
 
 
-def in_cpp(folder: Path, *, allocates: bool = False, migrations: Sequence[tuple[int, int]] = ()) -> Report:
-    """A program that calls CUDA itself: six rounds of a kernel of 1 ms; in each 2 ms of allocating and freeing, or
-    exposed migrations of (kind, cause) for 1 ms each."""
+def in_cpp(folder: Path, *, allocates: bool = False) -> Report:
+    """A program that calls CUDA itself: six rounds of a kernel of 1 ms; in each 2 ms of allocating and freeing."""
     export, at = Export(), 1_000_000
     for number in range(6):
         for call in ("cudaMalloc_v3020", "cudaFree_v3020") if allocates else ():
             export.call(at, at + MS, 10 * number + 5 + len(call), call)
-            at += MS
-        for kind, cause in migrations:
-            export.copy(at, at + MS, 0, kind=kind, migrationCause=cause)
             at += MS
         export.call(at, at + 5_000, 10 * number + 1)
         export.kernel(at + 10_000, at + MS, 10 * number + 1, name="stencil")
@@ -215,19 +212,9 @@ def in_cpp(folder: Path, *, allocates: bool = False, migrations: Sequence[tuple[
     return gpuscope.analyze(export.write(folder / f"cpp{len(list(folder.iterdir()))}")).report
 
 
-TO_DEVICE, TO_HOST, FAULT, EVICTION = 11, 12, 2, 4
-
-
 def test_memory_is_allocated_once_in_cpp(tmp_path: Path) -> None:
     assert "allocate_once" in told(in_cpp(tmp_path, allocates=True))
     assert "allocate_once" not in told(in_cpp(tmp_path))
-
-
-def test_unified_memory_by_what_moved_it(tmp_path: Path) -> None:
-    """What host or device touch is prefetched; where pages are evicted, a prefetch would evict more."""
-    assert "prefetch" in told(in_cpp(tmp_path, migrations=[(TO_DEVICE, FAULT), (TO_HOST, FAULT)]))
-    assert "prefetch" not in told(in_cpp(tmp_path, migrations=[(TO_DEVICE, FAULT), (TO_HOST, EVICTION)]))
-    assert "prefetch" not in told(in_cpp(tmp_path))
 
 
 def short_of_memory(folder: Path, free_on_device: int) -> Report:

@@ -46,10 +46,19 @@ def test_graphs_leave_what_the_device_does() -> None:
     assert graphs(case) == (["60000000"], [])
 
 
-@pytest.mark.parametrize("numbers", [(), (1,)])
-def test_no_graphs_without_two_steady_steps(numbers: tuple[int, ...]) -> None:
-    told, [why] = graphs(steady(launching(), *numbers))
-    assert (told, why) == ([], "whether steps repeat can't be told from one: record two or more")
+def test_one_step_gets_a_figure_that_says_what_it_assumes() -> None:
+    suggestions, _ = advise(steady(launching(), 1), gains)
+    (one,) = (one for one in suggestions if one["code"] == "cuda_graphs")
+    assert one["predicted"]["step_ns_after"] == AFTER
+    assert one["grounds"].startswith("inferred: a single steady step was recorded")
+    suggestions, _ = advise(launching(), gains)
+    assert all("grounds" not in one for one in suggestions if one["code"] == "cuda_graphs")
+
+
+def test_a_window_without_steps_gets_a_bound() -> None:
+    told, [why] = graphs(steady(launching()))
+    assert told == []
+    assert why.startswith("no steps were found")
 
 
 def test_no_graphs_where_the_host_idles_for_something_else() -> None:

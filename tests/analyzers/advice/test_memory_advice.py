@@ -1,4 +1,4 @@
-"""Advice on allocator calls and copies: a cache that is off, one that thrashes or grows; pinned memory; prefetches."""
+"""Advice on allocator calls and copies: a cache that is off, one that thrashes or grows; pinned memory."""
 
 from __future__ import annotations
 
@@ -83,14 +83,6 @@ def test_pinned_buffers_in_cpp_have_no_predicted_gain() -> None:
     assert not suggestions
     [one] = advice["unpredicted"]
     assert one["setting"]["value"].startswith("cudaMallocHost")
-
-
-@pytest.mark.parametrize(("program", "count"), [("native", 1), ("pytorch", 0)])
-def test_unified_memory_is_prefetched_in_cpp(program: str, count: int) -> None:
-    case = report(finding("paging"), bound_by="memory", cause="paging")
-    case["trace"]["program"] = program  # type: ignore[typeddict-item]
-    _, advice = advise(case, gains)
-    assert [one["setting"]["name"] for one in advice["unpredicted"]] == ["cudaMemPrefetchAsync"] * count
 
 
 @pytest.mark.parametrize(("copy", "kept"), [("HtoD pageable", True), ("DtoH", False), (None, False)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -16,13 +17,15 @@ from gpuscope.analyzers.advice.rules.communication.bucket_rules import DEFAULT, 
 from gpuscope.analyzers.changes import BucketSize, Change, Overlap, Refused
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
+from gpuscope.trace.naming.frameworks import WRAPPERS
 
 NAMES = {
     "deepspeed": config("zero_optimization.overlap_comm", "true"),
     "megatron": config("--overlap-grad-reduce", ""),
 }
-_WRAPPERS = {"deepspeed", "megatron", "horovod", "ddp", "fsdp", "fsdp2"}
-"""Frameworks that reduce gradients for the program."""
+BY_DDP = python(
+    "torch.nn.parallel.DistributedDataParallel", "around the model, in place of the loop that reduces its gradients"
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Overlapped(Suggestion):
     """Gradients reduced during the backward pass, by the framework's option."""
 
     code = "overlap"
-    answers = ("latency", "bandwidth", UNDIVIDED)
+    answers: ClassVar[tuple[str, ...]] = ("latency", "bandwidth", UNDIVIDED)
     sets = """DeepSpeed `overlap_comm`, Megatron `--overlap-grad-reduce`; `DistributedDataParallel` where the program \
 reduces gradients itself behind the backward pass; DDP and FSDP2 overlap unasked"""
     action = "Reduce gradients while the backward pass still computes"
@@ -55,15 +58,13 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if setting is not None:
         yield Proposal(finding, Overlapped(), setting, (Overlap(on=True),))
     elif changes := _by_hand(case):
-        value = "around the model, in place of the loop that reduces its gradients"
-        setting = python("torch.nn.parallel.DistributedDataParallel", value)
-        yield Proposal(finding, OverlappedByDdp(), setting, changes)
+        yield Proposal(finding, OverlappedByDdp(), BY_DDP, changes)
 
 
 def _by_hand(case: Case) -> tuple[Change, ...]:
     """What DDP would change of a program that reduces its gradients without a framework, after its backward pass: its
     buckets, and when they are sent, as far as the replay knows; empty of another program."""
-    if case.program != "pytorch" or _WRAPPERS & set(case.frameworks):
+    if case.program != "pytorch" or WRAPPERS & set(case.frameworks):
         return ()
     buckets, beside = BucketSize(DEFAULT, DEFAULT_FIRST), Overlap(on=True)
     for changes in ((buckets, beside), (beside,), (buckets,)):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_waits, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
-from gpuscope.analyzers.advice.rules.host.launch_rules import MIN_STEPS
 from gpuscope.analyzers.advice.settings.torch_optimizers import FOREACH, has_fused
 from gpuscope.analyzers.changes import (
     Change,
@@ -151,7 +150,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 
 def _launched_too_slowly(case: Case, finding: FindingEntry) -> bool:
     launch = case.finding("launch")
-    return launch is not None and launch["share_frac"] > finding["share_frac"] and case.steady_steps >= MIN_STEPS
+    return launch is not None and launch["share_frac"] > finding["share_frac"] and case.steady_steps > 0
 
 
 def _answer(case: Case, code: str) -> tuple[Suggestion, Setting, Change]:

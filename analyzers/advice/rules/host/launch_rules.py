@@ -22,7 +22,7 @@ OFTEN = 0.5
 """Blocking calls per step from which they are part of a step."""
 BLOCKED = 0.01
 """Share of the time that calls which copy nothing must block: others found nothing to wait for."""
-ONE_STEP = "whether steps repeat can't be told from one: record two or more"
+NO_STEPS = "no steps were found, so what a graph would hold can't be told: record two or more, with a range around each"
 IDLE = ("input", "sync", "gc", "host_other", "allocator", "unattributed")
 """Other causes of idle time."""
 
@@ -36,11 +36,24 @@ class Graphs(Suggestion):
     sets = '`torch.compile(mode="reduce-overhead")`, Megatron `--cuda-graph-impl`; in C++ `cudaStreamBeginCapture`'
     action = "Launch the step's kernels as CUDA graphs"
     why = "{cost}; a graph launches hundreds of kernels for the price of one"
+    grounds = "{assumed}"
     risk = (
         "every step must have the same shapes; the first steps take longer, because they compile; each graph keeps its "
         "memory; code that reads values on the host breaks a graph"
     )
     verify = "record again: far fewer cudaLaunchKernel calls, cudaGraphLaunch instead; the cause `launch` falls"
+
+    steps: int
+    """Steady ones that were recorded."""
+
+    @property
+    def assumed(self) -> str:
+        if self.steps >= MIN_STEPS:
+            return ""
+        return (
+            "inferred: a single steady step was recorded, which can't show that the next ones run the same kernels in "
+            "the same shapes; the figure holds if they do (record two or more)"
+        )
 
 
 @dataclass(frozen=True)
@@ -82,10 +95,10 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     setting = None if _in_graphs(case) else _setting(case)
     blocking, shapes = _blocking(case), _unlike_shapes(case)
     if setting is not None:
-        record = GraphsOnceFree(blocking) if blocking else Graphs()
+        steps = case.steady_steps
+        record = GraphsOnceFree(steps, blocking) if blocking else Graphs(steps)
         changes = (*_freeing(blocking), CapturedGraphs())
-        once = case.steady_steps < MIN_STEPS
-        refused = Refused(ONE_STEP) if once else Refused(shapes) if shapes else None
+        refused = Refused(shapes or NO_STEPS) if shapes or not steps else None
         yield Proposal(finding, record, setting, changes, refused, device_floor(case, *BUSY))
     if not dominates(case, finding):
         return

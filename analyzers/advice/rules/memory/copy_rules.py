@@ -1,4 +1,4 @@
-"""Copies between host and device, and unified memory that migrates."""
+"""Copies between host and device."""
 
 from __future__ import annotations
 
@@ -74,34 +74,14 @@ class OwnCopyStream(Suggestion):
     verify = "record again: copies beside kernels; the cause `copy` falls"
 
 
-@dataclass(frozen=True)
-class Prefetched(Suggestion):
-    """Pages moved before they are used."""
-
-    code = "prefetch"
-    answers = ("paging",)
-    sets = "`cudaMemPrefetchAsync` behind the host's last access"
-    action = "Prefetch unified memory right before the kernel that uses it, after the host's last access"
-    why = (
-        "{cost}; if the host touches the data after a prefetch, its pages move back one by one, and the kernel fetches "
-        "every page again"
-    )
-    why_not = "which accesses cause the faults is not recorded"
-    risk = "a prefetch copies the whole range, even what the kernel does not touch"
-    verify = "record again with --cuda-um-cpu-page-faults=true and --cuda-um-gpu-page-faults=true: no faults"
-
-
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """Pinned memory for copies; for migrations the page moved before it is used."""
+    """Pinned memory for copies, on a stream beside the kernels."""
     if finding["code"] == "sync":
         waited = batches(in_loop(case))
         if waited and case.program == "pytorch":
             yield Proposal(finding, PinnedWaitedFor(waited[0]), _pinned(case), (PinnedCopies(),))
-    elif finding["code"] == "copy":
+    else:
         yield from _copies(case, finding)
-    elif case.native and not _evicts(case):
-        value = "of its inputs just before the launch, of its results to the host just behind it"
-        yield Proposal(finding, Prefetched(), config(spelled(case, "cudaMemPrefetchAsync"), value))
 
 
 def _copies(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -133,15 +113,9 @@ def _pinned(case: Case) -> Setting:
     return by_framework(case, python("DataLoader.pin_memory", "True"), transformers=by_hand)
 
 
-def _evicts(case: Case) -> bool:
-    """Whether pages were evicted for others: a prefetch beyond what fits evicts again."""
-    kinds = [one["kind"] for one in case.report["copies"]]
-    return any(kind.startswith("migration") and kind.endswith("eviction") for kind in kinds)
-
-
 RULE = Rule(
     "copies",
-    (PinnedBatches, PinnedWaitedFor, PinnedByHand, OwnCopyStream, Prefetched),
+    (PinnedBatches, PinnedWaitedFor, PinnedByHand, OwnCopyStream),
     propose,
     programs=("pytorch", "jax", "native"),
     place=60,
