@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
+from gpuscope.analyzers.changes import Predicted
 from gpuscope.catalogue.cause_table import BY_CODE
-from gpuscope.schema.document import Diagnosis, FindingEntry, RankEntry, StepBound
+from gpuscope.schema.document import BeyondEntry, Diagnosis, FindingEntry, RankEntry, StepBound
 
 ALL_VANISHED = "if all of it vanished and nothing else changed"
+EXPLAINED_FRAC = 0.01
+"""Of the step: differences below are within what two runs differ by."""
+CAUSES_NAMED = 2
 _LATE = ("straggler", "slow_worker", "slow_stage")
 """Findings whose ranks are at fault: the others pay."""
 
@@ -23,6 +30,65 @@ def step_bound(report: Diagnosis, finding: FindingEntry) -> StepBound | None:
                    default=0.0)  # fmt: skip
     low = before - round(min(share, 1 - computes) * before)
     return {"step_ns_before": before, "step_ns_low": low, "basis": ALL_VANISHED} if low < before else None
+
+
+def cost_ns(report: Diagnosis, finding: FindingEntry, before: int) -> int:
+    """What a finding costs in a step of so many ns, the largest over the ranks."""
+    return round(_share(finding, report["ranks"]) * before)
+
+
+def explained(report: Diagnosis, outcome: Predicted) -> Predicted:
+    """An outcome that gains no more of any part of a step than the breakdown of a rank holds of it."""
+    if not outcome.saved:
+        return outcome
+    most = {
+        part: max((of_step(entry, part) for entry in report["ranks"] if entry["window_ns"]), default=0.0)
+        for part in ("exposed_communication", "exposed_memory", "idle")
+    }
+    allowed = sum(min(ns, round(most[part] * outcome.before)) if part in most else ns
+                  for part, ns in outcome.saved.items())  # fmt: skip
+    over = sum(outcome.saved.values()) - allowed
+    shift = min(max(over, 0), outcome.before - outcome.after)
+    if shift <= EXPLAINED_FRAC * outcome.before:
+        return outcome
+    low = min(outcome.low + shift, outcome.after + shift)
+    return replace(outcome, after=outcome.after + shift, low=low, high=outcome.high + shift)
+
+
+def of_step(entry: RankEntry, part: str) -> float:
+    """The share of a rank's judged time that a part of its breakdown takes."""
+    return {**entry["breakdown_ns"]}[part] / entry["window_ns"]  # type: ignore[operator]
+
+
+def beyond(report: Diagnosis, finding: FindingEntry, outcome: Predicted) -> BeyondEntry | None:
+    """What of a gain is more than its finding costs, and where that comes from: parts of the step that get shorter, and
+    of the finding's own part the other causes."""
+    cost = cost_ns(report, finding, outcome.before)
+    rest = outcome.before - outcome.after - cost
+    if not cost or rest <= EXPLAINED_FRAC * outcome.before:
+        return None
+    cause = _CAUSES.get(finding["code"])
+    own = _part_of(report, cause)
+    least = EXPLAINED_FRAC * outcome.before
+    saved = {part: ns for part, ns in outcome.saved.items() if part != own and ns > least}
+    others = [
+        (max(entry["stall_ns"][kind].get(code, 0) / entry["window_ns"] for entry in report["ranks"]), code)
+        for kind in _KINDS if own is not None and PART_OF[kind] == own
+        for code in {code for entry in report["ranks"] for code in entry["stall_ns"][kind]} - {cause}
+    ] if all(entry["window_ns"] for entry in report["ranks"]) else []  # fmt: skip
+    causes = [code for share, code in sorted(others, reverse=True) if share > EXPLAINED_FRAC]
+    return {"ns": rest, "cost_ns": cost, "saved_ns": saved, "causes": causes[:CAUSES_NAMED]}
+
+
+def _part_of(report: Diagnosis, cause: str | None) -> str | None:
+    found = (kind for kind in _KINDS for entry in report["ranks"] if cause in entry["stall_ns"][kind])
+    kind = next(found, None)
+    return None if kind is None else PART_OF[kind]
+
+
+_KINDS: tuple[Literal["cpu", "communication", "memory"], ...] = ("cpu", "communication", "memory")
+PART_OF = {"cpu": "idle", "communication": "exposed_communication", "memory": "exposed_memory"}
+"""The part of a breakdown that a class's stalls are in, but for the allocator's, which are idle time."""
 
 
 def _share(finding: FindingEntry, ranks: list[RankEntry]) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gpuscope.analyzers.advice.bounds import step_bound
+from gpuscope.analyzers.advice.bounds import beyond, explained, step_bound
 from gpuscope.analyzers.advice.combining import Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.settings.settings import KNOWN
@@ -63,7 +63,7 @@ def advise(
     case = Case(report, tries.predict)
     found = _Found()
     for proposals in _proposals(case, rules() if among is None else among):
-        _sort_out(found, proposals, tries)
+        _sort_out(found, proposals, tries, report)
     if report["verdict"]["bound_by"] == "compute":
         # There a change is worth it only where it is certain to gain.
         found.kept = [one for one in found.kept if not one[0].gains_time or is_gain(one[1])]
@@ -71,7 +71,7 @@ def advise(
     kept = _undominated(_once(sorted(found.kept, key=_rank)), tries)
     plan = best_plan(found.candidates, tries)
     taken = {proposal.code for proposal, _ in kept}
-    suggestions = blame.in_order(report, [_suggestion(*_of_the_reason(one, found.kept)) for one in kept])
+    suggestions = blame.in_order(report, [_suggestion(*_of_the_reason(one, found.kept), report, tries) for one in kept])
     refused = [_unpredicted(report, *one) for one in _once(found.refused) if one[0].code not in taken]
     unpredicted = blame.answering_first(report, refused)
     advice: AdviceEntry = {
@@ -124,7 +124,7 @@ def _needs_others(case: Case, proposal: Proposal) -> bool:
     return proposal.finding["code"] == UNDIVIDED and isinstance(case.predict(proposal.changes), Refused)
 
 
-def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries) -> None:
+def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report: Diagnosis) -> None:
     """The values of one knob: the one to take, or why none is."""
     steps = [(proposal, tries.step(proposal)) for proposal in proposals]
     known = [(proposal, step) for proposal, step in steps if not isinstance(step, Refused)]
@@ -146,6 +146,7 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries) -> Non
         if isinstance(outcome, Refused):  # its range says nothing
             unclear.append((proposal, outcome.why))
             continue
+        outcome = explained(report, outcome)
         if not proposal.gains_time or is_gain(outcome):
             found.kept.append((proposal, outcome))
             found.candidates += [proposal] if proposal.changes else []
@@ -223,7 +224,7 @@ def _prediction(predicted: Predicted) -> Prediction:
     )  # fmt: skip
 
 
-def _suggestion(proposal: Proposal, predicted: Predicted) -> SuggestionEntry:
+def _suggestion(proposal: Proposal, predicted: Predicted, report: Diagnosis, tries: Tries) -> SuggestionEntry:
     entry: SuggestionEntry = {
         "code": proposal.code, "finding": proposal.finding["code"], "action": proposal.says("action"),
         "why": proposal.says("why"), "setting": proposal.setting, "predicted": _prediction(predicted),
@@ -232,6 +233,10 @@ def _suggestion(proposal: Proposal, predicted: Predicted) -> SuggestionEntry:
     }  # fmt: skip
     if grounds := proposal.says("grounds"):
         entry["grounds"] = grounds
+    if (more := beyond(report, proposal.finding, predicted)) is not None:
+        entry["beyond"] = more
+    if proposal.if_unused and isinstance(unused := tries.if_unused(proposal), Predicted):
+        entry["if_unused"] = _prediction(unused)
     return entry
 
 

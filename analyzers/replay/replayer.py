@@ -34,7 +34,7 @@ from gpuscope.analyzers.replay.ranks_joined import joined, unmatched_messages
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
-from gpuscope.analyzers.replay.step_parts import compute_floor
+from gpuscope.analyzers.replay.step_parts import compute_floor, parts
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Replay
 from gpuscope.trace.columns.name_pool import NO_NAME
@@ -66,6 +66,8 @@ class _Outcome:
     """Whether kernels and collectives run beside each other where they did not, or no longer."""
     pipeline_error: float = 0.0
     """Relative error of the pipelines' unchanged replay, where their computations are laid out anew."""
+    timeline: tuple[Graph, Replayed] | None = None
+    """Of the expected case, where all of the step is on it."""
 
 
 class Replayer:
@@ -160,7 +162,19 @@ class Replayer:
                 )
             ),
             provenance="assumed" if regrouped else outcomes[0].provenance,
+            saved=self._saved(outcomes[0], scale),
         )
+
+    def _saved(self, outcome: _Outcome, scale: float) -> dict[str, int]:
+        if outcome.timeline is None:
+            return {}
+        now = parts(*outcome.timeline, self._counted, bool(self._setting.gpu))
+        return {part: round((before - now[part]) * scale) for part, before in self._parts.items()}
+
+    @cached_property
+    def _parts(self) -> dict[str, float]:
+        assert self._graph is not None
+        return parts(self._graph, self._unchanged, self._counted, bool(self._setting.gpu))
 
     def estimate(self, change: Change | Sequence[Change]) -> int | Refused:
         """`predict(change).after` in a fraction of the time: as expected alone, without a range."""
@@ -303,7 +317,11 @@ class Replayer:
             provenance = "assumed" if pipeline.provenance(pipelined) == "assumed" else provenance
         floor = compute_floor(changed, done, self._counted, bool(self._setting.gpu), pipelined)
         text = "; ".join([*basis, *beside_basis])
-        return _Outcome(step, floor, text, provenance, lacking, bool(beside_basis), pipeline_error)
+        expected = bias == beside == 0 and not pipelined
+        return _Outcome(
+            step, floor, text, provenance, lacking, bool(beside_basis), pipeline_error,
+            (changed, done) if expected else None,
+        )  # fmt: skip
 
     def _mean(self, graph: Graph, done: Replayed) -> float:
         """Mean of the steps that count, over ranks, in ns."""

@@ -10,7 +10,14 @@ from dash import Dash, Input, Output, State, html
 from dash.development.base_component import Component
 
 from gpuscope.analyzers.changes import Predicted, Refused
-from gpuscope.catalogue.prediction_sentences import bound_change, bound_share, nothing_gains, setting_words, step_change
+from gpuscope.catalogue.prediction_sentences import (
+    bound_change,
+    bound_share,
+    gain,
+    nothing_gains,
+    setting_words,
+    step_change,
+)
 from gpuscope.dashboards import ids, ui
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, Slider, chosen
@@ -67,7 +74,7 @@ def _suggestion(one: SuggestionEntry) -> Component:
     predicted = one["predicted"]
     pairs = [
         ("set", dmc.Code(units.clean(setting_words(one, brief=False)))),
-        ("gain", step_change(predicted) + ("" if one.get("certain", True) else ", gain uncertain")),
+        ("gain", gain(one)),
         ("rests on", predicted["basis"]),
         ("why", one["why"]), ("risk", one["risk"]), ("verify", one["verify"]),
     ]  # fmt: skip

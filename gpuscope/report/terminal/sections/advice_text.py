@@ -39,8 +39,7 @@ def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
     predicted = suggestion["predicted"]
     writer.line(writer.text(suggestion["action"], "bold"), writer.text(f"  [for {suggestion['finding']}]", "dim"))
     # Without a timeline only memory is known; the basis says how much.
-    unsure = "" if suggestion.get("certain", True) else ", gain uncertain"
-    step = f"{prediction_sentences.step_change(predicted)}{unsure}; " if predicted["step_ns_before"] else ""
+    step = f"{prediction_sentences.gain(suggestion)}; " if predicted["step_ns_before"] else ""
     for word, sentence in (
         ("set", setting_words(suggestion, brief=False)),
         ("gain", step + predicted["basis"]),
