@@ -313,6 +313,10 @@ class Refused:
     """Of a reason that rules ask for."""
 
 
+UNMATCHED = "unmatched_messages"
+"""`Refused.code` of several changes to steps with messages whose other ends are not there."""
+
+
 @dataclass(frozen=True)
 class Predicted:
     """Step times in ns, mean over ranks and steps; `low` and `high` bound `after`."""

@@ -15,7 +15,7 @@ from gpuscope.analyzers.advice.combining import Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.settings.settings import KNOWN
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Estimate, Tries, is_gain, may_gain
-from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted, Refused, Schedule
+from gpuscope.analyzers.changes import UNMATCHED, EvenStages, MicroBatches, Predicted, Refused, Schedule
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.suggestion import UNDIVIDED
 from gpuscope.report.view import blame
@@ -81,6 +81,8 @@ def advise(
     }
     if plan is not None:
         advice["plan"] = _plan(plan)
+    elif why := _no_plan([proposal for proposal, _ in kept if proposal.changes], tries):
+        advice["no_plan"] = why
     return suggestions, advice
 
 
@@ -255,6 +257,12 @@ def _unpredicted(report: Diagnosis, proposal: Proposal, why: str) -> Unpredicted
     if proposal.path:
         entry["path"] = proposal.path
     return entry
+
+
+def _no_plan(kept: Sequence[Proposal], tries: Tries) -> str:
+    """Why what gains can't be replayed together, where steps lack messages; else empty."""
+    both = tries.together(kept[:2]) if len(kept) > 1 else None
+    return both.why if isinstance(both, Refused) and both.code == UNMATCHED else ""
 
 
 def _plan(plan: Plan) -> PlanEntry:

@@ -12,6 +12,7 @@ import numpy as np
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.sections import REPLAY
 from gpuscope.analyzers.changes import (
+    UNMATCHED,
     Change,
     Predicted,
     Refused,
@@ -127,8 +128,8 @@ class Replayer:
         changes = list(change) if isinstance(change, Sequence) else [change]
         if pipelined := _of_pipeline_alone(changes):
             return self._pipelined(pipelined)
-        if why := self._refuses(changes):
-            return Refused(why)
+        if (refused := self._refuses(changes)) is not None:
+            return refused
         assert self._graph is not None
         try:
             outcomes = self._outcomes(changes)
@@ -182,8 +183,8 @@ class Replayer:
         if pipelined := _of_pipeline_alone(changes):
             outcome = self._pipelined(pipelined)
             return outcome if isinstance(outcome, Refused) else outcome.after
-        if why := self._refuses(changes):
-            return Refused(why)
+        if (refused := self._refuses(changes)) is not None:
+            return refused
         assert self._graph is not None
         try:
             expected = self._replayed(changes, 0, 0)
@@ -194,16 +195,17 @@ class Replayer:
         scale = self._before / self._step(self._graph, self._unchanged)
         return round(max(expected.step_ns * scale, expected.floor_ns))
 
-    def _refuses(self, changes: Sequence[Change]) -> str:
-        """Why these changes can't be replayed, whatever they are; empty if they can."""
+    def _refuses(self, changes: Sequence[Change]) -> Refused | None:
+        """Why these changes can't be replayed, whatever they are."""
         if self.why or self._graph is None or not self.replayed_step_ns:
-            return self.why or "nothing was replayed"
+            return Refused(self.why or "nothing was replayed")
         if len(changes) > 1 and self._unmatched:
-            return (
-                f"{units.plural(self._unmatched, 'message')} in the replayed steps lack their other end: when these "
-                "could come after several changes is not known; record all ranks, and whole steps"
-            )
-        return ""
+            ends = units.plural(self._unmatched, "message")
+            return Refused(
+                f"the other ends of {ends} are not in the replayed steps, so what several changes together make of them "
+                "is not known: record all ranks, and whole steps", UNMATCHED,
+            )  # fmt: skip
+        return None
 
     @cached_property
     def _unmatched(self) -> int:

@@ -47,7 +47,7 @@ def _suggestions(shown: Shown) -> Iterator[Component]:
     yield ui.card(
         "What to change",
         html.Div(ui.step_time(report)),
-        _plan(report["advice"].get("plan")),
+        _plan(report["advice"].get("plan"), report["advice"].get("no_plan", "")),
         ui.figure(fig, "advice", 120 + 40 * len(drawn)),
         *[_suggestion(one) for one in found],
         note="Bars: each change alone; gains don't add up, since findings overlap.",
@@ -55,10 +55,10 @@ def _suggestions(shown: Shown) -> Iterator[Component]:
     )
 
 
-def _plan(plan: PlanEntry | None) -> Component | None:
-    """The combination that gains most, change by change."""
+def _plan(plan: PlanEntry | None, why_none: str) -> Component | None:
+    """The combination that gains most, change by change, or why there is none."""
     if plan is None:
-        return None
+        return dmc.Text(units.clean(f"Together: not predicted, {why_none}."), size="sm") if why_none else None
     lines = [
         html.Li([html.B(units.clean(one["action"])), f": step {units.duration(one['step_ns_after'])}, with all above"])
         for one in plan["steps"]

@@ -522,6 +522,8 @@ class AdviceEntry(TypedDict):
     """Causes of more than 5 % of the time that no change tried helps against."""
     plan: NotRequired[PlanEntry]
     """Where two changes or more together gain more than any alone."""
+    no_plan: NotRequired[str]
+    """Why several changes that gain can't be replayed together, where that is the recording's fault."""
 
 
 class KernelEntry(TypedDict):

@@ -31,6 +31,8 @@ def _plan(report: Report, writer: Writer) -> None:
     plan = report["advice"].get("plan")
     if plan is not None:
         writer.line(writer.text("Together", "bold"), f"  {prediction_sentences.plan(plan)}", hang=10)
+    elif why := report["advice"].get("no_plan"):
+        writer.line(writer.text("Together", "bold"), f"  not predicted: {why}", hang=10)
     elif len(report["suggestions"]) > 1:
         writer.line(writer.text("Gains do not add up: findings overlap.", "dim"))
 
