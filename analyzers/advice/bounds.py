@@ -37,27 +37,21 @@ def cost_ns(report: Diagnosis, finding: FindingEntry, before: int) -> int:
     return round(_share(finding, report["ranks"]) * before)
 
 
-def explained(report: Diagnosis, outcome: Predicted) -> Predicted:
-    """An outcome that gains no more of any part of a step than the breakdown of a rank holds of it."""
-    if not outcome.saved:
+def explained(report: Diagnosis, finding: FindingEntry, outcome: Predicted) -> Predicted:
+    """An outcome that gains no more than there is to gain: what its finding costs, or all that a rank does in a step
+    beside computing, with what the replay saves of computing."""
+    shares = [_beside_compute(entry) for entry in report["ranks"] if entry["window_ns"]]
+    beside = round(max(shares, default=1.0) * outcome.before) + max(outcome.saved.get("compute", 0), 0)
+    most = max(cost_ns(report, finding, outcome.before), beside)
+    over = outcome.before - outcome.after - most
+    if not outcome.saved or over <= EXPLAINED_FRAC * outcome.before:
         return outcome
-    most = {
-        part: max((of_step(entry, part) for entry in report["ranks"] if entry["window_ns"]), default=0.0)
-        for part in ("exposed_communication", "exposed_memory", "idle")
-    }
-    allowed = sum(min(ns, round(most[part] * outcome.before)) if part in most else ns
-                  for part, ns in outcome.saved.items())  # fmt: skip
-    over = sum(outcome.saved.values()) - allowed
-    shift = min(max(over, 0), outcome.before - outcome.after)
-    if shift <= EXPLAINED_FRAC * outcome.before:
-        return outcome
-    low = min(outcome.low + shift, outcome.after + shift)
-    return replace(outcome, after=outcome.after + shift, low=low, high=outcome.high + shift)
+    return replace(outcome, after=outcome.after + over, low=min(outcome.low + over, outcome.after + over),
+                   high=outcome.high + over)  # fmt: skip
 
 
-def of_step(entry: RankEntry, part: str) -> float:
-    """The share of a rank's judged time that a part of its breakdown takes."""
-    return {**entry["breakdown_ns"]}[part] / entry["window_ns"]  # type: ignore[operator]
+def _beside_compute(entry: RankEntry) -> float:
+    return 1 - entry["breakdown_ns"]["compute"] / entry["window_ns"]
 
 
 def beyond(report: Diagnosis, finding: FindingEntry, outcome: Predicted) -> BeyondEntry | None:

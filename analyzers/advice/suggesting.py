@@ -148,7 +148,7 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report
         if isinstance(outcome, Refused):  # its range says nothing
             unclear.append((proposal, outcome.why))
             continue
-        outcome = explained(report, outcome)
+        outcome = explained(report, proposal.finding, outcome)
         if not proposal.gains_time or is_gain(outcome):
             found.kept.append((proposal, outcome))
             found.candidates += [proposal] if proposal.changes else []

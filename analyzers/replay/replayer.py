@@ -169,13 +169,13 @@ class Replayer:
     def _saved(self, outcome: _Outcome, scale: float) -> dict[str, int]:
         if outcome.timeline is None:
             return {}
-        now = parts(*outcome.timeline, self._counted, bool(self._setting.gpu))
+        now = parts(*outcome.timeline, self._counted)
         return {part: round((before - now[part]) * scale) for part, before in self._parts.items()}
 
     @cached_property
     def _parts(self) -> dict[str, float]:
         assert self._graph is not None
-        return parts(self._graph, self._unchanged, self._counted, bool(self._setting.gpu))
+        return parts(self._graph, self._unchanged, self._counted)
 
     def estimate(self, change: Change | Sequence[Change]) -> int | Refused:
         """`predict(change).after` in a fraction of the time: as expected alone, without a range."""
@@ -201,10 +201,8 @@ class Replayer:
             return Refused(self.why or "nothing was replayed")
         if len(changes) > 1 and self._unmatched:
             ends = units.plural(self._unmatched, "message")
-            return Refused(
-                f"the other ends of {ends} are not in the replayed steps, so what several changes together make of them "
-                "is not known: record all ranks, and whole steps", UNMATCHED,
-            )  # fmt: skip
+            why = f"the other ends of {ends} are not in the replayed steps, so what several changes together make of "
+            return Refused(why + "them is not known: record all ranks, and whole steps", UNMATCHED)
         return None
 
     @cached_property
@@ -228,7 +226,7 @@ class Replayer:
         before = self._before or pipeline.step_ns
         floor = 0.0
         if self._graph is not None:
-            floor = compute_floor(self._graph, self._unchanged, self._counted, bool(self._setting.gpu), changes)
+            floor = compute_floor(self._graph, self._unchanged, self._counted, changes)
         times = [max(before - pipeline.saved(changes, bias), floor, 0.0) for bias in (0, -1, 1)]
         low, high = self._bounds(before, times, pipeline.error_frac)
         low = max(low, round(min(floor, times[0])))
@@ -317,7 +315,7 @@ class Replayer:
             step -= pipeline.saved(pipelined, bias)
             basis.append(pipeline.basis(pipelined))
             provenance = "assumed" if pipeline.provenance(pipelined) == "assumed" else provenance
-        floor = compute_floor(changed, done, self._counted, bool(self._setting.gpu), pipelined)
+        floor = compute_floor(changed, done, self._counted, pipelined)
         text = "; ".join([*basis, *beside_basis])
         expected = bias == beside == 0 and not pipelined
         return _Outcome(

@@ -20,8 +20,8 @@ def test_a_device_computes_on_all_its_streams() -> None:
         Step(), Host(10), Launch(100), Wait(stream=7), Launch(80, stream=9), Launch(30), Wait(stream=9), Step(),
     ])  # fmt: skip
     done = replay(graph)
-    assert compute_floor(graph, done, ONE, gpu=True) == 180
-    assert parts(graph, done, ONE, gpu=True) == {
+    assert compute_floor(graph, done, ONE) == 180
+    assert parts(graph, done, ONE) == {
         "compute": 180, "exposed_communication": 0, "exposed_memory": 0, "idle": 10,
     }  # fmt: skip
 
@@ -29,15 +29,15 @@ def test_a_device_computes_on_all_its_streams() -> None:
 def test_the_busiest_device_unless_the_work_is_evened_out() -> None:
     graph = job(*([Step(), Launch(busy), Wait(stream=7), Step()] for busy in (100, 40)))
     done = replay(graph)
-    assert compute_floor(graph, done, ONE, gpu=True) == 100
-    assert compute_floor(graph, done, ONE, True, (EvenStages(),)) == 70
-    assert compute_floor(graph, done, ONE, True, (MicroBatches(8, keep_batch=False),)) == 0
+    assert compute_floor(graph, done, ONE) == 100
+    assert compute_floor(graph, done, ONE, (EvenStages(),)) == 70
+    assert compute_floor(graph, done, ONE, (MicroBatches(8, keep_batch=False),)) == 0
 
 
 def test_a_thread_that_waits_for_a_collective_communicates() -> None:
     """Rank 0 waits 20 for rank 1, and both 5 for the transfer; the mean of 25 and 5."""
     graph = job(*([Step(), Host(busy), Issue("all_reduce", 8, 5), Wait(calls=(0,)), Step()] for busy in (20, 40)))
-    found = parts(graph, replay(graph), ONE, gpu=False)
+    found = parts(graph, replay(graph), ONE)
     assert (found["exposed_communication"], sum(found.values())) == (15, 45)
 
 
