@@ -75,6 +75,8 @@ def beyond(report: Diagnosis, finding: FindingEntry, outcome: Predicted) -> Beyo
 
 
 def _part_of(report: Diagnosis, cause: str | None) -> str | None:
+    if cause == "allocator":
+        return "idle"
     found = (kind for kind in _KINDS for entry in report["ranks"] if cause in entry["stall_ns"][kind])
     kind = next(found, None)
     return None if kind is None else PART_OF[kind]
