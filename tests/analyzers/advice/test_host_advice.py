@@ -274,3 +274,21 @@ def test_ranks_are_bound_to_cores_where_there_are_several(world: int | None, exp
     case["trace"]["world_size"] = world
     _, advice = advise(case, gains)
     assert ("numa_binding" in {one["code"] for one in advice["unpredicted"]}) is expected
+
+
+def test_only_the_named_calls_are_removed_with_both_figures_where_they_read() -> None:
+    """One place reads a value: the careful change and the free one name it, and no other call."""
+    read = blocking("cudaMemcpyAsync", operator="aten::_local_scalar_dense", within="aten::item", copy="DtoH", bytes=4)
+    asked: list[RemovedSyncs] = []
+
+    def both(changes: Sequence[Change]) -> Predicted:
+        asked.extend(change for change in changes if isinstance(change, RemovedSyncs))
+        return gains(changes)
+
+    [one], _ = advise(blocked(read), both)
+    assert "if_unused" in one
+    assert {(bool(change.sites), change.needed) for change in asked} == {(True, True), (True, False)}
+    only_waits = blocking("cudaDeviceSynchronize")
+    [one], _ = advise(blocked(only_waits), both)
+    assert "if_unused" not in one
+    assert all(change.sites for change in asked)
