@@ -29,7 +29,7 @@ def setup(trace: Trace, folders: Sequence[Path]) -> SetupEntry:
     counted = [*_by_affinity(told), *_by_file(trace)]
     return {
         "versions": versions, "variables": variables, "cores_per_rank": max(min(counted), 1) if counted else None,
-        "stacks": _stacks(trace),
+        "stacks": stacks_recorded(trace),
     }  # fmt: skip
 
 
@@ -37,7 +37,8 @@ _FRAME = re.compile(r"\.py\(\d+\): \S|^<built-in \w+ ")
 """How torch's profiler names a Python function."""
 
 
-def _stacks(trace: Trace) -> bool:
+def stacks_recorded(trace: Trace) -> bool:
+    """Whether a profiler recorded Python's stacks."""
     headers = (source.facts.get("header") for source in trace.sources)
     asked = any(isinstance(header, Mapping) and header.get("with_stack") for header in headers)
     return asked or any(_FRAME.search(name) for name in trace.names.names)
