@@ -11,7 +11,7 @@ from typing import Any
 from gpuscope.recorded_environment import NAMES
 from gpuscope.schema.document import SetupEntry
 from gpuscope.sources.run_manifest import environments
-from gpuscope.trace.schema import NA
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.trace import Trace
 
 
@@ -56,15 +56,19 @@ def _by_affinity(told: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Iterato
 
 
 def _by_file(trace: Trace) -> Iterator[int]:
-    """The cores that a recorder counted in its process, or nsys on its host, by the ranks of that host."""
-    ranks = trace["ranks"]
+    """The cores that a recorder counted in its process, or nsys on its host, by the ranks of that host: those at hand,
+    of a larger job as many as it has devices."""
+    ranks, names = trace["ranks"], trace.names
     of_rank = dict(zip(ranks["rank"].tolist(), ranks["host"].tolist(), strict=True))
     on_host = Counter(of_rank.values())
-    for source, rank in sorted(set(zip(ranks["source"].tolist(), ranks["rank"].tolist(), strict=True))):
+    columns = (ranks[name].tolist() for name in ("source", "rank", "host_devices", "world_size"))
+    for source, rank, listed, world in sorted(set(zip(*columns, strict=True))):
         facts = trace.sources[source].facts
         header = facts.get("header")
         counted = header.get("gpuscope_cores") if isinstance(header, Mapping) else None
         cores = counted.get("cores") if isinstance(counted, Mapping) else facts.get("cpu_cores")
         if str(cores).isdecimal() and int(str(cores)):
+            devices = len(names[listed].split(",")) if listed != NO_NAME else 1
             # Ranks of no known host are taken to be together: then each has the fewest.
-            yield int(str(cores)) // (on_host[of_rank[rank]] if of_rank[rank] != NA else len(of_rank))
+            here = on_host[of_rank[rank]] if of_rank[rank] != NO_NAME else len(of_rank)
+            yield int(str(cores)) // max(here, min(devices, world))
