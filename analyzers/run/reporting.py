@@ -28,6 +28,7 @@ from gpuscope.analyzers.device_time.ideal_step import ideal_steps
 from gpuscope.analyzers.device_time.kernels.compute_findings import compute_findings
 from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
+from gpuscope.analyzers.facts.setup import stacks_recorded
 from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.analyzers.verdict import verdict
 from gpuscope.analyzers.verdict.cause_findings import Run, findings
@@ -278,7 +279,7 @@ def _weigh(
         bubble=_bubble(facts, given),
         waits_without_core=_without_core(given),
         worked=_worked(judged, lanes),
-        unexplained=unexplained(given.get(sections.GAPS) or []),
+        unexplained=unexplained(given.get(sections.GAPS) or [], stacks_recorded(trace)),
         contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),
         timelines_cut=_timelines_cut(trace, problems),
     )

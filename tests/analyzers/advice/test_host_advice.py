@@ -221,9 +221,9 @@ def once(code: str, *work: str, share: float = 0.0, **trace: Any) -> Report:
     [
         ("warmup", "backend_compile (dynamo_timed)", ["TORCHINDUCTOR_CACHE_DIR"]),
         ("warmup", "Nvrtc::CompileProgram", ["warm-up steps"]),
-        ("warmup", "cudaLaunchKernel", ["CUDA_MODULE_LOADING"]),
+        ("warmup", "cudaLaunchKernel", []),  # loading all kernels at the start takes no less
         ("startup", "cudaLaunchKernel", []),  # lazy already: nothing to win by loading all of it
-        ("startup", "cuLibraryLoadData", ["CUDA_MODULE_LOADING"]),
+        ("startup", "cuLibraryLoadData", []),  # lazily, as it is by default
         ("warmup", "cudnnFindConvolutionForwardAlgorithm", []),
         ("outlier_steps", "save_checkpoint", ["torch.distributed.checkpoint.async_save"]),
         ("outlier_steps", "evaluate", []),
@@ -235,6 +235,18 @@ def test_what_is_paid_once_has_no_predicted_step(code: str, work: str, settings:
     own = [one for one in advice["unpredicted"] if one["finding"] == code]
     assert [one["setting"]["name"] for one in own] == settings
     assert all("usual step" in one["why_not"] for one in own)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "variables", "expected"),
+    [("", {"CUDA_MODULE_LOADING": "EAGER"}, True), ("11.8", {}, True), ("12.4", {}, False),
+     ("11.8", {"CUDA_MODULE_LOADING": "LAZY"}, False)],
+)  # fmt: skip
+def test_lazy_loading_is_advised_where_it_is_off(cuda: str, variables: dict[str, str], expected: bool) -> None:
+    setup = {"versions": {"cuda": cuda}, "variables": variables, "cores_per_rank": None, "stacks": False}
+    _, advice = advise(once("startup", "cuLibraryLoadData", setup=setup), gains)
+    own = [one["setting"]["value"] for one in advice["unpredicted"] if one["code"] == "module_loading"]
+    assert own == (["LAZY"] if expected else [])
 
 
 def test_a_recording_of_start_up_alone_gets_no_advice_on_stalls() -> None:
