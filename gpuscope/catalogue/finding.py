@@ -30,6 +30,8 @@ class Finding:
     misleads: ClassVar[str] = ""
     severity: ClassVar[Severity | None] = None
     """Of every finding of this kind; None where its share decides."""
+    within_compute: ClassVar[bool] = False
+    """Whether all that it costs is time in which the device computes."""
 
     def message(self) -> str:
         """The finding in one sentence, without a full stop."""
