@@ -12,17 +12,24 @@ _LATE = ("straggler", "slow_worker", "slow_stage")
 
 def step_bound(report: Diagnosis, finding: FindingEntry) -> StepBound | None:
     """«The step», or the window without steps, less the largest over the ranks of what the finding costs there in a
-    step (of a late rank the largest wait for it), but no less than what a device computes in it. None of what costs
-    nothing, or is paid once."""
+    step (of a late rank the largest wait for it). Without stalls a device computes as long as before; only of findings
+    about its kernels the step may get shorter than that. None of what costs nothing, or is paid once."""
     step, ranks = report["step_time"], report["ranks"]
     before = step["median_ns"] if step else max((entry["window_ns"] for entry in ranks), default=0)
     share = _share(finding, ranks)
     if (finding["cost_ns_per_step"] is None and step) or not before or share <= 0:
         return None
-    computes = max((entry["breakdown_ns"]["compute"] / entry["window_ns"] for entry in ranks if entry["window_ns"]),
-                   default=0.0)  # fmt: skip
+    computes = 0.0
+    if finding["code"] not in of_kernels(report):
+        computes = max((entry["breakdown_ns"]["compute"] / entry["window_ns"] for entry in ranks if entry["window_ns"]),
+                       default=0.0)  # fmt: skip
     low = before - round(min(share, 1 - computes) * before)
     return {"step_ns_before": before, "step_ns_low": low, "basis": ALL_VANISHED} if low < before else None
+
+
+def of_kernels(report: Diagnosis) -> set[str]:
+    """Codes of findings about what kernels do, not about what the device waits for."""
+    return {part["code"] for entry in report.get("compute", []) for part in entry["reducible"]}
 
 
 def _share(finding: FindingEntry, ranks: list[RankEntry]) -> float:

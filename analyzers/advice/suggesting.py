@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gpuscope.analyzers.advice.bounds import step_bound
+from gpuscope.analyzers.advice.bounds import of_kernels, step_bound
 from gpuscope.analyzers.advice.combining import Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.settings.settings import KNOWN
@@ -65,8 +65,12 @@ def advise(
     for proposals in _proposals(case, rules() if among is None else among):
         _sort_out(found, proposals, tries)
     if report["verdict"]["bound_by"] == "compute":
-        # There a change is worth it only where it is certain to gain.
-        found.kept = [one for one in found.kept if not one[0].gains_time or is_gain(one[1])]
+        # There a change of anything but the kernels is worth it only where it is certain to gain.
+        kernels = of_kernels(report)
+        found.kept = [
+            one for one in found.kept
+            if not one[0].gains_time or one[0].finding["code"] in kernels or is_gain(one[1])
+        ]  # fmt: skip
         found.refused = [one for one in found.refused if one[0].finding["code"] not in BY_CODE]
     kept = _undominated(_once(sorted(found.kept, key=_rank)), tries)
     plan = best_plan(found.candidates, tries)
@@ -243,7 +247,7 @@ def _unpredicted(report: Diagnosis, proposal: Proposal, why: str) -> Unpredicted
     }  # fmt: skip
     if grounds := proposal.says("grounds"):
         entry["grounds"] = grounds
-    if proposal.gains_time and (bound := step_bound(report, proposal.finding)) is not None:
+    if proposal.gains_time and proposal.record.bounded and (bound := step_bound(report, proposal.finding)) is not None:
         entry["bound"] = bound
     if proposal.saves is not None:
         entry["memory_bound"] = proposal.saves
