@@ -7,7 +7,7 @@ from typing import Literal
 
 from gpuscope.analyzers.changes import Predicted
 from gpuscope.catalogue.cause_table import BY_CODE
-from gpuscope.catalogue.finding import kinds
+from gpuscope.catalogue.finding import within_compute
 from gpuscope.schema.document import BeyondEntry, Diagnosis, FindingEntry, RankEntry, StepBound
 
 ALL_VANISHED = "if all of it vanished and nothing else changed"
@@ -20,8 +20,8 @@ _LATE = ("straggler", "slow_worker", "slow_stage")
 
 def step_bound(report: Diagnosis, finding: FindingEntry) -> StepBound | None:
     """«The step», or the window without steps, less the largest over the ranks of what the finding costs there in a
-    step (of a late rank the largest wait for it), but no less than what a device computes in it. None of what costs
-    nothing, or is paid once. What is within compute takes no more of it than itself."""
+    step (of a late rank the largest wait for it). Without stalls a device computes as long as before; only of findings
+    about its kernels the step may get shorter than that. None of what costs nothing, or is paid once."""
     step, ranks = report["step_time"], report["ranks"]
     before = step["median_ns"] if step else max((entry["window_ns"] for entry in ranks), default=0)
     share = _share(finding, ranks)
@@ -29,8 +29,7 @@ def step_bound(report: Diagnosis, finding: FindingEntry) -> StepBound | None:
         return None
     computes = max((entry["breakdown_ns"]["compute"] / entry["window_ns"] for entry in ranks if entry["window_ns"]),
                    default=0.0)  # fmt: skip
-    kind = kinds().get(finding["code"])
-    most = share if kind is not None and kind.within_compute else min(share, 1 - computes)
+    most = share if within_compute(finding["code"]) else min(share, 1 - computes)
     low = before - round(most * before)
     return {"step_ns_before": before, "step_ns_low": low, "basis": ALL_VANISHED} if low < before else None
 

@@ -17,6 +17,7 @@ from gpuscope.analyzers.advice.settings.settings import KNOWN
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Estimate, Tries, is_gain, may_gain
 from gpuscope.analyzers.changes import UNMATCHED, EvenStages, MicroBatches, Predicted, Refused, Schedule
 from gpuscope.catalogue.cause_table import BY_CODE
+from gpuscope.catalogue.finding import within_compute
 from gpuscope.catalogue.suggestion import UNDIVIDED
 from gpuscope.report.view import blame
 from gpuscope.schema.document import (
@@ -65,8 +66,11 @@ def advise(
     for proposals in _proposals(case, rules() if among is None else among):
         _sort_out(found, proposals, tries, report)
     if report["verdict"]["bound_by"] == "compute":
-        # There a change is worth it only where it is certain to gain.
-        found.kept = [one for one in found.kept if not one[0].gains_time or is_gain(one[1])]
+        # There a change of anything but the kernels is worth it only where it is certain to gain.
+        found.kept = [
+            one for one in found.kept
+            if not one[0].gains_time or within_compute(one[0].finding["code"]) or is_gain(one[1])
+        ]  # fmt: skip
         found.refused = [one for one in found.refused if one[0].finding["code"] not in BY_CODE]
     kept = _undominated(_once(sorted(found.kept, key=_rank)), tries)
     plan = best_plan(found.candidates, tries)
@@ -250,7 +254,7 @@ def _unpredicted(report: Diagnosis, proposal: Proposal, why: str) -> Unpredicted
     }  # fmt: skip
     if grounds := proposal.says("grounds"):
         entry["grounds"] = grounds
-    if proposal.gains_time and (bound := step_bound(report, proposal.finding)) is not None:
+    if proposal.gains_time and proposal.record.bounded and (bound := step_bound(report, proposal.finding)) is not None:
         entry["bound"] = bound
     if proposal.saves is not None:
         entry["memory_bound"] = proposal.saves

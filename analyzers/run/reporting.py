@@ -218,6 +218,7 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
     groups = [
         (trace.names[int(code)], int(size)) for code, size in zip(table["description"], table["size"], strict=True)
     ]
+    formats = {source.format for source in trace.sources}
     sources: list[SourceEntry] = [
         {"path": shown(path), "format": fmt, "format_version": source.format_version,
          "rank": ranks[0] if len(ranks) == 1 else None, "ranks": ranks, "events": source.events}
@@ -231,8 +232,8 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
         "ranks_present": _ranks_told(trace, trace.ranks),
         "clock_error_ns": clock_error,
         "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
-        "frameworks": frameworks(trace.names.names, {description for description, _ in groups}),
-        "program": program(trace.names.names, {source.format for source in trace.sources}, bool(facts.lanes)),
+        "frameworks": frameworks(trace.names.names, {description for description, _ in groups}, formats),
+        "program": program(trace.names.names, formats, bool(facts.lanes)),
         "parallelism": parallelism(groups) or dict(named),  # one group of all ranks says nothing of its purpose
     }
 

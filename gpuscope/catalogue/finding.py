@@ -86,6 +86,12 @@ def kinds() -> Mapping[str, type[Finding]]:
     return found
 
 
+def within_compute(code: str) -> bool:
+    """Whether a finding is about what kernels do, not about what the device waits for."""
+    kind = kinds().get(code)
+    return kind is not None and kind.within_compute
+
+
 def words_of(entry: FindingEntry) -> Finding | None:
     """The record of a finding in a report; None where the report is older than its facts or comes from elsewhere."""
     kind, facts = kinds().get(entry["code"]), entry.get("facts")

@@ -14,6 +14,7 @@ class Reducible(Finding):
     """Work that another setting would make shorter: no fault, so its severity is low."""
 
     severity = "low"
+    within_compute = True
     said: ClassVar[str]
     """What such work is."""
 

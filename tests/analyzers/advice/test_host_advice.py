@@ -61,6 +61,10 @@ def test_a_window_without_steps_gets_a_bound() -> None:
     assert why.startswith("no steps were found")
 
 
+def test_no_cuda_graphs_on_another_makers_device() -> None:
+    assert graphs(launching(runtime="acl")) == ([], [])
+
+
 def test_no_graphs_where_the_host_idles_for_something_else() -> None:
     case = launching()
     case["findings"] = [{**finding("host_other"), "share_frac": 0.21}, finding("launch")]
@@ -191,6 +195,12 @@ def test_the_programs_own_work_is_to_be_named_first(name: str, covered: float | 
     suggestions, advice = advise(other_work(name, covered), gains)
     assert not suggestions
     assert [one["code"] for one in advice["unpredicted"]] == ["host_work_named"]
+
+
+@pytest.mark.parametrize("name", ["Torch-Compiled Region: 0/0", "gloo:send", "nccl:all_reduce"])
+def test_the_model_and_its_messages_are_no_work_to_move(name: str) -> None:
+    suggestions, advice = advise(other_work(name), gains)
+    assert "host_work_aside" not in {one["code"] for one in (*suggestions, *advice["unpredicted"])}
 
 
 def test_a_slow_launch_without_steady_steps_is_start_up() -> None:

@@ -84,6 +84,7 @@ class BoundToNode(Suggestion):
         "on which cores a thread ran is not recorded: compare `nvidia-smi topo -m` with the job's CPU affinity, or "
         "record with nsys --cpuctxsw=process-tree"
     )
+    bounded = False
     risk = "loader workers share the bound cores; needs torch 2.9 or later (else numactl --cpunodebind)"
     verify = "record again: mean duration of cudaLaunchKernel falls"
 

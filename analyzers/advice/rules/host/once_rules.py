@@ -29,6 +29,7 @@ class PaidOnce(Suggestion):
     answers: ClassVar[tuple[str, ...]] = ("startup", "warmup")
     why = "{message}"
     why_not = "it costs {paid} once per run, outside the usual step, which gets no shorter"
+    bounded = False
 
     cost_ns: int | None
 
