@@ -33,25 +33,25 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     for view in lanes:
         steps = judged(view)
         if steps.steady:
-            for findings in (_accumulation, _search, _copies):
-                result.findings += findings(trace, view, steps)
+            result.findings += synced_accumulation(trace, view, steps, DDP_FORWARD, "all_reduce")
+            result.findings += [*_search(trace, view, steps), *_copies(trace, view, steps)]
     return result
 
 
-def _accumulation(trace: Trace, view: LaneView, steps: Judged) -> list[FindingEntry]:
-    """Several forward passes per step, each followed by all-reduces of its own."""
+def synced_accumulation(trace: Trace, view: LaneView, steps: Judged, of_model: str, op: str) -> list[FindingEntry]:
+    """Several forward passes (ranges `of_model`) per step, each followed by reductions of its own."""
     host, table = trace["host_events"], trace["collectives"]
-    forward = ranges(trace, view.lane.rank, DDP_FORWARD)
+    forward = ranges(trace, view.lane.rank, of_model)
     recorded = trace["steps"]
     begin = np.sort(recorded["start"][recorded["rank"] == view.lane.rank])
     if not len(forward) or not len(begin):
         return []
-    reduced = np.flatnonzero((table["rank"] == view.lane.rank) & (table["op"] == trace.names.find("all_reduce")))
+    reduced = np.flatnonzero((table["rank"] == view.lane.rank) & (table["op"] == trace.names.find(op)))
     issued = _issued(trace, reduced)
     order = np.argsort(issued, kind="stable")
     reduced, issued = reduced[order], issued[order]
     starts = host["start"][forward]
-    behind = np.searchsorted(starts, issued, "right") - 1  # the forward pass each all-reduce comes after
+    behind = np.searchsorted(starts, issued, "right") - 1  # the forward pass each comes after
     step_of = np.searchsorted(begin, starts, "right") - 1
     needless = np.zeros(len(reduced), np.bool_)
     passes: list[int] = []

@@ -1,7 +1,7 @@
-"""What FullyShardedDataParallel (FSDP1) does that its options would spare: a limit on gathers that the device waits
-for, and gathers that only begin once the backward pass needs them.
+"""What FSDP does that its options would spare: gradients scattered in every micro-batch; of FSDP1 a limit on gathers
+that the device waits for, and gathers that only begin once the backward pass needs them.
 
-Both show in ranges of torch/distributed/fsdp/_runtime_utils.py. FSDP2 (`fully_shard`) has neither option.
+They show in ranges of torch/distributed/fsdp/_runtime_utils.py and _fully_shard/_fsdp_state.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.host_time.ddp_options import synced_accumulation
 from gpuscope.analyzers.host_time.judged_windows import Judged, judged
 from gpuscope.analyzers.host_time.option_findings import covered, finding_of, ranges, shown
 from gpuscope.catalogue.findings.data_parallel import LateGathers, LimitedGathers
@@ -26,19 +27,23 @@ LIMITER = "FullyShardedDataParallel.rate_limiter"
 BEFORE = "FullyShardedDataParallel._pre_backward_hook"
 AHEAD = "FullyShardedDataParallel._pre_backward_prefetch"
 """Within the hook: gathers issued in it are of the module behind, those outside it of this one."""
+ROOTS = ("FSDP::root_pre_forward", "FullyShardedDataParallel._to_kwargs")
+"""Once per forward pass of the whole model, in FSDP2 and in FSDP1."""
 AT_ONCE = 0.5
 """Share of the gathers of a backward pass that begin where they are needed, from which none is fetched ahead."""
 
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
-    """The findings `limited_gathers` and `late_gathers`."""
+    """The findings `limited_gathers`, `late_gathers` and `synced_accumulation`."""
     result = Result(ANALYZER.name)
-    if all(trace.names.find(name) < 0 for name in (LIMITER, BEFORE)):
+    if all(trace.names.find(name) < 0 for name in (LIMITER, BEFORE, *ROOTS)):
         return result
     for view in lanes:
         steps = judged(view)
         if steps.steady:
             result.findings += [*_limited(trace, view, steps), *_late(trace, view, steps)]
+            for root in ROOTS:
+                result.findings += synced_accumulation(trace, view, steps, root, "reduce_scatter")
     return result
 
 

@@ -63,7 +63,7 @@ class Job:
     overlap: bool = True
     """Buckets are sent beside the backward pass, else behind it."""
     accumulate: int = 1
-    """Forward and backward passes of a step (ddp)…"""
+    """Forward and backward passes of a step (ddp, fsdp)…"""
     no_sync: bool = False
     """… of which only the last one reduces gradients."""
     wrapped: bool = True

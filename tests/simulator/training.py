@@ -140,6 +140,9 @@ def _forward_and_backward(script: Script, sync: bool) -> list[str]:
     job = script.job
     if job.parallel == "ddp" and job.wrapped:
         script.add(Begin("DistributedDataParallel.forward", "user_annotation"))
+    if job.parallel == "fsdp":
+        root = "FullyShardedDataParallel._to_kwargs" if job.fsdp1 else "FSDP::root_pre_forward"
+        script.add(Begin(root, "user_annotation"), End())
     gathered: dict[int, str] = {}
     every = max(1, job.layers // job.items) if job.items else 0
     for layer in range(job.layers):
@@ -229,7 +232,7 @@ def _backward(script: Script, sync: bool = True) -> list[str]:
                 if full:
                     late += [sum(held)] if not job.overlap else []
                     held = []
-        if job.parallel == "fsdp":
+        if job.parallel == "fsdp" and sync:
             pending.append(_scatter(script, layer))
         _freed(script, "backward", layer)
     if job.each_waited:

@@ -10,13 +10,16 @@ from gpuscope.words import units
 
 @dataclass(frozen=True)
 class SyncedAccumulation(Finding):
-    """Gradients are accumulated over several micro-batches, and DDP reduces them in each. Its cost is communication
-    that stays exposed for those that need not be sent, part of the communication finding beside it.
+    """Gradients are accumulated over several micro-batches, and DDP or FSDP reduces them in each. Its cost is
+    communication that stays exposed for those that need not be sent, part of the communication finding beside it.
     """
 
     code = "synced_accumulation"
-    recognised = "several `DistributedDataParallel.forward` in a step, each followed by as many all-reduces."
-    helps = "`no_sync()` around all but the last micro-batch; `Accelerator.accumulate`."
+    recognised = """several forward passes of the whole model in a step (`DistributedDataParallel.forward`,
+    `FSDP::root_pre_forward`, `FullyShardedDataParallel._to_kwargs`), each followed by as many all-reduces, of FSDP
+    reduce-scatters."""
+    helps = """`no_sync()` around all but the last micro-batch, FSDP2 `set_requires_gradient_sync(False)`;
+    `Accelerator.accumulate`."""
     misleads = """a model that is run several times per step on purpose (GANs, contrastive pairs): each pass needs its
     gradients."""
 

@@ -44,6 +44,20 @@ def test_gradients_reduced_in_each_micro_batch(profiler: Profiler, tmp_path: Pat
     assert "no_sync" not in suggested(after)
 
 
+@pytest.mark.parametrize(("fsdp1", "name"), [
+    (False, "FSDPModule.set_requires_gradient_sync"), (True, "FullyShardedDataParallel.no_sync"),
+])  # fmt: skip
+def test_shards_reduced_in_each_micro_batch(fsdp1: bool, name: str, tmp_path: Path) -> None:
+    job = replace(MICRO, parallel="fsdp", fsdp1=fsdp1, rate=12.0)
+    report = analysed(job, tmp_path)
+    (one,) = [one for one in report["suggestions"] if one["code"] == "no_sync"]
+    assert one["setting"]["name"] == name
+    after = analysed(replace(job, no_sync=True), tmp_path)
+    assert one["predicted"]["low_ns"] <= step(after) <= one["predicted"]["high_ns"]
+    assert "no_sync" not in suggested(after)
+    assert "no_sync" not in suggested(analysed(replace(job, accumulate=1), tmp_path))
+
+
 def test_gradients_that_hide_behind_the_next_micro_batch(tmp_path: Path) -> None:
     assert "no_sync" not in suggested(analysed(replace(MICRO, rate=20.0), tmp_path))
 

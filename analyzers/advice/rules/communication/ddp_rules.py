@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from gpuscope.analyzers.advice.framework_settings import by_framework, needed, on_cpu, python, step_now
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import AccumulatedGradients, GradientViews, Predicted, Refused
+from gpuscope.catalogue.finding import words_of
+from gpuscope.catalogue.findings.data_parallel import SyncedAccumulation
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
@@ -31,6 +33,16 @@ class NoSync(Suggestion):
 
     passes: int
     """Backward passes per step."""
+
+
+@dataclass(frozen=True)
+class NoSyncOfShards(NoSync):
+    """The same with sharded gradients."""
+
+    sets = "FSDP2 `set_requires_gradient_sync(False)`, FSDP1 `no_sync()` before all but the last micro-batch"
+    why = "{cost}; each rank can add up its gradients locally, and one reduce-scatter per module then sends the sum"
+    risk = "every rank holds all gradients unsharded until the last micro-batch: as much memory as the whole model's"
+    verify = "record again: each step has one reduce-scatter per module"
 
 
 @dataclass(frozen=True)
@@ -90,15 +102,7 @@ class ProcessPerDevice(Suggestion):
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """By the finding."""
     if finding["code"] == "synced_accumulation":
-        passes = max((entry["passes_per_step"] or 1 for entry in case.host_calls), default=1)
-        setting = by_framework(
-            case,
-            python("DistributedDataParallel.no_sync", "with model.no_sync(): around forward and backward of all but "
-                   "the last micro-batch"),
-            accelerate=python("Accelerator.gradient_accumulation_steps", "the micro-batches of a step, with "
-                              "accelerator.accumulate(model) around each"),
-        )  # fmt: skip
-        yield Proposal(finding, NoSync(passes), setting, (AccumulatedGradients(passes),))
+        yield _accumulated(case, finding)
     elif finding["code"] == "unused_parameter_search":
         value = "False; static_graph=True where the same ones are unused in every step"
         setting = python("DistributedDataParallel.find_unused_parameters", value)
@@ -115,6 +119,23 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield Proposal(finding, BucketViews(), setting, (GradientViews(),), part_of_host if on_cpu(case) else None)
     else:
         yield from _ddp(case, finding)
+
+
+def _accumulated(case: Case, finding: FindingEntry) -> Proposal:
+    found = words_of(finding)
+    passes = found.micro_batches if isinstance(found, SyncedAccumulation) else 1
+    around = "with model.no_sync(): around forward and backward of all but the last micro-batch"
+    setting = by_framework(
+        case,
+        python("DistributedDataParallel.no_sync", around),
+        fsdp=python("FullyShardedDataParallel.no_sync", around),
+        fsdp2=python("FSDPModule.set_requires_gradient_sync", "False before the backward pass of all but the last "
+                     "micro-batch, True before that one's"),
+        accelerate=python("Accelerator.gradient_accumulation_steps", "the micro-batches of a step, with "
+                          "accelerator.accumulate(model) around each"),
+    )  # fmt: skip
+    shards = {"fsdp", "fsdp2"} & set(case.frameworks)
+    return Proposal(finding, (NoSyncOfShards if shards else NoSync)(passes), setting, (AccumulatedGradients(passes),))
 
 
 def _ddp(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -137,4 +158,4 @@ def _ddp(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     yield Proposal(finding, ProcessPerDevice(len(own)), setting, outcome=outcome)
 
 
-RULE = Rule("ddp", (NoSync, BucketViews, NoSearch, ProcessPerDevice), propose, place=70)
+RULE = Rule("ddp", (NoSync, NoSyncOfShards, BucketViews, NoSearch, ProcessPerDevice), propose, place=70)
