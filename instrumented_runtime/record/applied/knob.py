@@ -52,8 +52,8 @@ class Family:
     install: Callable[[Ledger], None] | None = None
     """In a rank that has imported torch: have what the script makes take the changes, and tell what it makes."""
     rewrite: Callable[[list[str], str, str, Path | None], list[str] | None] | None = None
-    """The words of a command, a knob's name and value, and a folder for copies of files that the command names: the
-    words with the option set; None where it is not a command of this framework."""
+    """The words of a command, a knob's name and value, and a folder for copies of files that the command names (without
+    one, these stay as they are): the words with the option set; None where it is not a command of this framework."""
 
 
 def boolean(value: str) -> bool:

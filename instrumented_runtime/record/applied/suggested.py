@@ -91,7 +91,6 @@ _BY_SETTING: dict[str, Callable[[Facts], Named]] = {
     "TrainingArguments.dataloader_num_workers": _workers,
     "the workers of the data loader": _more_workers,
     "DataLoader.pin_memory": _fixed(("dataloader.pin_memory", "true")),
-    "TrainingArguments.dataloader_pin_memory": _fixed(("dataloader.pin_memory", "true")),
     "DistributedDataParallel.bucket_cap_mb": _buckets,
     "TrainingArguments.ddp_bucket_cap_mb": _buckets,
     "DistributedDataParallel.bucket_cap_mb_list": _two_buckets,

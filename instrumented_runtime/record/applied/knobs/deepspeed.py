@@ -19,7 +19,7 @@ OPTIONS = ("--deepspeed_config", "--deepspeed")
 def _rewrite(words: list[str], name: str, value: str, folder: Path | None) -> list[str] | None:
     found = next((one for one in OPTIONS if (value_of(words, one) or "").endswith(".json")), None)
     path = Path(value_of(words, found) or "") if found is not None else None
-    if found is None or path is None or folder is None:
+    if found is None or path is None:
         return None
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
@@ -32,6 +32,8 @@ def _rewrite(words: list[str], name: str, value: str, folder: Path | None) -> li
     if not isinstance(inner, dict):
         raise InputError(f"{path}: {name.removeprefix(PREFIX)} is no place in it")
     inner[key] = _KNOBS[name].read(value)
+    if folder is None:
+        return words
     folder.mkdir(exist_ok=True)
     copy = folder / path.name
     copy.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
