@@ -49,8 +49,8 @@ def in_command(command: Sequence[str], changes: Iterable[Change], folder: Path) 
 def framework_arguments(command: Sequence[str], change: Change, folder: Path | None = None) -> list[str] | None:
     """The command with a framework's option changed; None where this is no command that takes it.
 
-    A file that the command names is never written: a copy goes into `folder`. Without a folder the answer is whether the
-    command takes it, with such a file as it is. Raises `InputError` if such a file can't be read.
+    A file that the command names is never written: a copy goes into `folder`. Without a folder the answer is whether
+    the command takes it, with such a file as it is. Raises `InputError` if such a file can't be read.
     """
     family = next((one for one in FAMILIES if any(own.name == change.name for own in one.knobs)), None)
     if family is None or family.rewrite is None:
