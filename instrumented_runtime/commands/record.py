@@ -39,24 +39,34 @@ def record_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Run folder to make [default: gpuscope-run-TIME].")
 @click.option("--reduce", "parts", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Also reduce each trace into this folder at the end, as gpuscope reduce does.")  # fmt: skip
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE",
+              help="Change a setting without a change of the script; as often as needed (docs/tuning.md).")  # fmt: skip
+@click.option("--allow", multiple=True, metavar="GROUP",
+              help="Allow changes of a group that may alter training, such as tf32 or compile.")  # fmt: skip
 @record_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
     command: tuple[str, ...],
     out: Path | None,
     parts: Path | None,
+    changes: tuple[str, ...],
+    allow: tuple[str, ...],
     **options: Any,
 ) -> int:
     """Run COMMAND and record what each of its ranks does into one run folder.
 
     \b
     gpuscope record -- torchrun --nproc-per-node 8 train.py --lr 1e-4
+    gpuscope record --set dataloader.num_workers=4 -- torchrun --nproc-per-node 8 train.py
     gpuscope record --profiler nsys -o runs/nsys -- torchrun --nproc-per-node 8 train.py
 
     The script is not changed: a step is what its optimizer's step() ends. While it runs, `touch RUN/dump`
     has every rank write its collectives, stacks and memory. The exit code is COMMAND's.
     """
+    from gpuscope.instrumented_runtime.record.applied.change import Change
+    from gpuscope.instrumented_runtime.record.applied.table import checked
     from gpuscope.instrumented_runtime.record.launch import record
 
+    wanted = checked(map(Change.parse, changes), allow)
     folder = out or Path(time.strftime("gpuscope-run-%Y%m%d-%H%M%S"))
-    return record(command, folder, RecordOptions(**options).check(), parts)
+    return record(command, folder, RecordOptions(**options).check(), parts, wanted)

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import GpuscopeError, InputError, UsageError
+from gpuscope.instrumented_runtime.record.applied.change import Change
+from gpuscope.instrumented_runtime.record.applied.launching import in_command, in_environment
+from gpuscope.instrumented_runtime.record.applied.outcome import left_out
 from gpuscope.instrumented_runtime.record.capture import nccl_files, nsys_capture
 from gpuscope.instrumented_runtime.record.capture.on_demand import listen
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
@@ -25,14 +28,22 @@ from gpuscope.sources.source import rank_in_name
 
 COMPILE_LOGS = "compile"
 """Folder of torch.compile's logs in a run's."""
+APPLIED = "applied"
+"""Folder of changed copies of files that the command names."""
 SHIM = Path(__file__).with_name("shim")
 # How long ranks may take to write their traces after Ctrl-C before they are killed.
 GRACE_S = 60.0
 
 
-def record(command: Sequence[str], out: Path, options: RecordOptions, parts: Path | None = None) -> int:
-    """Run `command`, record it into `out`, report what was recorded, and return the command's exit code. With `parts`
-    the small parts of the traces are written into that folder at the end.
+def record(
+    command: Sequence[str],
+    out: Path,
+    options: RecordOptions,
+    parts: Path | None = None,
+    changes: Sequence[Change] = (),
+) -> int:
+    """Run `command` with `changes`, record it into `out`, report what was recorded, and return the command's exit code.
+    With `parts` the small parts of the traces are written into that folder at the end.
 
     Raises `InputError` if the command does not exist, `UsageError` if `out` does or nsys is missing, and
     `GpuscopeError` if the command succeeded and nothing was recorded.
@@ -42,7 +53,8 @@ def record(command: Sequence[str], out: Path, options: RecordOptions, parts: Pat
     if parts is not None:
         check_apart(parts, out)
     folder = RunFolder.create(out, command=command)
-    environment = rank_environment(folder, options, os.environ)
+    command, refused = in_command(command, changes, folder.path / APPLIED)
+    environment = in_environment(changes, rank_environment(folder, options, os.environ))
     if options.on_demand:
         listen(folder.path)
     if options.profiler == "nsys" and _is_python(command):
@@ -61,6 +73,9 @@ def record(command: Sequence[str], out: Path, options: RecordOptions, parts: Pat
     for path, rank in nsys_capture.reports(folder.path):
         folder.add_file(path, "nsys", rank=rank)
     note_mismatch(folder, failed=exit_code != 0 and not interrupted)
+    for told in [*refused, *left_out(folder.path)]:
+        folder.problem("change_not_applied", told, severity="info")
+        print("gpuscope:", told, file=sys.stderr)
     status = "interrupted" if interrupted else "completed" if exit_code == 0 else "failed"
     manifest = folder.finish(status, exit_code=exit_code)
     _report(folder.path, manifest)

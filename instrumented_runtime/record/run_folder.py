@@ -239,6 +239,13 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     return merge(run, [part for part in parts if part is not None])
 
 
+def rank_parts(path: Path) -> list[RankPart]:
+    """What each rank wrote in its last life, by rank. Raises `InputError` for a part that can't be read."""
+    parts = [_read_json(part, RankPart) for part in sorted((path / PARTS).glob("rank*.json"))]
+    last = {part.rank: part for part in sorted((one for one in parts if one), key=lambda part: part.restart)}
+    return [part for _, part in sorted(last.items())]
+
+
 def refresh(folder: Path) -> None:
     """Merge the parts into `manifest.json`."""
     with _lock(folder / PARTS / "lock"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpuscope.instrumented_runtime.record.applied.rank import Observed
 from gpuscope.instrumented_runtime.record.capture.capture import Capture
 from gpuscope.instrumented_runtime.record.capture.environment import Environment
 from gpuscope.instrumented_runtime.record.capture.gc_ranges import GcRanges
@@ -20,7 +21,7 @@ from gpuscope.instrumented_runtime.record.hang.hang_watch import HangWatch
 
 def captures_for(options: RecordOptions) -> list[Capture]:
     """The captures of one rank. The profiler starts last and stops first: it need not see the others."""
-    captures: list[Capture] = []
+    captures: list[Capture] = [Observed()]
     if options.environment:
         captures.append(Environment())
     memory = MemorySnapshots(options.memory) if options.memory != "off" else None

@@ -9,14 +9,13 @@ process of the job imports it.
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
+
+from gpuscope.instrumented_runtime.record.after_import import AfterImport
 
 ENV_OPTIONS = "GPUSCOPE_RECORD"
 ENV_RECORDER = "GPUSCOPE_RECORDER_PID"
@@ -41,51 +40,14 @@ def install() -> None:
     sys.meta_path.insert(0, AfterImport("torch", _attach))
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls `then` once module `name` has been imported; looking it up (`importlib.util.find_spec`) changes nothing."""
-
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self._name, self._then = name, then
-        self._asking = False
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The spec that the other finders have, with a loader that calls `then` after it."""
-        if name != self._name or self._asking:
-            return None
-        self._asking = True
-        try:
-            found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self)
-            spec = next(filter(None, found), None)
-        finally:
-            self._asking = False
-        if spec is not None and spec.loader is not None:
-            self._wrap(spec.loader)
-        return spec
-
-    def _wrap(self, loader: Any) -> None:
-        execute = loader.exec_module
-
-        def execute_then(module: ModuleType) -> None:
-            execute(module)
-            if self not in sys.meta_path:  # imported before, under another spec
-                return
-            sys.meta_path.remove(self)
-            try:
-                self._then()
-            except Exception as error:  # no error of ours may stop the user's job
-                print(f"gpuscope: pid {os.getpid()} does not record: {error!r}", file=sys.stderr)
-
-        loader.exec_module = execute_then
-
-
 def _attach() -> None:
     """torch is imported: record once this is surely a rank."""
+    from gpuscope.instrumented_runtime.record.applied import rank
     from gpuscope.instrumented_runtime.record.capture.optimizer_steps import on_optimizer_step
     from gpuscope.instrumented_runtime.record.capture_options import options_from
     from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
 
+    rank.install()
     options = options_from()
     if options.collectives:
         from gpuscope.instrumented_runtime.record.gloo import gloo_trace

@@ -178,7 +178,7 @@ def test_frameworks_and_their_parallelism_by_name() -> None:
 
 WATCHED = """
 import os, traceback
-from gpuscope.instrumented_runtime.record.unchanged_script import AfterImport
+from gpuscope.instrumented_runtime.record.after_import import AfterImport
 
 def watch():
     import torch

@@ -1,0 +1,26 @@
+"""A change of how a job runs, as the command line and manifests spell it: `NAME=VALUE`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuscope.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Change:
+    """One knob and the value it is set to."""
+
+    name: str
+    value: str
+
+    @classmethod
+    def parse(cls, text: str) -> Change:
+        """From `NAME=VALUE`. Raises `UsageError`."""
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"{text!r} is no change", hint="NAME=VALUE, such as ddp.bucket_cap_mb=50")
+        return cls(name.strip(), value.strip())
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}"

@@ -1,0 +1,138 @@
+"""torch.utils.data.DataLoader: workers, pinned memory, prefetching."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from typing import Any
+
+from gpuscope.instrumented_runtime.record.applied.knob import Family, Knob, at_least, boolean
+from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
+from gpuscope.instrumented_runtime.record.applied.wrapping import Wrapping
+
+NAMES = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+_NEEDS_WORKERS = ("persistent_workers", "prefetch_factor")
+
+
+def workers(value: str) -> tuple[int, bool]:
+    """A number of workers, or `xN`, a multiple of the script's own; and whether it is a multiple."""
+    times = value.startswith("x")
+    return at_least(1 if times else 0)(value.removeprefix("x")), times
+
+
+class _Loaders:
+    """Edits the arguments of each DataLoader that a change is legal for."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._wanted = ledger.wanted(*(f"dataloader.{name}" for name in NAMES))
+
+    def edit(self, arguments: dict[str, Any], where: str) -> Iterator[str]:
+        """Workers first: what else is legal depends on them."""
+        wanted = dict(self._wanted)
+        if (count := wanted.pop("dataloader.num_workers", None)) is not None:
+            number, times = count
+            own = arguments.get("num_workers", 0)
+            number = number * own if times else number
+            if why := _keeps_workers(arguments, own, number, times):
+                self._ledger.refused("dataloader.num_workers", why, where)
+            else:
+                arguments["num_workers"] = number
+                if not number:  # what only workers take
+                    for name in (*_NEEDS_WORKERS, "multiprocessing_context", "timeout"):
+                        arguments.pop(name, None)
+                yield "dataloader.num_workers"
+        for name, value in wanted.items():
+            argument = name.removeprefix("dataloader.")
+            if argument in _NEEDS_WORKERS and not arguments.get("num_workers", 0):
+                self._ledger.refused(name, "it has no workers", where)
+            elif argument == "pin_memory" and value and (why := _unpinned(arguments.get("dataset"))):
+                self._ledger.refused(name, why, where)
+            else:
+                arguments[argument] = value
+                yield name
+
+    def look(self, loader: Any, where: str) -> None:
+        """What is in effect."""
+        for name in (*NAMES, "batch_size"):
+            self._ledger.seen(f"dataloader.{name}", getattr(loader, name), where)
+
+
+def _keeps_workers(arguments: dict[str, Any], own: int, number: int, times: bool) -> str:
+    """Why a loader must keep its number of workers; empty where another is legal."""
+    import torch
+    from torch.utils.data import IterableDataset
+
+    dataset = arguments.get("dataset")
+    if times and not own:
+        return "it has no workers to multiply"
+    if number == own:
+        return f"it has {own} already"
+    if isinstance(dataset, IterableDataset):
+        return "an iterable dataset: another number of workers would repeat, leave out or reorder its samples"
+    if own or not number:
+        return ""
+    if multiprocessing.current_process().daemon:
+        return "it is made in a worker process, which may start no others"
+    if multiprocessing.get_start_method() != "fork":
+        return "processes are started anew, which the script may not be written for: set it there"
+    if torch.get_default_device().type != "cpu" or _on_device(dataset):
+        return "its data lie on a device, which forked workers can't use"
+    return ""
+
+
+def _unpinned(dataset: object) -> str:
+    """Why batches can't be pinned; empty where they can."""
+    import torch
+
+    if not torch.accelerator.is_available():
+        return "there is no accelerator"
+    return "its data lie on a device" if _on_device(dataset) else ""
+
+
+def _on_device(dataset: object, depth: int = 3) -> bool:
+    """Whether a dataset, or one that it wraps, visibly holds tensors of a device."""
+    import torch
+
+    if isinstance(dataset, torch.Tensor):
+        return dataset.device.type != "cpu"
+    if depth and isinstance(dataset, list | tuple):
+        return any(_on_device(one, depth - 1) for one in dataset[:64])
+    held = getattr(dataset, "__dict__", {}) if not isinstance(dataset, dict) else dataset
+    return bool(depth) and any(_on_device(one, depth - 1) for one in list(held.values())[:64])
+
+
+def _install(ledger: Ledger) -> None:
+    from torch.utils.data import DataLoader
+
+    loaders = _Loaders(ledger)
+    Wrapping(ledger, loaders.edit, loaders.look, retry=True).around_init(DataLoader)
+
+
+_ORDER = "The order of samples stays"
+
+FAMILY = Family(
+    "dataloader",
+    (
+        Knob(
+            name="dataloader.num_workers", takes="a number from 0, or x2 for twice the script's own", read=workers,
+            alters=f"{_ORDER}; random augmentation draws from the workers' generators, so losses may differ.",
+            shown_by="test_dataloader.py",
+        ),
+        Knob(
+            name="dataloader.pin_memory", takes="true or false", read=boolean,
+            alters="Nothing computed; pinned host memory is taken from the machine.", shown_by="test_dataloader.py",
+        ),
+        Knob(
+            name="dataloader.persistent_workers", takes="true or false", read=boolean,
+            alters="From the second epoch on, a shuffled order drawn from the global generator is another one, since "
+            "the workers' seed is drawn once only; datasets that an epoch changes keep the workers' copy.",
+            shown_by="test_dataloader.py",
+        ),
+        Knob(
+            name="dataloader.prefetch_factor", takes="a number from 1", read=at_least(1),
+            alters="Nothing computed; each worker holds so many batches in memory.", shown_by="test_dataloader.py",
+        ),
+    ),
+    _install,
+)  # fmt: skip
