@@ -27,7 +27,12 @@ def job(record: Callable[..., SimpleNamespace], python: str, torchrun: tuple[str
     count = 0
 
     def run(
-        script: str, *changes: str, ranks: int = 1, options: tuple[str, ...] = (), **variables: str
+        script: str,
+        *changes: str,
+        ranks: int = 1,
+        options: tuple[str, ...] = (),
+        arguments: tuple[str, ...] = (),
+        **variables: str,
     ) -> SimpleNamespace:
         nonlocal count
         count += 1
@@ -37,10 +42,11 @@ def job(record: Callable[..., SimpleNamespace], python: str, torchrun: tuple[str
             old.unlink()
         sets = [word for change in changes for word in ("--set", change)]
         words = ("--profiler", "none", "-o", f"run{count}", *sets, *options)
-        done = record(*words, "--", *(torchrun if ranks == 2 else (python,)), path, **variables)
+        done = record(*words, "--", *(torchrun if ranks == 2 else (python,)), path, *arguments, **variables)
         done.folder = tmp_path / f"run{count}"
         assert done.code == 0, done.err  # no change stops a job
         done.told = [json.loads((tmp_path / f"told{rank}.json").read_text()) for rank in range(ranks)]
+        done.manifest = json.loads((done.folder / "manifest.json").read_text())
         done.facts = [part.facts for part in rank_parts(done.folder)]
         return done
 

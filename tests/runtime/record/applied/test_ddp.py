@@ -28,7 +28,7 @@ for step in range(6):
     viewed = layers[0].weight.grad._is_view()
     optimizer.zero_grad()
 log = model._get_ddp_logging_data()
-tell(buckets=log["rebuilt_bucket_sizes"], static=model.static_graph, unused=model.find_unused_parameters, losses=losses,
+tell(buckets=log.get("rebuilt_bucket_sizes", log["bucket_sizes"]), static=model.static_graph, unused=model.find_unused_parameters, losses=losses,
      buffers=model.forward_sync_buffers, viewed=viewed, hook=log.get("comm_hook", ""),
      mean=model.module[-1].running_mean.tolist()[:4], weight=layers[0].weight.flatten()[:64].tolist(),
      kind=type(model) is DDP and isinstance(model, torch.nn.Module))
@@ -60,7 +60,7 @@ def test_a_preserving_option_does_as_in_the_script_and_the_losses_stay(job: Job,
 
 def test_buckets_hold_what_was_asked_for(job: Job) -> None:
     sizes = [int(size) for size in job(SCRIPT, "ddp.bucket_cap_mb=3", ranks=2).told[0]["buckets"].split(", ")]
-    assert all(size <= 3 << 20 or size == LAYER for size in sizes[:-1])
+    assert all(3 << 20 <= size < (3 << 20) + LAYER for size in sizes[:-1])  # full by the parameter that fills it
     assert sum(sizes) == 6 * LAYER + 2 * 512 * 4
     assert len(sizes) > 1
 
@@ -75,7 +75,9 @@ def test_the_default_takes_the_scripts_own_size_back(job: Job) -> None:
 def test_buffers_of_each_rank_stay_its_own(job: Job) -> None:
     options = ("--allow", "buffers")
     before = job(SCRIPT, ranks=2, ARGUMENTS="dict(broadcast_buffers=True)")
-    changed = job(SCRIPT, "ddp.broadcast_buffers=false", ranks=2, options=options, ARGUMENTS="dict(broadcast_buffers=True)")
+    changed = job(
+        SCRIPT, "ddp.broadcast_buffers=false", ranks=2, options=options, ARGUMENTS="dict(broadcast_buffers=True)"
+    )
     assert [told["buffers"] for told in before.told] == [True, True]
     assert [told["buffers"] for told in changed.told] == [False, False]
     assert changed.told[0]["mean"] != changed.told[1]["mean"]
