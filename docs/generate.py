@@ -41,6 +41,7 @@ from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import kinds
 from gpuscope.cli import cli
 from gpuscope.instrumented_runtime.commands.record import flags
+from gpuscope.instrumented_runtime.record.applied.table import KNOBS
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.instrumented_runtime.train.settings.sections import PARALLELISMS
 from gpuscope.output import write_text
@@ -201,6 +202,15 @@ def _recording_options() -> str:
     return "\n".join(lines)
 
 
+def _knobs() -> str:
+    lines = ["| setting | values | how | what it may alter | to allow | shown by |", "|---|---|---|---|---|---|"]
+    for one in KNOBS:
+        allow = f"`{one.allow}`" if one.allow else ""
+        cells = (f"`{one.name}`", one.takes, one.how, _cell(one.alters), allow, f"`{one.shown_by}`")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _parallelisms() -> str:
     lines = ["| name | what | in `train/parallel/` |", "|---|---|---|"]
     for one in PARALLELISMS:
@@ -248,6 +258,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "comparison keys": lambda: keys.flat("diff"),
     "gpu paths": _gpu_paths,
     "injected faults": lambda: _outcome("faults.toml"),
+    "knobs": _knobs,
     "parallelisms": _parallelisms,
     "plan keys": lambda: keys.flat("plan"),
     "predicted and measured": lambda: _outcome("predicted_and_measured.toml"),

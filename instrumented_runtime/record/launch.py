@@ -52,8 +52,12 @@ def record(
         raise UsageError("nsys is not on PATH", hint="install Nsight Systems, or use --profiler torch")
     if parts is not None:
         check_apart(parts, out)
-    folder = RunFolder.create(out, command=command)
-    command, refused = in_command(command, changes, folder.path / APPLIED)
+    folder = RunFolder.create(out, command=command, changes={one.name: one.value for one in changes})
+    try:
+        command, refused = in_command(command, changes, folder.path / APPLIED)
+    except GpuscopeError:
+        folder.finish("failed")
+        raise
     environment = in_environment(changes, rank_environment(folder, options, os.environ))
     if options.on_demand:
         listen(folder.path)

@@ -3,7 +3,7 @@ reading one on a GPU waits for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from contextlib import suppress
 from typing import Any
 
@@ -54,13 +54,12 @@ def watch() -> Losses:
 
     losses, run = Losses(), torch.autograd.backward
 
+    @functools.wraps(run)
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         with suppress(Exception):  # a loss that is not known must not stop the job
             losses.backward(tensors, grad_tensors)
         run(tensors, grad_tensors, *args, **kwargs)
 
-    backward.__doc__ = run.__doc__
-    leave: Callable[..., None] = leave_uncompiled
-    leave(losses.backward.__func__)  # type: ignore[attr-defined]
+    leave_uncompiled(backward)
     torch.autograd.backward = backward
     return losses

@@ -16,6 +16,9 @@ from gpuscope.instrumented_runtime.record.applied.losses import Losses, watch
 from gpuscope.instrumented_runtime.record.applied.table import FAMILIES, knob
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
+STEPS = 100_000
+"""Steps that are timed: a job of days writes no more than a megabyte of them."""
+
 _ledger: Ledger | None = None
 _losses: Losses | None = None
 
@@ -67,7 +70,8 @@ class Observed:
 
     def step(self, step: int) -> None:
         """First of all captures, so that none of their time is between a step's end and this."""
-        self._ends.append(time.perf_counter_ns())
+        if len(self._ends) < STEPS:
+            self._ends.append(time.perf_counter_ns())
         if _ledger is not None and _losses is not None:
             _losses.step()
             for each in _ledger.at_step:

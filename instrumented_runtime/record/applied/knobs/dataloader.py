@@ -26,18 +26,22 @@ class _Loaders:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._wanted = ledger.wanted(*(f"dataloader.{name}" for name in NAMES))
+        self._changed: dict[int, int] = {}
+        """Numbers of workers that were given, by the dataset: frameworks make a loader again from the script's."""
 
     def edit(self, arguments: dict[str, Any], where: str) -> Iterator[str]:
         """Workers first: what else is legal depends on them."""
         wanted = dict(self._wanted)
         if (count := wanted.pop("dataloader.num_workers", None)) is not None:
             number, times = count
-            own = arguments.get("num_workers", 0)
+            own, dataset = arguments.get("num_workers", 0), id(arguments.get("dataset"))
             number = number * own if times else number
-            if why := _keeps_workers(arguments, own, number, times):
+            if own and self._changed.get(dataset) == own:
+                pass
+            elif why := _keeps_workers(arguments, own, number, times):
                 self._ledger.refused("dataloader.num_workers", why, where)
             else:
-                arguments["num_workers"] = number
+                arguments["num_workers"] = self._changed[dataset] = number
                 if not number:  # what only workers take
                     for name in (*_NEEDS_WORKERS, "multiprocessing_context", "timeout"):
                         arguments.pop(name, None)

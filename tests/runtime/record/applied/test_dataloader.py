@@ -127,3 +127,12 @@ class Mine(DataLoader):
     changed = job(script, "dataloader.num_workers=2")
     assert changed.told[0]["workers"] == [0, 0, 2]
     assert "ValueError: no workers here" in refusals(changed, "dataloader.num_workers")
+
+
+def test_a_loader_that_accelerate_makes_again_is_changed_once(job: Job) -> None:
+    pytest.importorskip("accelerate")
+    prepared = "__import__('accelerate').Accelerator(cpu=True).prepare(loader)"
+    script = SCRIPT.replace("    model = ", f"    loader = {prepared}\n    model = ", 1)
+    changed = job(script, "dataloader.num_workers=x2", ARGUMENTS="dict(num_workers=1)")
+    assert changed.told[0]["workers"][0] == 2
+    assert changed.told[0]["kinds"][0] == "DataLoaderShard"

@@ -28,7 +28,8 @@ for step in range(6):
     viewed = layers[0].weight.grad._is_view()
     optimizer.zero_grad()
 log = model._get_ddp_logging_data()
-tell(buckets=log.get("rebuilt_bucket_sizes", log["bucket_sizes"]), static=model.static_graph, unused=model.find_unused_parameters, losses=losses,
+tell(buckets=log.get("rebuilt_bucket_sizes", log["bucket_sizes"]),
+     static=model.static_graph, unused=model.find_unused_parameters, losses=losses,
      buffers=model.forward_sync_buffers, viewed=viewed, hook=log.get("comm_hook", ""),
      mean=model.module[-1].running_mean.tolist()[:4], weight=layers[0].weight.flatten()[:64].tolist(),
      kind=type(model) is DDP and isinstance(model, torch.nn.Module))

@@ -130,6 +130,8 @@ def test_the_command_runs_with_the_copy(job: Job, tmp_path: Path) -> None:
     changed = job(SCRIPT, change, arguments=("--deepspeed", "ds.json"))
     assert changed.told[0]["settings"] == {"zero_optimization": {"reduce_bucket_size": 1000}}
     assert (tmp_path / "ds.json").read_text() == "{}"
+    assert changed.manifest["changes"] == dict([change.split("=")])
+    assert changed.manifest["command"][-1] == "ds.json"
     assert not changed.manifest["problems"]
 
 
