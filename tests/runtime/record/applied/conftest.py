@@ -32,6 +32,7 @@ def job(record: Callable[..., SimpleNamespace], python: str, torchrun: tuple[str
         ranks: int = 1,
         options: tuple[str, ...] = (),
         arguments: tuple[str, ...] = (),
+        interpreter: str = python,
         **variables: str,
     ) -> SimpleNamespace:
         nonlocal count
@@ -45,7 +46,9 @@ def job(record: Callable[..., SimpleNamespace], python: str, torchrun: tuple[str
             old.unlink()
         sets = [word for change in changes for word in ("--set", change)]
         words = ("--profiler", "none", "-o", f"run{count}", *sets, *options)
-        done = record(*words, "--", *(torchrun if ranks == 2 else (python,)), path, *arguments, **variables)
+        done = record(
+            *words, "--", *(torchrun if ranks == 2 else (interpreter,)), path, *arguments, timeout=300, **variables
+        )
         done.folder = tmp_path / f"run{count}"
         assert done.code == 0, done.err  # no change stops a job
         done.told = [json.loads((tmp_path / f"told{rank}.json").read_text()) for rank in range(ranks)]

@@ -49,7 +49,8 @@ def test_garbage_is_collected_every_so_many_steps(job: Job) -> None:
 
 def test_garbage_is_not_collected(job: Job) -> None:
     told = job(SCRIPT, "gc.mode=off").told[0]
-    assert (told["gc"], told["collected"], told["frozen"]) == ([False] * 13, [[0, 2]], True)
+    assert (told["gc"], told["frozen"]) == ([False] * 13, True)
+    assert [one for one in told["collected"] if one[0] > 0] == []
 
 
 def test_what_the_script_made_is_no_longer_looked_through(job: Job) -> None:
