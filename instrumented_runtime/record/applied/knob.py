@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from gpuscope.errors import UsageError
-
-if TYPE_CHECKING:
-    from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
+from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
 
 How = Literal["environment", "torch", "framework option"]
 
@@ -87,8 +85,3 @@ def at_least(least: int) -> Callable[[str], int]:
         return number
 
     return read
-
-
-def spelled(value: object) -> str:
-    """A value that was seen, as a change spells it."""
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

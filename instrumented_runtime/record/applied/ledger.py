@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.applied.knob import spelled
+
+def spelled(value: object) -> str:
+    """A value that was seen, as a change spells it."""
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 class Ledger:
