@@ -28,11 +28,11 @@ def test_every_option_is_there_and_no_other() -> None:
 
 
 def test_the_command_line_has_every_option_with_the_same_default() -> None:
-    """One declaration: `gpuscope record` is made from the fields of `RecordOptions`, and where its results go."""
+    """One declaration: `gpuscope record` is made from the fields of `RecordOptions`, where its results go and what it
+    changes."""
     options = {param.name: param for param in command.params if isinstance(param, click.Option)}
-    assert {name: option.default for name, option in options.items() if name not in ("out", "parts")} == asdict(
-        RecordOptions()
-    )
+    others = ("out", "parts", "changes", "allow")
+    assert {name: one.default for name, one in options.items() if name not in others} == asdict(RecordOptions())
     assert (options["with_stack"].opts, options["record_shapes"].secondary_opts) == (["--stacks"], ["--no-shapes"])
     assert options["hang_timeout_s"].opts == ["--hang-timeout"]
 

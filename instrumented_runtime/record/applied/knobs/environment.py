@@ -6,7 +6,6 @@ import os
 
 from gpuscope.instrumented_runtime.record.applied.knob import Family, Knob
 from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
-from gpuscope.instrumented_runtime.record.run_folder import ENV_FOLDER
 from gpuscope.recorded_environment import NAMES, allowed
 
 PREFIX = "env."
@@ -16,6 +15,9 @@ MORE = ("HOROVOD_FUSION_THRESHOLD",)
 FIXED = ("CUDA_VISIBLE_DEVICES", "GPUSCOPE_", "HIP_VISIBLE_DEVICES", "OMPI_COMM_WORLD_", "ROCR_VISIBLE_DEVICES",
          "TORCHELASTIC_", *NAMES)  # fmt: skip
 """Of those, what says which job it is, not how it runs."""
+RECORDERS = ("NCCL_DEBUG", "NCCL_INSPECTOR_", "NCCL_PROFILER_PLUGIN", "TORCH_FR_", "TORCH_NCCL_DEBUG_INFO_",
+             "TORCH_NCCL_DUMP_")  # fmt: skip
+"""Those that the recorder sets itself, by its own options: no settings of the job."""
 SAFE = ("CUDA_", "GLOO_", "HOROVOD_", "HSA_", "KMP_", "NCCL_", "OMP_", "PYTORCH_ALLOC_", "PYTORCH_CUDA_ALLOC_",
         "PYTORCH_HIP_ALLOC_", "PYTORCH_NO_", "RCCL_", "TORCH_NCCL_", "TORCHINDUCTOR_CACHE_DIR")  # fmt: skip
 """Families that compute the same, but for the order of sums."""
@@ -50,9 +52,8 @@ def _install(ledger: Ledger) -> None:
             ledger.applied(name)
         else:
             ledger.refused(name, f"the launcher gives its ranks {found}")
-    folder = os.environ.get(ENV_FOLDER)
     for name, value in sorted(os.environ.items()):
-        if may_set(name) and not (folder and folder in value):  # what names the folder is the recorder's own
+        if may_set(name) and not name.startswith(RECORDERS):
             ledger.seen(f"{PREFIX}{name}", value)
 
 
