@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +30,9 @@ class _Loaders:
         self._wanted = ledger.wanted(*(f"dataloader.{name}" for name in NAMES))
         self._changed: dict[int, int] = {}
         """Numbers of workers that were given, by the dataset: frameworks make a loader again from the script's."""
+        self._persist: set[int] = set()
+        """Datasets whose loaders keep their workers only by a change."""
+        self._persistent: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def edit(self, arguments: dict[str, Any], where: str) -> Iterator[str]:
         """Workers first: what else is legal depends on them."""
@@ -53,6 +58,8 @@ class _Loaders:
             elif argument == "pin_memory" and value and (why := _unpinned(arguments.get("dataset"))):
                 self._ledger.refused(name, why, where)
             else:
+                if argument == "persistent_workers" and not arguments.get(argument):
+                    self._persist.add(id(arguments.get("dataset")))
                 arguments[argument] = value
                 yield name
 
@@ -60,6 +67,16 @@ class _Loaders:
         """What is in effect."""
         for name in (*NAMES, "batch_size"):
             self._ledger.seen(f"dataloader.{name}", getattr(loader, name), where)
+        if loader.persistent_workers and id(loader.dataset) in self._persist:
+            self._persistent.add(loader)
+
+    def begins(self, loader: Any) -> None:
+        """A pass over a loader begins. With workers that stay, torch does not draw their seed again; it is drawn here,
+        so that the generator, and with it the order of a shuffled dataset, goes on as in the script."""
+        import torch
+
+        if loader in self._persistent and loader._iterator is not None:
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 
 def _keeps_workers(arguments: dict[str, Any], own: int, number: int, times: bool) -> str:
@@ -111,6 +128,15 @@ def _install(ledger: Ledger) -> None:
 
     loaders = _Loaders(ledger)
     Wrapping(ledger, loaders.edit, loaders.look, retry=True).around_init(DataLoader)
+    if ledger.wanted("dataloader.persistent_workers"):
+        iterate = DataLoader.__iter__
+
+        @functools.wraps(iterate)
+        def begin(loader: Any) -> Any:
+            loaders.begins(loader)
+            return iterate(loader)
+
+        DataLoader.__iter__ = begin  # type: ignore[method-assign]
 
 
 _ORDER = "The order of samples stays"
@@ -129,8 +155,8 @@ FAMILY = Family(
         ),
         Knob(
             name="dataloader.persistent_workers", takes="true or false", read=boolean,
-            alters="From the second epoch on, a shuffled order drawn from the global generator is another one, since "
-            "the workers' seed is drawn once only; datasets that an epoch changes keep the workers' copy.",
+            alters=f"{_ORDER}; workers are not seeded anew each epoch, and keep their copy of a dataset that the "
+            "script changes between epochs.",
             shown_by="test_dataloader.py",
         ),
         Knob(

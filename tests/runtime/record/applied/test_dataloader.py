@@ -86,14 +86,14 @@ def test_what_only_workers_take_is_given_to_loaders_with_workers(job: Job) -> No
     assert times(changed, "dataloader.persistent_workers") == 2
 
 
-def test_persistent_workers_change_the_order_of_a_second_epoch_alone(job: Job) -> None:
-    """As the table of knobs says of it: the seed of the workers is drawn once."""
-    before, changed = (
-        job(SCRIPT, "dataloader.num_workers=1", f"dataloader.persistent_workers={on}") for on in ("false", "true")
-    )
-    first, second = (([*told["order"][:6]], [*told["order"][6:]]) for told in (before.told[0], changed.told[0]))
-    assert first[0] == second[0]
-    assert first[1] != second[1]
+def test_persistent_workers_leave_the_order_of_a_second_epoch(job: Job) -> None:
+    """Set in the script, they change it: torch then draws the workers' seed once, not once per epoch."""
+    workers = "num_workers=1"
+    before = job(SCRIPT, ARGUMENTS=f"dict({workers})")
+    own = job(SCRIPT, ARGUMENTS=f"dict({workers}, persistent_workers=True)")
+    changed = job(SCRIPT, "dataloader.persistent_workers=true", ARGUMENTS=f"dict({workers})")
+    assert (changed.told[0]["persistent"], own.told[0]["persistent"]) == (True, True)
+    assert changed.told[0]["order"] == before.told[0]["order"] != own.told[0]["order"]
 
 
 def test_a_loader_keeps_its_workers_where_processes_are_started_anew(job: Job) -> None:
