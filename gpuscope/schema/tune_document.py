@@ -13,7 +13,7 @@ Outcome = Literal[
     "faster", "no_gain", "not_beyond_chance", "losses_moved", "losses_not_seen", "not_applied", "hung", "failed",
     "no_steps", "budget", "not_confirmed",
 ]  # fmt: skip
-Ended = Literal["done", "nothing_applicable", "budget", "interrupted"]
+Ended = Literal["done", "nothing_applicable", "no_advice", "budget", "interrupted"]
 Compared = Literal["equal", "within_noise", "not_seen"]
 
 
@@ -86,7 +86,7 @@ class TuneDocument(TypedDict):
     folder: str
     """Where the recordings are."""
     ended: Ended
-    """`done` where nothing was left to try."""
+    """`done` where nothing was left to try, `no_advice` where the profiled run or its analysis failed."""
     baseline_step_ns: int
     """The step as the command stands."""
     best_step_ns: int

@@ -40,7 +40,7 @@ class Judgement:
     """Of the logarithm of its step by the best's."""
     detail: str = ""
     moved: float | None = None
-    """How far its losses are from the baseline's, as a fraction."""
+    """How far its losses are from the best's, as a fraction."""
     limit: float | None = None
 
 
@@ -76,7 +76,7 @@ def judge(standing: Standing, take: Take, *, alters: bool = False) -> Judgement:
             made.outcome, made.detail = (run.failed or "failed", run.detail) if run else ("budget", "")
             return made
         made.runs.append(run)
-        if (wrong := _losses(standing.baseline, run, made, alters=alters)) is not None:
+        if (wrong := _losses(standing, run, made, alters=alters)) is not None:
             made.outcome = wrong
             return made
         known, before = standing.noise(made.runs), made.interval
@@ -112,12 +112,12 @@ def _decisive(interval: Interval | None) -> bool:
     return interval is not None and interval.high < math.log1p(-LEAST_GAIN)
 
 
-def _losses(baseline: Sequence[Run], run: Run, made: Judgement, *, alters: bool) -> Outcome | None:
-    """What is wrong with the losses of a run; None where nothing is, or the baseline's were not seen."""
-    made.limit = losses.limit(baseline, alters=alters)
+def _losses(standing: Standing, run: Run, made: Judgement, *, alters: bool) -> Outcome | None:
+    """What is wrong with a run's losses beside the best's; None where nothing is, or the baseline's were not seen."""
+    made.limit = losses.limit(standing.baseline, alters=alters)
     if made.limit is None:
         return None
-    made.moved = losses.moved(baseline, run)
+    made.moved = losses.moved(standing.best, run)
     if made.moved is None:
         return "losses_not_seen"
     return "losses_moved" if made.moved > made.limit else None

@@ -51,9 +51,9 @@ def limit(baseline: Sequence[Run], *, alters: bool) -> float | None:
     return max(TIMES * found, ALLOWED if alters else REDUCTION_ORDER)
 
 
-def moved(baseline: Sequence[Run], trial: Run) -> float | None:
-    """How far the losses of a run are from the nearest of the baseline's; None where they can't be compared."""
-    found = [distance(run.losses, trial.losses) for run in baseline]
+def moved(best: Sequence[Run], trial: Run) -> float | None:
+    """How far the losses of a run are from the nearest of the best's; None where they can't be compared."""
+    found = [distance(run.losses, trial.losses) for run in best]
     known = [one for one in found if one is not None]
     return min(known, default=None)
 

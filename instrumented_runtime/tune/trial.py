@@ -73,12 +73,14 @@ class Recorder:
         return Run(made, ended.seconds, step, losses_of(parts))
 
     def profiled(self, name: str, changes: Sequence[Change] = ()) -> dict[str, Any] | None:
-        """The report of the command with changes under the profiler; None where the budget allows none, or the
-        recording or its analysis failed."""
+        """The report of the command with changes under the profiler; None where the budget allows none, empty where
+        the recording or its analysis failed."""
         recorded = self._record(name, changes, ["--stop-after", str(PROFILED_STEPS)])
-        if recorded is None or recorded[1].code != 0:
+        if recorded is None:
             return None
-        return analysed(recorded[0], min(self.budget.left_s, ANALYSIS_LIMIT_S))
+        made, ended = recorded
+        report = analysed(made, min(self.budget.left_s, ANALYSIS_LIMIT_S)) if ended.code == 0 else {}
+        return None if not report and self.budget.left_s <= 0 else report
 
     def _queued(self, changes: Sequence[Change]) -> int:
         """Batches that workers will hold ready, as far as changes and the runs before tell."""
@@ -106,18 +108,18 @@ class Recorder:
         return made, run([*words, "--", *command], _log(made), min(limit, self.budget.left_s))
 
 
-def analysed(folder: Path, limit_s: float) -> dict[str, Any] | None:
+def analysed(folder: Path, limit_s: float) -> dict[str, Any]:
     """The report of a run folder, by `gpuscope analyze` in a process of its own: the recorder stands on no analysis.
-    None where it fails."""
+    Empty where it fails."""
     report = folder.with_name(f"{folder.name}.report.json")
     command = [*GPUSCOPE, "analyze", str(folder), "--json", "--no-store"]
     ended = run(command, folder.with_name(f"{folder.name}.analysis.log"), limit_s, report)
     if ended.code != 0:
-        return None
+        return {}
     with suppress(OSError, ValueError):
         found = json.loads(report.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else None
-    return None
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _log(folder: Path) -> Path:

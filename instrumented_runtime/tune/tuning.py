@@ -25,7 +25,7 @@ class Runs(Protocol):
         """Without a profiler."""
 
     def profiled(self, name: str, changes: Sequence[Change] = ()) -> dict[str, Any] | None:
-        """The report of a run under the profiler."""
+        """The report of a run under the profiler; empty where there is none."""
 
 
 @dataclass
@@ -86,11 +86,8 @@ class Session:
     def improve(self) -> None:
         """Follow advice until none is left or the budget ends. Leaves the best found, and how it ended."""
         waiting = self._advice()
-        if waiting is None:
-            self.ended = "budget"
-            return
-        if not waiting:
-            self.ended = "nothing_applicable"
+        if isinstance(waiting, str) or not waiting:
+            self.ended = waiting if isinstance(waiting, str) else "nothing_applicable"
             return
         self.ended = "done"
         while waiting:
@@ -102,16 +99,16 @@ class Session:
                 break
             if made.outcome == "faster":
                 again = self._advice()
-                waiting = waiting if again is None else again
+                waiting = waiting if isinstance(again, str) else again
         if len(self.kept) > 1:
             self._confirm()
 
-    def _advice(self) -> list[Candidate] | None:
-        """What to try on top of the best, by a new profile of it; None where none could be made."""
+    def _advice(self) -> list[Candidate] | Literal["budget", "no_advice"]:
+        """What to try on top of the best, by a new profile of it; or why there is none."""
         self.told(self, "the best so far, under the profiler")
         report = self.runs.profiled("profile", self.changes)
-        if report is None:
-            return None
+        if not report:
+            return "budget" if report is None else "no_advice"
         found = [source(report) for source in self.sources]
         known = {(row["code"], row["setting"]) for row in self.by_hand}
         self.by_hand += [row for one in found for row in one.by_hand if (row["code"], row["setting"]) not in known]
@@ -136,7 +133,7 @@ class Session:
             spent += run is not None
             return run
 
-        made = judge(self.standing, take, alters=any(self.alters(change) for change in with_it))
+        made = judge(self.standing, take, alters=any(self.alters(change) for change in candidate.changes))
         row = _row(candidate, made, before, spent)
         self.tried.append(row)
         if made.outcome == "faster":

@@ -61,7 +61,7 @@ class Job:
         if len(self.runs) >= self.most:
             return None
         self.runs.append((name, tuple(changes)))
-        return {}
+        return {"suggestions": []}
 
 
 def candidate(name: str, predicted: float = 0.9) -> Candidate:

@@ -12,6 +12,7 @@ from gpuscope.words import units
 ENDED = {
     "done": "nothing is left to try",
     "nothing_applicable": "no suggestion can be followed from outside the script",
+    "no_advice": "the run under the profiler, or its analysis, failed: its log is beside it",
     "budget": "the budget is used up",
     "interrupted": "interrupted",
 }
