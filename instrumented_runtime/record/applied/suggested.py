@@ -108,8 +108,6 @@ _BY_SETTING: dict[str, Callable[[Facts], Named]] = {
     "torch.compile": _fixed(("torch.compile", "default")),
     "TrainingArguments.torch_compile": _fixed(("torch.compile", "default")),
     "torch.compile.mode": _fixed(("cuda_graphs", "true")),
-    "torch.optim.AdamW.fused": _fixed(("optimizer.fused", "true")),
-    "TrainingArguments.optim": _fixed(("optimizer.fused", "true")),
     "gc": _collector,
     "torchrun --numa-binding": _fixed(("cpu.numa_bind", "node")),
 }
@@ -135,8 +133,12 @@ def _kept(_facts: Facts, value: str) -> Named | None:
     return [("deepspeed.zero_optimization.stage", value)]
 
 
-def _lean_optimizer(_facts: Facts, _value: str) -> Named:
+def _fused(_facts: Facts, _value: str) -> Named:
     return [("optimizer.fused", "true")]
+
+
+def _foreach(_facts: Facts, _value: str) -> Named:
+    return [("optimizer.foreach", "true")]
 
 
 def _hook_or_key(_facts: Facts, value: str) -> Named | None:
@@ -149,6 +151,8 @@ _BY_CODE: dict[str, Callable[[Facts, str], Named | None]] = {
     "wire_bytes": _hook_or_key,
     "power_sgd": _power_sgd,
     "fsdp_keep_parameters": _kept,
-    "single_tensor_optimizer": _lean_optimizer,
+    "fused_optimizer": _fused,
+    "foreach_optimizer": _foreach,
+    "single_tensor_optimizer": _fused,
 }
-"""By the suggestion's code, where settings of one name mean several things."""
+"""By the suggestion's code, where one name means several settings, or several names one."""

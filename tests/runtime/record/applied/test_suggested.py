@@ -14,9 +14,11 @@ from gpuscope.analyzers.advice.rule import suggestions
 from gpuscope.analyzers.advice.rules.communication import compression_rules
 from gpuscope.instrumented_runtime.record.applied import KNOBS, from_suggestion, in_environment, knob
 from gpuscope.instrumented_runtime.record.applied.change import Change
+from gpuscope.instrumented_runtime.record.applied.suggested import _BY_CODE, _BY_SETTING
 from gpuscope.schema.document import Setting
 
-SAMPLES = Path(__file__).resolve().parents[4] / "sample_traces"
+ROOT = Path(__file__).resolve().parents[4]
+SAMPLES = ROOT / "sample_traces"
 MIB = 1 << 20
 
 
@@ -59,7 +61,8 @@ MIB = 1 << 20
         (compression_rules.names(cpu=False)["megatron"], "wire_bytes", {}, "megatron.grad-reduce-in-bf16=true"),
         (python("DistributedDataParallel.register_comm_hook", "(…)"), "power_sgd", {"approximation_rank": 32},
          "ddp.comm_hook=powersgd:32"),
-        (python("torch.optim.AdamW.fused", "True"), "fused_optimizer", {}, "optimizer.fused=true"),
+        (python("torch.optim.SGD.fused", "True"), "fused_optimizer", {}, "optimizer.fused=true"),
+        (python("torch.optim.NAdam.foreach", "True"), "foreach_optimizer", {}, "optimizer.foreach=true"),
         (python("torch.set_float32_matmul_precision", '"high"'), "tf32", {}, "torch.float32_matmul_precision=high"),
         (python("torch.compile.mode", '"reduce-overhead"'), "cuda_graphs", {}, "cuda_graphs=true"),
         (config("torchrun --numa-binding", "node"), "numa_binding", {}, "cpu.numa_bind=node"),
@@ -96,6 +99,12 @@ def test_the_slow_loader_of_the_samples_gets_workers() -> None:
     changes = from_suggestion(one["setting"], one["code"], one["facts"])
     assert changes is not None
     assert [change.name for change in changes] == ["dataloader.num_workers", "dataloader.persistent_workers"]
+
+
+def test_settings_are_named_as_the_rules_name_them() -> None:
+    rules = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "analyzers" / "advice").rglob("*.py"))
+    assert [name for name in _BY_SETTING if f'"{name}"' not in rules] == []
+    assert set(_BY_CODE) <= set(suggestions())
 
 
 def test_facts_are_those_of_the_records() -> None:
