@@ -6,8 +6,8 @@ alone says what they would bring. Sizes are bytes, factors are dimensionless.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import get_args
 
 from gpuscope.schema.provenance import Provenance
@@ -313,6 +313,10 @@ class Refused:
     """Of a reason that rules ask for."""
 
 
+UNMATCHED = "unmatched_messages"
+"""`Refused.code` of several changes to steps with messages whose other ends are not there."""
+
+
 @dataclass(frozen=True)
 class Predicted:
     """Step times in ns, mean over ranks and steps; `low` and `high` bound `after`."""
@@ -325,6 +329,9 @@ class Predicted:
     """What the prediction rests on, in a sentence: replayed steps, the replay's own error, fitted or assumed costs."""
     provenance: Provenance = "inferred"
     """`assumed` where costs in it are a link's figures and not fitted to the trace."""
+    saved: Mapping[str, int] = field(default_factory=dict)
+    """ns by part of the step's breakdown that a replay of the whole timeline saves, mean over ranks; less than 0 where
+    a part grows. Empty where the parts are not known."""
 
 
 def __dir__() -> list[str]:

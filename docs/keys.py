@@ -21,6 +21,7 @@ PROFILE = {section for section, row in SECTIONS.items() if row.__name__ in vars(
 """Parts of the report that are tables of a profiler, which no verdict rests on."""
 DATA = {f"slowdown.{which}by_{name}": name for which in ("", "explained.") for name in ("operation", "rank", "stage")}
 DATA |= {"trace.parallelism": "kind", "power[].held_frac": "reason"}
+DATA |= {"trace.setup.versions": "package", "trace.setup.variables": "variable"}
 """What names that are data stand for, by the mapping they are in; elsewhere a cause."""
 SAME = {"after": "before", "nearest": "candidates"}
 """Parts that look like another one, which is described instead."""

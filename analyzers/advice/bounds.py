@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
+from gpuscope.analyzers.changes import Predicted
 from gpuscope.catalogue.cause_table import BY_CODE
-from gpuscope.schema.document import Diagnosis, FindingEntry, RankEntry, StepBound
+from gpuscope.catalogue.finding import within_compute
+from gpuscope.schema.document import BeyondEntry, Diagnosis, FindingEntry, RankEntry, StepBound
 
 ALL_VANISHED = "if all of it vanished and nothing else changed"
+EXPLAINED_FRAC = 0.01
+"""Of the step: differences below are within what two runs differ by."""
+CAUSES_NAMED = 2
 _LATE = ("straggler", "slow_worker", "slow_stage")
 """Findings whose ranks are at fault: the others pay."""
 
 
 def step_bound(report: Diagnosis, finding: FindingEntry) -> StepBound | None:
     """«The step», or the window without steps, less the largest over the ranks of what the finding costs there in a
-    step (of a late rank the largest wait for it), but no less than what a device computes in it. None of what costs
-    nothing, or is paid once."""
+    step (of a late rank the largest wait for it). Without stalls a device computes as long as before; only of findings
+    about its kernels the step may get shorter than that. None of what costs nothing, or is paid once."""
     step, ranks = report["step_time"], report["ranks"]
     before = step["median_ns"] if step else max((entry["window_ns"] for entry in ranks), default=0)
     share = _share(finding, ranks)
@@ -21,8 +29,64 @@ def step_bound(report: Diagnosis, finding: FindingEntry) -> StepBound | None:
         return None
     computes = max((entry["breakdown_ns"]["compute"] / entry["window_ns"] for entry in ranks if entry["window_ns"]),
                    default=0.0)  # fmt: skip
-    low = before - round(min(share, 1 - computes) * before)
+    most = share if within_compute(finding["code"]) else min(share, 1 - computes)
+    low = before - round(most * before)
     return {"step_ns_before": before, "step_ns_low": low, "basis": ALL_VANISHED} if low < before else None
+
+
+def cost_ns(report: Diagnosis, finding: FindingEntry, before: int) -> int:
+    """What a finding costs in a step of so many ns, the largest over the ranks."""
+    return round(_share(finding, report["ranks"]) * before)
+
+
+def explained(report: Diagnosis, finding: FindingEntry, outcome: Predicted) -> Predicted:
+    """An outcome that gains no more than there is to gain: what its finding costs, or all that a rank does in a step
+    beside computing, with what the replay saves of computing."""
+    shares = [_beside_compute(entry) for entry in report["ranks"] if entry["window_ns"]]
+    beside = round(max(shares, default=1.0) * outcome.before) + max(outcome.saved.get("compute", 0), 0)
+    most = max(cost_ns(report, finding, outcome.before), beside)
+    over = outcome.before - outcome.after - most
+    if not outcome.saved or over <= EXPLAINED_FRAC * outcome.before:
+        return outcome
+    return replace(outcome, after=outcome.after + over, low=min(outcome.low + over, outcome.after + over),
+                   high=outcome.high + over)  # fmt: skip
+
+
+def _beside_compute(entry: RankEntry) -> float:
+    return 1 - entry["breakdown_ns"]["compute"] / entry["window_ns"]
+
+
+def beyond(report: Diagnosis, finding: FindingEntry, outcome: Predicted) -> BeyondEntry | None:
+    """What of a gain is more than its finding costs, and where that comes from: parts of the step that get shorter, and
+    of the finding's own part the other causes."""
+    cost = cost_ns(report, finding, outcome.before)
+    rest = outcome.before - outcome.after - cost
+    if not cost or rest <= EXPLAINED_FRAC * outcome.before:
+        return None
+    cause = _CAUSES.get(finding["code"])
+    own = _part_of(report, cause)
+    least = EXPLAINED_FRAC * outcome.before
+    saved = {part: ns for part, ns in outcome.saved.items() if part != own and ns > least}
+    others = [
+        (max(entry["stall_ns"][kind].get(code, 0) / entry["window_ns"] for entry in report["ranks"]), code)
+        for kind in _KINDS if own is not None and PART_OF[kind] == own
+        for code in {code for entry in report["ranks"] for code in entry["stall_ns"][kind]} - {cause}
+    ] if all(entry["window_ns"] for entry in report["ranks"]) else []  # fmt: skip
+    causes = [code for share, code in sorted(others, reverse=True) if share > EXPLAINED_FRAC]
+    return {"ns": rest, "cost_ns": cost, "saved_ns": saved, "causes": causes[:CAUSES_NAMED]}
+
+
+def _part_of(report: Diagnosis, cause: str | None) -> str | None:
+    if cause == "allocator":
+        return "idle"
+    found = (kind for kind in _KINDS for entry in report["ranks"] if cause in entry["stall_ns"][kind])
+    kind = next(found, None)
+    return None if kind is None else PART_OF[kind]
+
+
+_KINDS: tuple[Literal["cpu", "communication", "memory"], ...] = ("cpu", "communication", "memory")
+PART_OF = {"cpu": "idle", "communication": "exposed_communication", "memory": "exposed_memory"}
+"""The part of a breakdown that a class's stalls are in, but for the allocator's, which are idle time."""
 
 
 def _share(finding: FindingEntry, ranks: list[RankEntry]) -> float:

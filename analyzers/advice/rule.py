@@ -41,6 +41,8 @@ class Proposal:
     """ns per step that the device needs whatever `changes` do: neither the prediction nor its range lies below."""
     possible_after: tuple[str, ...] = ()
     """Codes of suggestions after which `changes` can be made, though `outcome` refuses them as the run is now."""
+    if_unused: tuple[Change, ...] = ()
+    """The changes where the host does not need the values that `changes` carefully brings it later."""
     gains_time: bool = True
     """False for what saves something else than time (memory): kept though the step takes as long."""
     saves: MemoryBound | None = None

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gpuscope.analyzers.advice.bounds import step_bound
+from gpuscope.analyzers.advice.bounds import beyond, explained, step_bound
 from gpuscope.analyzers.advice.combining import Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.settings.settings import KNOWN
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Estimate, Tries, is_gain, may_gain
-from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted, Refused, Schedule
+from gpuscope.analyzers.changes import UNMATCHED, EvenStages, MicroBatches, Predicted, Refused, Schedule
 from gpuscope.catalogue.cause_table import BY_CODE
+from gpuscope.catalogue.finding import within_compute
 from gpuscope.catalogue.suggestion import UNDIVIDED
 from gpuscope.report.view import blame
 from gpuscope.schema.document import (
@@ -63,15 +64,18 @@ def advise(
     case = Case(report, tries.predict)
     found = _Found()
     for proposals in _proposals(case, rules() if among is None else among):
-        _sort_out(found, proposals, tries)
+        _sort_out(found, proposals, tries, report)
     if report["verdict"]["bound_by"] == "compute":
-        # There a change is worth it only where it is certain to gain.
-        found.kept = [one for one in found.kept if not one[0].gains_time or is_gain(one[1])]
+        # There a change of anything but the kernels is worth it only where it is certain to gain.
+        found.kept = [
+            one for one in found.kept
+            if not one[0].gains_time or within_compute(one[0].finding["code"]) or is_gain(one[1])
+        ]  # fmt: skip
         found.refused = [one for one in found.refused if one[0].finding["code"] not in BY_CODE]
     kept = _undominated(_once(sorted(found.kept, key=_rank)), tries)
     plan = best_plan(found.candidates, tries)
     taken = {proposal.code for proposal, _ in kept}
-    suggestions = blame.in_order(report, [_suggestion(*_of_the_reason(one, found.kept)) for one in kept])
+    suggestions = blame.in_order(report, [_suggestion(*_of_the_reason(one, found.kept), report, tries) for one in kept])
     refused = [_unpredicted(report, *one) for one in _once(found.refused) if one[0].code not in taken]
     unpredicted = blame.answering_first(report, refused)
     advice: AdviceEntry = {
@@ -81,6 +85,8 @@ def advise(
     }
     if plan is not None:
         advice["plan"] = _plan(plan)
+    elif why := _no_plan([proposal for proposal, _ in kept if proposal.changes], tries):
+        advice["no_plan"] = why
     return suggestions, advice
 
 
@@ -124,7 +130,7 @@ def _needs_others(case: Case, proposal: Proposal) -> bool:
     return proposal.finding["code"] == UNDIVIDED and isinstance(case.predict(proposal.changes), Refused)
 
 
-def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries) -> None:
+def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report: Diagnosis) -> None:
     """The values of one knob: the one to take, or why none is."""
     steps = [(proposal, tries.step(proposal)) for proposal in proposals]
     known = [(proposal, step) for proposal, step in steps if not isinstance(step, Refused)]
@@ -146,6 +152,7 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries) -> Non
         if isinstance(outcome, Refused):  # its range says nothing
             unclear.append((proposal, outcome.why))
             continue
+        outcome = explained(report, proposal.finding, outcome)
         if not proposal.gains_time or is_gain(outcome):
             found.kept.append((proposal, outcome))
             found.candidates += [proposal] if proposal.changes else []
@@ -223,7 +230,7 @@ def _prediction(predicted: Predicted) -> Prediction:
     )  # fmt: skip
 
 
-def _suggestion(proposal: Proposal, predicted: Predicted) -> SuggestionEntry:
+def _suggestion(proposal: Proposal, predicted: Predicted, report: Diagnosis, tries: Tries) -> SuggestionEntry:
     entry: SuggestionEntry = {
         "code": proposal.code, "finding": proposal.finding["code"], "action": proposal.says("action"),
         "why": proposal.says("why"), "setting": proposal.setting, "predicted": _prediction(predicted),
@@ -232,6 +239,10 @@ def _suggestion(proposal: Proposal, predicted: Predicted) -> SuggestionEntry:
     }  # fmt: skip
     if grounds := proposal.says("grounds"):
         entry["grounds"] = grounds
+    if (more := beyond(report, proposal.finding, predicted)) is not None:
+        entry["beyond"] = more
+    if proposal.if_unused and isinstance(unused := tries.if_unused(proposal), Predicted):
+        entry["if_unused"] = _prediction(unused)
     return entry
 
 
@@ -243,13 +254,19 @@ def _unpredicted(report: Diagnosis, proposal: Proposal, why: str) -> Unpredicted
     }  # fmt: skip
     if grounds := proposal.says("grounds"):
         entry["grounds"] = grounds
-    if proposal.gains_time and (bound := step_bound(report, proposal.finding)) is not None:
+    if proposal.gains_time and proposal.record.bounded and (bound := step_bound(report, proposal.finding)) is not None:
         entry["bound"] = bound
     if proposal.saves is not None:
         entry["memory_bound"] = proposal.saves
     if proposal.path:
         entry["path"] = proposal.path
     return entry
+
+
+def _no_plan(kept: Sequence[Proposal], tries: Tries) -> str:
+    """Why what gains can't be replayed together, where steps lack messages; else empty."""
+    both = tries.together(kept[:2]) if len(kept) > 1 else None
+    return both.why if isinstance(both, Refused) and both.code == UNMATCHED else ""
 
 
 def _plan(plan: Plan) -> PlanEntry:

@@ -59,6 +59,10 @@ class Tries:
         """What a proposal alone leads to, with its range."""
         return not_below(proposal.known or self.predict(proposal.changes), proposal.floor)
 
+    def if_unused(self, proposal: Proposal) -> Predicted | Refused:
+        """The same where the host does not need what it reads."""
+        return not_below(self.predict(proposal.if_unused), proposal.floor)
+
     def together(self, proposals: Sequence[Proposal]) -> int | Refused:
         """The step that proposals made together lead to, ns."""
         after = self.after(_changes(proposals))

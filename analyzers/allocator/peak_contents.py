@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 from gpuscope.analyzers.allocator.history import History, State
 from gpuscope.schema.memory_section import HeldEntry, HeldLeft, KindEntry
-from gpuscope.trace.naming.stack_frames import StackKind, kind_of, own_line
+from gpuscope.trace.naming.stack_frames import StackKind, kind_of, own_line, within_attention
 from gpuscope.trace.schema import AllocatorAction
 
 LINES_KEPT = 12
+CAST = (1, 2, 4)
+"""Halves of what a softmax within attention allocated that other matrices of its elements take: products before it,
+casts and dropout behind it. Where a sequence is longer than twice a head's size nothing else in there is as large."""
 _OF_TRAINING = (
     StackKind.BACKWARD, StackKind.GRADIENTS, StackKind.OPTIMIZER, StackKind.OPTIMIZER_TEMPORARIES,
     StackKind.CHECKPOINTED,
@@ -26,6 +29,8 @@ class _Line:
     blocks: int = 0
     stacks: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Bytes by stack."""
+    kinds: dict[StackKind, int] = field(default_factory=lambda: defaultdict(int))
+    """The same by kind."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +50,27 @@ def contents(history: History, state: State, frames: Mapping[int, str]) -> Conte
     began = {address for address, held in history.before.held.items() if state.held.get(address) == held}
     lines: dict[tuple[str, bool], _Line] = defaultdict(_Line)
     kinds: dict[StackKind, list[int]] = defaultdict(lambda: [0, 0])
-    read: dict[int, tuple[str, StackKind]] = {}
+    stacks = {held.frames: frames.get(held.frames, "").splitlines() for held in state.held.values()}
+    read = {code: (own_line(stack), kind_of(stack)) for code, stack in stacks.items()}
+    attending = {
+        code for code, stack in stacks.items() if read[code][1] is StackKind.FORWARD and within_attention(stack)
+    }
+    softmax = (held.size for held in state.held.values() if read[held.frames][1] is StackKind.ATTENTION_SCORES)
+    as_scores = {size * part // 2 for size in softmax for part in CAST}
     for address, held in state.held.items():
         if held.awaiting:
             continue
-        if held.frames not in read:
-            stack = frames.get(held.frames, "").splitlines()
-            read[held.frames] = own_line(stack), kind_of(stack)
         line, kind = read[held.frames]
+        if held.frames in attending and held.size in as_scores:
+            kind = StackKind.ATTENTION_SCORES
         early = address in began
         own = lines[line, early]
         own.bytes += held.size
         own.blocks += 1
         own.stacks[held.frames] += held.size
-        of_kind = kinds[StackKind.BEFORE if early and kind is StackKind.NO_STACK else kind]
+        kind = StackKind.BEFORE if early and kind is StackKind.NO_STACK else kind
+        own.kinds[kind] += held.size
+        of_kind = kinds[kind]
         of_kind[0] += held.size
         of_kind[1] += 1
     ordered = sorted(lines.items(), key=lambda item: -item[1].bytes)
@@ -76,10 +88,9 @@ def contents(history: History, state: State, frames: Mapping[int, str]) -> Conte
 def _entry(line: str, early: bool, own: _Line, frames: Mapping[int, str]) -> HeldEntry:
     largest = max(own.stacks, key=lambda code: own.stacks[code])
     stack = frames.get(largest, "").splitlines()
-    kind = kind_of(stack)
     return {
         "bytes": own.bytes, "blocks": own.blocks, "line": line, "stacks": len(own.stacks),
-        "kind": (StackKind.BEFORE if early and kind is StackKind.NO_STACK else kind).value,
+        "kind": max(own.kinds, key=lambda kind: own.kinds[kind]).value,
         "frames": stack, "before_recording": early,
     }  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 from gpuscope.recorded_environment import NAMES
 from gpuscope.schema.document import SetupEntry
 from gpuscope.sources.run_manifest import environments
-from gpuscope.trace.schema import NA
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.trace import Trace
 
 
@@ -29,7 +29,7 @@ def setup(trace: Trace, folders: Sequence[Path]) -> SetupEntry:
     counted = [*_by_affinity(told), *_by_file(trace)]
     return {
         "versions": versions, "variables": variables, "cores_per_rank": max(min(counted), 1) if counted else None,
-        "stacks": _stacks(trace),
+        "stacks": stacks_recorded(trace),
     }  # fmt: skip
 
 
@@ -37,7 +37,8 @@ _FRAME = re.compile(r"\.py\(\d+\): \S|^<built-in \w+ ")
 """How torch's profiler names a Python function."""
 
 
-def _stacks(trace: Trace) -> bool:
+def stacks_recorded(trace: Trace) -> bool:
+    """Whether a profiler recorded Python's stacks."""
     headers = (source.facts.get("header") for source in trace.sources)
     asked = any(isinstance(header, Mapping) and header.get("with_stack") for header in headers)
     return asked or any(_FRAME.search(name) for name in trace.names.names)
@@ -55,15 +56,19 @@ def _by_affinity(told: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Iterato
 
 
 def _by_file(trace: Trace) -> Iterator[int]:
-    """The cores that a recorder counted in its process, or nsys on its host, by the ranks of that host."""
-    ranks = trace["ranks"]
+    """The cores that a recorder counted in its process, or nsys on its host, by the ranks of that host: those at hand,
+    of a larger job as many as it has devices."""
+    ranks, names = trace["ranks"], trace.names
     of_rank = dict(zip(ranks["rank"].tolist(), ranks["host"].tolist(), strict=True))
     on_host = Counter(of_rank.values())
-    for source, rank in sorted(set(zip(ranks["source"].tolist(), ranks["rank"].tolist(), strict=True))):
+    columns = (ranks[name].tolist() for name in ("source", "rank", "host_devices", "world_size"))
+    for source, rank, listed, world in sorted(set(zip(*columns, strict=True))):
         facts = trace.sources[source].facts
         header = facts.get("header")
         counted = header.get("gpuscope_cores") if isinstance(header, Mapping) else None
         cores = counted.get("cores") if isinstance(counted, Mapping) else facts.get("cpu_cores")
         if str(cores).isdecimal() and int(str(cores)):
+            devices = len(names[listed].split(",")) if listed != NO_NAME else 1
             # Ranks of no known host are taken to be together: then each has the fewest.
-            yield int(str(cores)) // (on_host[of_rank[rank]] if of_rank[rank] != NA else len(of_rank))
+            here = on_host[of_rank[rank]] if of_rank[rank] != NO_NAME else len(of_rank)
+            yield int(str(cores)) // max(here, min(devices, world))

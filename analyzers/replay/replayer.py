@@ -12,6 +12,7 @@ import numpy as np
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.sections import REPLAY
 from gpuscope.analyzers.changes import (
+    UNMATCHED,
     Change,
     Predicted,
     Refused,
@@ -34,7 +35,7 @@ from gpuscope.analyzers.replay.ranks_joined import joined, unmatched_messages
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
-from gpuscope.analyzers.replay.step_parts import compute_floor
+from gpuscope.analyzers.replay.step_parts import compute_floor, parts
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Replay
 from gpuscope.trace.columns.name_pool import NO_NAME
@@ -66,6 +67,8 @@ class _Outcome:
     """Whether kernels and collectives run beside each other where they did not, or no longer."""
     pipeline_error: float = 0.0
     """Relative error of the pipelines' unchanged replay, where their computations are laid out anew."""
+    timeline: tuple[Graph, Replayed] | None = None
+    """Of the expected case, where all of the step is on it."""
 
 
 class Replayer:
@@ -125,8 +128,8 @@ class Replayer:
         changes = list(change) if isinstance(change, Sequence) else [change]
         if pipelined := _of_pipeline_alone(changes):
             return self._pipelined(pipelined)
-        if why := self._refuses(changes):
-            return Refused(why)
+        if (refused := self._refuses(changes)) is not None:
+            return refused
         assert self._graph is not None
         try:
             outcomes = self._outcomes(changes)
@@ -160,7 +163,19 @@ class Replayer:
                 )
             ),
             provenance="assumed" if regrouped else outcomes[0].provenance,
+            saved=self._saved(outcomes[0], scale),
         )
+
+    def _saved(self, outcome: _Outcome, scale: float) -> dict[str, int]:
+        if outcome.timeline is None:
+            return {}
+        now = parts(*outcome.timeline, self._counted)
+        return {part: round((before - now[part]) * scale) for part, before in self._parts.items()}
+
+    @cached_property
+    def _parts(self) -> dict[str, float]:
+        assert self._graph is not None
+        return parts(self._graph, self._unchanged, self._counted)
 
     def estimate(self, change: Change | Sequence[Change]) -> int | Refused:
         """`predict(change).after` in a fraction of the time: as expected alone, without a range."""
@@ -168,8 +183,8 @@ class Replayer:
         if pipelined := _of_pipeline_alone(changes):
             outcome = self._pipelined(pipelined)
             return outcome if isinstance(outcome, Refused) else outcome.after
-        if why := self._refuses(changes):
-            return Refused(why)
+        if (refused := self._refuses(changes)) is not None:
+            return refused
         assert self._graph is not None
         try:
             expected = self._replayed(changes, 0, 0)
@@ -180,16 +195,15 @@ class Replayer:
         scale = self._before / self._step(self._graph, self._unchanged)
         return round(max(expected.step_ns * scale, expected.floor_ns))
 
-    def _refuses(self, changes: Sequence[Change]) -> str:
-        """Why these changes can't be replayed, whatever they are; empty if they can."""
+    def _refuses(self, changes: Sequence[Change]) -> Refused | None:
+        """Why these changes can't be replayed, whatever they are."""
         if self.why or self._graph is None or not self.replayed_step_ns:
-            return self.why or "nothing was replayed"
+            return Refused(self.why or "nothing was replayed")
         if len(changes) > 1 and self._unmatched:
-            return (
-                f"{units.plural(self._unmatched, 'message')} in the replayed steps lack their other end: when these "
-                "could come after several changes is not known; record all ranks, and whole steps"
-            )
-        return ""
+            ends = units.plural(self._unmatched, "message")
+            why = f"the other ends of {ends} are not in the replayed steps, so what several changes together make of "
+            return Refused(why + "them is not known: record all ranks, and whole steps", UNMATCHED)
+        return None
 
     @cached_property
     def _unmatched(self) -> int:
@@ -212,7 +226,7 @@ class Replayer:
         before = self._before or pipeline.step_ns
         floor = 0.0
         if self._graph is not None:
-            floor = compute_floor(self._graph, self._unchanged, self._counted, bool(self._setting.gpu), changes)
+            floor = compute_floor(self._graph, self._unchanged, self._counted, changes)
         times = [max(before - pipeline.saved(changes, bias), floor, 0.0) for bias in (0, -1, 1)]
         low, high = self._bounds(before, times, pipeline.error_frac)
         low = max(low, round(min(floor, times[0])))
@@ -301,9 +315,13 @@ class Replayer:
             step -= pipeline.saved(pipelined, bias)
             basis.append(pipeline.basis(pipelined))
             provenance = "assumed" if pipeline.provenance(pipelined) == "assumed" else provenance
-        floor = compute_floor(changed, done, self._counted, bool(self._setting.gpu), pipelined)
+        floor = compute_floor(changed, done, self._counted, pipelined)
         text = "; ".join([*basis, *beside_basis])
-        return _Outcome(step, floor, text, provenance, lacking, bool(beside_basis), pipeline_error)
+        expected = bias == beside == 0 and not pipelined
+        return _Outcome(
+            step, floor, text, provenance, lacking, bool(beside_basis), pipeline_error,
+            (changed, done) if expected else None,
+        )  # fmt: skip
 
     def _mean(self, graph: Graph, done: Replayed) -> float:
         """Mean of the steps that count, over ranks, in ns."""

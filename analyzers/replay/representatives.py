@@ -16,11 +16,11 @@ from itertools import zip_longest
 import numpy as np
 
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.replay.from_trace.recorded_steps import RUN_KEPT
+from gpuscope.analyzers.replay.from_trace import recorded_steps
 from gpuscope.trace.columns.table import Times
 
-MOST = 64
-"""Ranks replayed at most where others are left out."""
+MOST, ENOUGH = 64, 8
+"""Ranks replayed at most where others are left out, and so many that further steps say more than further ranks."""
 UNEVEN = 1.25
 """By which the largest step may exceed a rank's mean one."""
 FEWEST_UNITS = 4
@@ -48,7 +48,8 @@ def stand_ins(facts: RunFacts, room: int | None = None) -> dict[int, int]:
     has room for). Empty where all are, or not even two could be."""
     if room is None:
         largest = max((lane.events / max(len(lane.steps), 1) for lane in facts.lanes), default=0.0)
-        room = min(MOST, int(RUN_KEPT / max(1.0, UNEVEN * largest)))
+        steps = recorded_steps.RUN_KEPT / max(1.0, UNEVEN * largest)
+        room = int(min(MOST, max(steps / recorded_steps.STEPS_WANTED, min(ENOUGH, steps))))
     if room < 2 or len(facts.trace.ranks) <= room:
         return {}
     units = _units(facts, max(1, room // FEWEST_UNITS))

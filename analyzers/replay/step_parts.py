@@ -19,15 +19,14 @@ PARTS = ("compute", "exposed_communication", "exposed_memory", "idle")
 """As in the breakdown of the report."""
 
 
-def compute_floor(
-    graph: Graph, done: Replayed, counted: Mask, gpu: bool, pipelined: Sequence[PipelineChange] = ()
-) -> float:
+def compute_floor(graph: Graph, done: Replayed, counted: Mask, pipelined: Sequence[PipelineChange] = ()) -> float:
     """What a device computes in a step, on all its streams: the median over the steps that count, of each the largest
     over ranks, in ns. By the steps in which operations were launched, for marks may move past work done steps ahead.
 
     Behind what a graph holds, changes of its pipeline: an even split makes it the mean over ranks, and of other
     micro-batches it is not known (0) where they alter what is computed, as operators' dispatch on a CPU.
     """
+    gpu = _on_device(graph)
     cut = [change for change in pipelined if isinstance(change, MicroBatches)]
     if cut and not (gpu and all(change.keep_batch for change in cut)):
         return 0.0
@@ -46,10 +45,10 @@ def compute_floor(
     return float(np.median((spent.mean(axis=0) if evened else spent.max(axis=0))[counted]))
 
 
-def parts(graph: Graph, done: Replayed, counted: Mask, gpu: bool) -> dict[str, float]:
+def parts(graph: Graph, done: Replayed, counted: Mask) -> dict[str, float]:
     """ns of each of `PARTS` in a step, mean over ranks and the steps that count. Where a training thread is the device,
     communication is what it waits for."""
-    totals = np.zeros(len(PARTS))
+    totals, gpu = np.zeros(len(PARTS)), _on_device(graph)
     nodes, (start, end) = _computing(graph, done, gpu)
     rank_of, of_node = graph.nodes["rank"][nodes], graph.nodes["rank"]
     arrival, transfer = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
@@ -82,6 +81,11 @@ def _tiled(kinds: Sequence[Spans], low: Times, high: Times) -> np.ndarray[tuple[
         found.append(float(np.mean(within - so_far)))
         so_far = within
     return np.array([*found, float(np.mean(high - low - so_far))])
+
+
+def _on_device(graph: Graph) -> bool:
+    """Whether devices compute, whose model may not be recorded; else training threads do."""
+    return bool((graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)).any())
 
 
 def _computing(graph: Graph, done: Replayed, gpu: bool) -> tuple[Times, tuple[Times, Times]]:

@@ -28,6 +28,7 @@ from gpuscope.analyzers.device_time.ideal_step import ideal_steps
 from gpuscope.analyzers.device_time.kernels.compute_findings import compute_findings
 from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
+from gpuscope.analyzers.facts.setup import stacks_recorded
 from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.analyzers.verdict import verdict
 from gpuscope.analyzers.verdict.cause_findings import Run, findings
@@ -217,6 +218,7 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
     groups = [
         (trace.names[int(code)], int(size)) for code, size in zip(table["description"], table["size"], strict=True)
     ]
+    formats = {source.format for source in trace.sources}
     sources: list[SourceEntry] = [
         {"path": shown(path), "format": fmt, "format_version": source.format_version,
          "rank": ranks[0] if len(ranks) == 1 else None, "ranks": ranks, "events": source.events}
@@ -230,8 +232,8 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
         "ranks_present": _ranks_told(trace, trace.ranks),
         "clock_error_ns": clock_error,
         "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
-        "frameworks": frameworks(trace.names.names, {description for description, _ in groups}),
-        "program": program(trace.names.names, {source.format for source in trace.sources}, bool(facts.lanes)),
+        "frameworks": frameworks(trace.names.names, {description for description, _ in groups}, formats),
+        "program": program(trace.names.names, formats, bool(facts.lanes)),
         "parallelism": parallelism(groups) or dict(named),  # one group of all ranks says nothing of its purpose
     }
 
@@ -278,7 +280,7 @@ def _weigh(
         bubble=_bubble(facts, given),
         waits_without_core=_without_core(given),
         worked=_worked(judged, lanes),
-        unexplained=unexplained(given.get(sections.GAPS) or []),
+        unexplained=unexplained(given.get(sections.GAPS) or [], stacks_recorded(trace)),
         contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),
         timelines_cut=_timelines_cut(trace, problems),
     )

@@ -157,7 +157,7 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     del traces, whole
     if not options.replay:
         recorded = not_recorded(facts.trace.ranks)
-    others = stand_ins(facts) if any(entry.too_large for entry in recorded) else {}
+    others = stand_ins(facts) if any(entry.cut for entry in recorded) else {}
     if others:
         recorded = _again(files, set(facts.trace.ranks) - others.keys(), options) or recorded
     replayer, replayed = _replay(facts, recorded, others)

@@ -19,9 +19,11 @@ class Unexplained:
     host_recorded: bool = False
     call: str | None = None
     covered: int = 0
+    stacks: bool = False
+    """Whether Python stacks are recorded."""
 
 
-def unexplained(gaps: list[GapEntry]) -> Unexplained:
+def unexplained(gaps: list[GapEntry], stacks: bool = False) -> Unexplained:
     """What is known of the gaps without a cause among the longest."""
     own = [gap for gap in gaps if gap["cause"] == UNATTRIBUTED]
     covering: Counter[str] = Counter()
@@ -31,5 +33,5 @@ def unexplained(gaps: list[GapEntry]) -> Unexplained:
     recorded = any("host_ns" in gap for gap in own)
     for call, covered in covering.most_common(1):
         if covered >= MOST * sum(gap["dur_ns"] for gap in own):
-            return Unexplained(recorded, call, covered)
-    return Unexplained(recorded)
+            return Unexplained(recorded, call, covered, stacks)
+    return Unexplained(recorded, stacks=stacks)

@@ -255,9 +255,8 @@ def _idle_unexplained(evidence: Evidence, unattributed: int) -> tuple[AbstainRea
         why = f"{idle}: {covers}, but what that waits for is not recorded"
     else:
         why = f"{idle}, no call is recorded in it, and none launched what ends it"
-    record = (
-        "record what the host does there (torch.profiler with_stack=True, `nsys -t cuda,nvtx,osrt -s process-tree`)"
-    )
+    by_torch = "" if known.stacks else "torch.profiler with_stack=True, "
+    record = f"record what the host does there ({by_torch}`nsys -t cuda,nvtx,osrt -s process-tree`)"
     return "idle_unexplained", why, record
 
 

@@ -10,7 +10,14 @@ from dash import Dash, Input, Output, State, html
 from dash.development.base_component import Component
 
 from gpuscope.analyzers.changes import Predicted, Refused
-from gpuscope.catalogue.prediction_sentences import bound_change, bound_share, nothing_gains, setting_words, step_change
+from gpuscope.catalogue.prediction_sentences import (
+    bound_change,
+    bound_share,
+    gain,
+    nothing_gains,
+    setting_words,
+    step_change,
+)
 from gpuscope.dashboards import ids, ui
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, Slider, chosen
@@ -40,7 +47,7 @@ def _suggestions(shown: Shown) -> Iterator[Component]:
     yield ui.card(
         "What to change",
         html.Div(ui.step_time(report)),
-        _plan(report["advice"].get("plan")),
+        _plan(report["advice"].get("plan"), report["advice"].get("no_plan", "")),
         ui.figure(fig, "advice", 120 + 40 * len(drawn)),
         *[_suggestion(one) for one in found],
         note="Bars: each change alone; gains don't add up, since findings overlap.",
@@ -48,10 +55,10 @@ def _suggestions(shown: Shown) -> Iterator[Component]:
     )
 
 
-def _plan(plan: PlanEntry | None) -> Component | None:
-    """The combination that gains most, change by change."""
+def _plan(plan: PlanEntry | None, why_none: str) -> Component | None:
+    """The combination that gains most, change by change, or why there is none."""
     if plan is None:
-        return None
+        return dmc.Text(units.clean(f"Together: not predicted, {why_none}."), size="sm") if why_none else None
     lines = [
         html.Li([html.B(units.clean(one["action"])), f": step {units.duration(one['step_ns_after'])}, with all above"])
         for one in plan["steps"]
@@ -67,7 +74,7 @@ def _suggestion(one: SuggestionEntry) -> Component:
     predicted = one["predicted"]
     pairs = [
         ("set", dmc.Code(units.clean(setting_words(one, brief=False)))),
-        ("gain", step_change(predicted) + ("" if one.get("certain", True) else ", gain uncertain")),
+        ("gain", gain(one)),
         ("rests on", predicted["basis"]),
         ("why", one["why"]), ("risk", one["risk"]), ("verify", one["verify"]),
     ]  # fmt: skip

@@ -30,6 +30,8 @@ class Finding:
     misleads: ClassVar[str] = ""
     severity: ClassVar[Severity | None] = None
     """Of every finding of this kind; None where its share decides."""
+    within_compute: ClassVar[bool] = False
+    """Whether all that it costs is time in which the device computes."""
 
     def message(self) -> str:
         """The finding in one sentence, without a full stop."""
@@ -82,6 +84,12 @@ def kinds() -> Mapping[str, type[Finding]]:
         if found.setdefault(kind.code, kind) is not kind:
             raise ValueError(f"two kinds of findings have the code {kind.code!r}")
     return found
+
+
+def within_compute(code: str) -> bool:
+    """Whether a finding is about what kernels do, not about what the device waits for."""
+    kind = kinds().get(code)
+    return kind is not None and kind.within_compute
 
 
 def words_of(entry: FindingEntry) -> Finding | None:

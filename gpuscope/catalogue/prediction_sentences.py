@@ -25,6 +25,36 @@ def step_change(predicted: Prediction) -> str:
     return f"step {before} → {after} ({low} to {high})"
 
 
+def gain(one: SuggestionEntry) -> str:
+    """`step_change`, that the gain is uncertain where it is, and what `besides` says."""
+    told = step_change(one["predicted"]) + ("" if one.get("certain", True) else ", gain uncertain")
+    return told + besides(one)
+
+
+def besides(one: SuggestionEntry) -> str:
+    """What is said behind a step with its range: the other figure where there are two, and where a gain comes from that
+    is larger than what its finding costs."""
+    told = ""
+    if (unused := one.get("if_unused")) is not None:
+        after = f"{units.duration(unused['step_ns_after'])} ({units.duration(unused['low_ns'])} to "
+        after += f"{units.duration(unused['high_ns'])})"
+        told += f" with the values read at the step's end; {after} where the work behind the calls needs none of them"
+    if (beyond := one.get("beyond")) is not None:
+        sources = [f"{_PARTS.get(part, part)} ({units.duration(ns)})" for part, ns in beyond["saved_ns"].items()]
+        if beyond["causes"]:
+            sources.insert(0, f"what counts as {' and '.join(beyond['causes'])} now")
+        more, cost = units.duration(beyond["ns"]), units.duration(beyond["cost_ns"])
+        told += f"; {more} of it beyond what {one['finding']} costs ({cost}): "
+        told += ", ".join(sources) or "steps in which it costs more than on average"
+    return told
+
+
+_PARTS = {
+    "compute": "less compute", "exposed_communication": "less exposed communication",
+    "exposed_memory": "fewer exposed copies", "idle": "less idle time",
+}  # fmt: skip
+
+
 def gain_share(predicted: Prediction) -> str:
     """`-24.9 %`: what the step loses."""
     frac = predicted["step_ns_after"] / predicted["step_ns_before"] - 1

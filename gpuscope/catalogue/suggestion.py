@@ -47,6 +47,8 @@ class Suggestion:
     """Markdown: when it would not help, besides what misleads its findings."""
     alters_training: ClassVar[bool] = False
     """Whether what training computes changes (rounding, the batch): it is preferred only where it gains more."""
+    bounded: ClassVar[bool] = True
+    """Whether it can gain all that its finding costs: not where that is paid once, nor where it answers but a part."""
 
     @property
     def subject(self) -> str:

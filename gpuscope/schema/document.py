@@ -372,6 +372,19 @@ class Setting(TypedDict):
     """Other arguments that belong to the same call."""
 
 
+class BeyondEntry(TypedDict):
+    """What of a predicted gain is more than the finding costs that it answers, and where that comes from; ns per step,
+    of findings the largest over the ranks."""
+
+    ns: int
+    cost_ns: int
+    """What the finding costs."""
+    saved_ns: dict[str, int]
+    """By other part of the breakdown, what the replay saves there too."""
+    causes: list[str]
+    """Codes of the other causes in the finding's own part of the breakdown, the largest first."""
+
+
 class SuggestionEntry(TypedDict):
     """Changes that gain at least 1 % of the step, the largest certain gain first; `advice.why` says why there are none.
     Gains do not add up, since findings overlap: `advice.plan` replays changes together."""
@@ -386,6 +399,11 @@ class SuggestionEntry(TypedDict):
     """What to set."""
     predicted: Prediction
     """The step time it leads to."""
+    if_unused: NotRequired[Prediction]
+    """The same where the work behind a blocking call does not need the value that it brings, so that nothing waits for
+    it; `predicted` is careful: the value is read, and what follows it done, behind the step's last launch."""
+    beyond: NotRequired[BeyondEntry]
+    """Where the gain is larger than what its finding costs."""
     certain: NotRequired[bool]
     """Whether the whole range is a gain; else it is the expected outcome alone."""
     grounds: NotRequired[str]
@@ -504,6 +522,8 @@ class AdviceEntry(TypedDict):
     """Causes of more than 5 % of the time that no change tried helps against."""
     plan: NotRequired[PlanEntry]
     """Where two changes or more together gain more than any alone."""
+    no_plan: NotRequired[str]
+    """Why several changes that gain can't be replayed together, where that is the recording's fault."""
 
 
 class KernelEntry(TypedDict):

@@ -223,6 +223,16 @@ BACKWARD = TableSchema(
     ),
 )
 
+SMALL_GRIDS = TableSchema(
+    "small_grids",
+    "kernels that run long on few blocks, where the trace has the size of their launch",
+    (
+        Column("event", "int", "the device event", refs="device_events"),
+        Column("blocks", "int", "blocks of the grid"),
+        Column("threads", "int", "threads of a block"),
+    ),
+)
+
 GRAPH_DEPENDENCIES = TableSchema(
     "graph_dependencies",
     "what a node of a CUDA graph waited for in the same replay of the graph, where the trace says so",
@@ -693,6 +703,7 @@ SCHEMAS: dict[str, TableSchema] = {
         RECORDING,
         DEVICE_EVENTS,
         GRAPH_NODES,
+        SMALL_GRIDS,
         GRAPH_DEPENDENCIES,
         BACKWARD,
         HOST_EVENTS,

@@ -127,6 +127,16 @@ def test_a_stage_that_is_missing_is_said(tmp_path: Path) -> None:
     assert "only 3 of 4 ranks" in report["pipeline"]["incomplete"]
 
 
+def test_settings_are_those_of_megatron(tmp_path: Path) -> None:
+    """Which has no other schedule than the interleaved one, and runs the plain one already."""
+    written(tmp_path, laid_out(one_f_one_b(4, 4), [10.0] * 4, 4, 1), 4)
+    report = gpuscope.analyze(tmp_path).report
+    assert report["trace"]["frameworks"] == ["megatron"]
+    asked = {one["setting"]["name"] for one in (*report["suggestions"], *report["advice"]["unpredicted"])}
+    assert "--num-virtual-stages-per-pipeline-rank" in asked
+    assert not {name for name in asked if name.startswith("torch.")}
+
+
 def test_bad_files_are_told(tmp_path: Path) -> None:
     folder = written(tmp_path, laid_out(one_f_one_b(2, 4), [10.0] * 2, 2, 1), 2)
     path = folder / "pp_rank_1.json"

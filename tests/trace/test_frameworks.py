@@ -14,6 +14,7 @@ from gpuscope.trace.naming.frameworks import frameworks, parallelism
         (["deepspeed/runtime/engine.py(1800): forward"], ["deepspeed"]),
         (["megatron/core/pipeline_parallel/schedules.py(50): forward_step"], ["megatron"]),
         (["FSDP::all_gather (layers.0)", "transformers/trainer.py(2500): train"], ["transformers", "fsdp2"]),
+        (["forward-compute", "optimizer-clip-main-grad"], ["megatron"]),  # Megatron's timers
         (["DistributedDataParallel.forward"], ["ddp"]),
         (["void deepspeed_like_kernel()", "aten::mm"], []),
     ],

@@ -71,6 +71,7 @@ SETTINGS = {
         Known("PYTORCH_ALLOC_CONF", "", "c10/cuda/CUDAAllocatorConfig.h", "torch", (2, 9)),
         ("PYTORCH_NO_CUDA_MEMORY_CACHING", None), ("PYTORCH_NO_HIP_MEMORY_CACHING", None),
         ("TORCHINDUCTOR_CACHE_DIR", None),
+        Known("torch.cuda.memory.change_current_allocator", None, "torch/cuda/memory.py", "torch", (2, 0)),
     ),
     **table("torchao", "torchao/float8/__init__.py", ("torchao.float8.convert_to_float8_training", None)),
 }  # fmt: skip

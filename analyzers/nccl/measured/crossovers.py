@@ -44,10 +44,15 @@ class Point:
 
 
 def points(series: Series) -> list[Point]:
-    """By size; those whose times include waiting left out."""
+    """By size; those whose times include waiting, or NCCL's logging, left out."""
     of: dict[int, list[int]] = defaultdict(list)
     for index, nbytes in enumerate(series.bytes):
-        if nbytes and series.dur[index] > 0 and nbytes not in series.waiting and not series.lower_bound:
+        if (
+            nbytes
+            and series.dur[index] > 0
+            and nbytes not in series.waiting
+            and not (series.lower_bound or series.logged)
+        ):
             of[nbytes].append(index)
     return [_point(series, nbytes, own) for nbytes, own in sorted(of.items())]
 

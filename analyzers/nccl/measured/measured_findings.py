@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Literal
 
-from gpuscope.analyzers.nccl.measured.timed_series import NCCL_TESTS, Series
+from gpuscope.analyzers.nccl.measured.timed_series import NCCL_TESTS, Series, calls_logged
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.nccl import LowBusbw, MeasuredWhileLogging, NcclCrossover, SlowerRun
 from gpuscope.collective_costs.nccl_constants import RING_LL128_PER_CHANNEL
@@ -88,6 +88,6 @@ def _channels_carry(row: BandwidthEntry) -> float | None:
 def _logging(trace: Trace, series: Sequence[Series]) -> Iterator[FindingEntry]:
     """nccl-tests timed while NCCL logged every call: the time that logging takes is in small messages' times."""
     timed = {one.source for one in series if one.tool == NCCL_TESTS}
-    calls = sum(trace.sources[source].facts.get("calls_logged", 0) for source in timed if source is not None)
+    calls = sum(calls_logged(trace, source) for source in timed)
     if calls:
         yield made(MeasuredWhileLogging(calls), ranks=())

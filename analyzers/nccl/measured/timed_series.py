@@ -51,6 +51,8 @@ class Series:
     """What the run is called, where the tool's rows are of several."""
     lower_bound: bool = False
     """Whether all its times include waiting."""
+    logged: bool = False
+    """Whether NCCL logged each call of nccl-tests meanwhile, which takes longer than messages do."""
     waiting: set[int] = field(default_factory=set)
     """Sizes whose times do."""
     estimated: dict[int, str] = field(default_factory=dict)
@@ -223,12 +225,18 @@ def _of_tools(trace: Trace, placement: Placement, choices: Choices) -> tuple[lis
         names = _names(trace, list(runs.values())) if len(runs) > 1 else [None]
         for name, own in sorted(zip(names, runs.values(), strict=True), key=lambda pair: pair[0] or ""):
             series = Series(tool, op, None, size, placement.of_size(size), own[0]["source"], name)
+            series.logged = tool == NCCL_TESTS and any(calls_logged(trace, row["source"]) for row in own)
             for row in _transfers(series, own):
                 source = row["source"]
                 choice = choices.of(op, row["bytes"], size, source) or _by_environment(trace, source, op)
                 series.add(row["bytes"], row["dur"], row["count"] or 1, row["variant"], row["wrong"], choice)
             found.append(series)
     return found, cold
+
+
+def calls_logged(trace: Trace, source: int | None) -> int:
+    """Calls that NCCL wrote to this file."""
+    return 0 if source is None else int(trace.sources[source].facts.get("calls_logged", 0))
 
 
 def _by_environment(trace: Trace, source: int | None, op: str) -> Choice | None:

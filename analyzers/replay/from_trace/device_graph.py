@@ -431,12 +431,14 @@ def _inferred(
     for place in late.tolist():
         low, high = np.searchsorted(ended, [max(base[place], ops.start[place] - HAND_OVER_NS), ops.start[place] + 1])
         found = by_end[low:high]
-        found = found[(ops.stream[found] != ops.stream[place]) & (ops.at[found] < ops.at[place])]
+        # What no recorded call launched (HCCL's collectives) may have been issued long before it began.
+        issued = (ops.at[found] < ops.at[place]) | (ops.call[found] == NA)
+        found = found[(ops.stream[found] != ops.stream[place]) & issued]
         if len(found):
             pairs[int(found[-1]), place] = None
     pairs = {
         (src, dst): None for src, dst in pairs
-        if ops.work[src] != Kind.COMMUNICATION or waitable[src] <= ops.at[dst]
+        if ops.work[src] != Kind.COMMUNICATION or waitable[src] <= ops.at[dst] or ops.call[src] == NA
     }  # fmt: skip
     pairs.update(_collectives_inputs(ops))
     _waited_collectives(trace, ops, pairs, rows, waitable)

@@ -13,6 +13,8 @@ from gpuscope.trace.trace import Trace
 
 STEPS_KEPT = 10
 """Steps replayed at most: enough to see how steps vary, a bounded graph for runs of thousands."""
+STEPS_WANTED = 3
+"""Steps below which further ranks are not worth what they take: the first one begins as recorded, whatever changes."""
 EVENTS_KEPT = 20_000
 """Device events per rank up to which further steps are taken: a graph of them takes about half a second."""
 LARGEST_STEP = 100_000

@@ -12,7 +12,7 @@ from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.facts.counted_by_step.core_waits import core_waits
 from gpuscope.analyzers.replay.from_trace.batch_overhead import fixed_shares, fixed_shares_on_device
 from gpuscope.analyzers.replay.from_trace.device_graph import device_graph
-from gpuscope.analyzers.replay.from_trace.recorded_steps import window
+from gpuscope.analyzers.replay.from_trace.recorded_steps import STEPS_WANTED, window
 from gpuscope.analyzers.replay.from_trace.training_thread import thread_graph
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.prediction_bounds import by_chance
@@ -51,8 +51,8 @@ class Recorded:
     """The part of `fixed` that is measured: on a GPU the pauses between kernels."""
     broken: bool = False
     """Whether `why` is a fault of the program, not of the trace."""
-    too_large: bool = False
-    """Whether it would be replayed in a run of fewer ranks."""
+    cut: bool = False
+    """Whether more steps would be kept in a run of fewer ranks, and fewer are than are wanted."""
 
     def check(self) -> None:
         """Raise `ValueError` where the steps, their times and the graph's marks are not of one number."""
@@ -80,7 +80,7 @@ def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks
         return Recorded(rank, None, why=_NO_HOST)
     kept = window(trace, view, ranks)
     if kept is None:
-        return Recorded(rank, None, why=_TOO_LARGE, too_large=ranks > 1)
+        return Recorded(rank, None, why=_TOO_LARGE, cut=ranks > 1)
     try:
         graph = (thread_graph if view.lane.device == NA else device_graph)(trace, view, kept)
     except UnreplayableError as error:
@@ -91,10 +91,12 @@ def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks
     own = np.unique(trace["host_events"]["name"][trace["host_events"]["rank"] == rank])
     processes = bool(trace.names.matching(lambda name: "_MultiProcessingDataLoaderIter" in name)[own].any())
     numbers = tuple(step.step for step in kept.steps)
+    alone = window(trace, view) if len(numbers) < STEPS_WANTED and ranks > 1 else kept
     return Recorded(
         rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
         core_waits=_core_waits(trace, rank, numbers),
         fixed=_fixed(trace, view, operations), pauses=_pauses(trace, view, operations),
+        cut=alone is not None and len(alone.steps) > len(numbers),
     )  # fmt: skip
 
 

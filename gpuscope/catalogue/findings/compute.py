@@ -14,6 +14,7 @@ class Reducible(Finding):
     """Work that another setting would make shorter: no fault, so its severity is low."""
 
     severity = "low"
+    within_compute = True
     said: ClassVar[str]
     """What such work is."""
 
@@ -148,3 +149,36 @@ class OptimizerPasses(Reducible):
     helps = "`fused=True`."
     misleads = "an optimizer without a fused implementation."
     said = "The optimizer passes over parameters and states several times"
+
+
+@dataclass(frozen=True)
+class FewBlocks(Finding):
+    """A kernel that is launched on so few blocks that most of the device idles while it runs, with nothing beside it:
+    `<<<1, 1>>>` at the worst. Its time counts as compute.
+    """
+
+    code = "few_blocks"
+    within_compute = True
+    recognised = """kernels of at most eight blocks that run for 200 µs or longer, by the size of their launch in the
+    trace; what other kernels ran beside them is left out. A block runs on one multiprocessor."""
+    helps = "the work split over more blocks and threads; independent kernels on several streams."
+    misleads = "work that can't be split, as a scan over one sequence."
+
+    kernel: str
+    """The one that takes longest."""
+    blocks: int
+    threads: int
+    """Of a block."""
+    count: int
+    """Of its runs."""
+    of_library: bool
+    """Whether a library launches it, not the program."""
+    share: float
+
+    def message(self) -> str:
+        size = f"{units.plural(self.blocks, 'block')} of {units.plural(self.threads, 'thread')}"
+        most = units.plural(self.blocks, "multiprocessor")
+        return (
+            f"{self.kernel} runs on {size}, which occupy {most} of the device at most: "
+            f"{units.share(self.share)} of the time, with nothing beside it"
+        )

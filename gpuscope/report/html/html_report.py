@@ -258,6 +258,7 @@ def page_environment() -> Environment:
         moments_shown=MOMENTS_SHOWN,
         setting_words=prediction_sentences.setting_words,
         gain_cell=prediction_sentences.gain_cell,
+        besides=prediction_sentences.besides,
         bound_share=prediction_sentences.bound_share,
         bound_change=prediction_sentences.bound_change,
         name_width=NAME,

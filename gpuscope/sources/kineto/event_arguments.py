@@ -57,6 +57,13 @@ class CopyArguments(msgspec.Struct, gc=False):
     target: Loose = msgspec.field(default=None, name="dst kind")
 
 
+class GridArguments(msgspec.Struct, gc=False):
+    """The size of a kernel's launch."""
+
+    grid: object = None
+    block: object = None
+
+
 class _Correlated(msgspec.Struct, gc=False):
     correlation: _Plain = NA
 

@@ -21,6 +21,7 @@ from gpuscope.sources.kineto.event_arguments import (
     CommunicationArguments,
     CopyArguments,
     GlooArguments,
+    GridArguments,
     SyncArguments,
     decode_arguments,
     device_columns,
@@ -37,6 +38,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME, PerName
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.naming.shaped_operators import is_shaped
 from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.small_grids import LONG_NS, small
 
 _DIRECTIONS = ("HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "HtoA", "AtoH", "AtoD", "DtoA", "AtoA")
 
@@ -69,6 +71,14 @@ def _is_input(value: Any, depth: int = 4) -> bool:
     if isinstance(value, list):
         return depth > 0 and all(_is_input(one, depth - 1) for one in value)
     return value is None or isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**62)
+
+
+def _product(size: object) -> int:
+    """Blocks of a grid, or threads of a block; 0 where it is no list of three sizes."""
+    if not isinstance(size, list) or len(size) != 3 or not all(type(one) is int and 0 < one < 1 << 16 for one in size):
+        return 0
+    x, y, z = size
+    return int(x * y * z)
 
 
 class EventColumns:
@@ -154,6 +164,7 @@ class EventColumns:
         columns |= {"kind": kind, "copy_kind": copy_kind}
         first = self._append("device_events", len(rows), columns)
         self._graph_nodes(rows, first)
+        self._small_grids(rows, np.flatnonzero(kernel & (kind == Kind.COMPUTE)), first)
         own = np.flatnonzero(kind == Kind.COMMUNICATION).tolist()
         decoded = decode_arguments(rows.texts(own), CommunicationArguments)
         names = self._builder.names
@@ -170,6 +181,16 @@ class EventColumns:
                 pageable = "pageable" in (one.source, one.target)
                 found[place] = code(one.kind + (" pageable" if pageable else ""))
         return found
+
+    def _small_grids(self, rows: Rows, kernels: npt.NDArray[np.intp], first: int) -> None:
+        lasts = rows.columns["end"][kernels] - rows.columns["start"][kernels]
+        kernels, lasts = kernels[lasts >= LONG_NS], lasts[lasts >= LONG_NS]
+        told = decode_arguments(rows.texts(kernels.tolist()), GridArguments)
+        blocks, threads = (np.array([_product(size) for size in sizes], np.int64) for sizes in (
+            [one.grid for one in told], [one.block for one in told]))  # fmt: skip
+        places = small(blocks, lasts)
+        columns = {"event": kernels[places] + first, "blocks": blocks[places], "threads": threads[places]}
+        self._builder.add("small_grids", len(places), columns)
 
     def _graph_nodes(self, rows: Rows, first: int) -> None:
         own = np.flatnonzero(rows.columns["graph"] != NA)

@@ -7,7 +7,7 @@ import numpy as np
 from gpuscope.trace.columns.table import Array, Table, Times, is_constant, stored
 from gpuscope.trace.schema import NA
 
-_ABOUT = {"host_events": ("shapes",), "device_events": ("graph_nodes", "graph_dependencies")}
+_ABOUT = {"host_events": ("shapes",), "device_events": ("graph_nodes", "small_grids", "graph_dependencies")}
 """Tables that only say more of some rows of another: they go with these."""
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 _MARKS = (
     # DeepSpeed wraps its engine's methods in NVTX ranges and record_function (deepspeed/utils/nvtx.py).
     ("deepspeed", re.compile(r"^DeepSpeed\w*\.|\bdeepspeed/")),
-    ("megatron", re.compile(r"\bmegatron/|^megatron\.|^\w*MegatronModule")),
+    # Also the names of Megatron-LM's timers, which tables of operations keep (megatron/training/training.py).
+    (
+        "megatron",
+        re.compile(
+            r"\bmegatron/|^megatron\.|^\w*MegatronModule|^(embedding|layernorm)-grads-all-reduce$|"
+            r"^optimizer-clip-main-grad$"
+        ),
+    ),
     ("torchtitan", re.compile(r"\btorchtitan/")),
     ("lightning", re.compile(r"\b(pytorch_)?lightning/|^\[pl\]\[|^\[Strategy\]|^\[Callback\]|^\[LightningModule\]")),
     ("transformers", re.compile(r"\btransformers/trainer")),
@@ -37,10 +44,15 @@ WRAPPERS = frozenset({"deepspeed", "megatron", "horovod", "ddp", "fsdp", "fsdp2"
 """Those that reduce gradients for the program."""
 
 
-def frameworks(names: Iterable[str], descriptions: Iterable[str] = ()) -> list[str]:
-    """The frameworks that left a mark among the names of a trace's events or of its process groups."""
+_OF_MEGATRON = {"pipeline-timers"}
+"""Formats that only jobs of Megatron leave: Primus dumps its stages' times with that backend alone."""
+
+
+def frameworks(names: Iterable[str], descriptions: Iterable[str] = (), formats: Collection[str] = ()) -> list[str]:
+    """The frameworks that left a mark among the names of a trace's events or of its process groups, or its files."""
     missing = dict(_MARKS)
-    found = {"megatron"} if any(d.endswith("MODEL_PARALLEL_GROUP") for d in descriptions) else set()
+    megatron = _OF_MEGATRON.intersection(formats) or any(d.endswith("MODEL_PARALLEL_GROUP") for d in descriptions)
+    found = {"megatron"} if megatron else set()
     for name in names:
         hits = [framework for framework, mark in missing.items() if mark.search(name)]
         found.update(hits)

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from itertools import islice
 
 FRAMES = 24
 """Frames kept of a stack, from the innermost outwards; the user's own and autograd's node are kept beyond."""
@@ -66,9 +67,13 @@ def _cut(text: str) -> str:
 
 def informative(frames: Iterable[tuple[str, str, object]]) -> list[tuple[str, str, object]]:
     """Of the frames of a stack (name, file, line) those worth keeping: Python's where there are any (C++'s are many and
-    say less), without the allocator's; the innermost, then the user's own that lie further out."""
+    say less; a softmax that Python called directly, torch.softmax, shows in them alone), without the allocator's; the
+    innermost, then the user's own that lie further out."""
     every = list(frames)
     python = [frame for frame in every if frame[1].endswith(".py") or frame[1].startswith("<")]
+    if python and not any("softmax" in frame[0] for frame in python):
+        called = (frame[0] for frame in every if "softmax" in frame[0][:FRAME_TEXT])
+        python = [*((name, "??", 0) for name in islice(called, 1)), *python]
     chosen = python or [frame for frame in every if not _ALLOCATOR.search(frame[0][:FRAME_TEXT])] or every
     beyond = [f for f in chosen[FRAMES:] if not _LIBRARY.search(f[1][:FRAME_TEXT]) or _NODE.search(f[0][:FRAME_TEXT])]
     return chosen[:FRAMES] + beyond[:OWN_FRAMES]
@@ -132,9 +137,17 @@ def kind_of(frames: Sequence[str]) -> StackKind:
 
 def _scores(names: Sequence[str], files: Sequence[str]) -> bool:
     """Whether a softmax within attention allocated: the matrix of scores, quadratic in the length of the sequence."""
-    softmax = any("softmax" in name for name in names)
-    words = [*names, *(file.rpartition("/")[2] for file in files)]
-    return softmax and any("attention" in word.lower() or "attn" in word.lower() for word in words)
+    return any("softmax" in name for name in names) and _attends(names, files)
+
+
+def within_attention(frames: Sequence[str]) -> bool:
+    """Whether a stack goes through a function or file of attention."""
+    return _attends([frame.partition(" (")[0] for frame in frames], [file_of(frame) for frame in frames])
+
+
+def _attends(names: Sequence[str], files: Sequence[str]) -> bool:
+    words = [*names, *(file.replace("\\", "/").rpartition("/")[2] for file in files)]
+    return any("attention" in word.lower() or "attn" in word.lower() for word in words)
 
 
 _PYTHON_FRAME = re.compile(r"^(?P<file>.+\.py)\(\d+\): ")

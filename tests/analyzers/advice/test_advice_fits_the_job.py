@@ -229,6 +229,17 @@ def test_the_setup_is_read_from_the_run_folder(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("world", "gpus", "each"), [(1, 8, 16), (8, 8, 2), (8, 4, 4), (2, 1, 16)])
+def test_ranks_that_are_not_at_hand_have_cores_too(tmp_path: Path, world: int, gpus: int, each: int) -> None:
+    """16 cores counted in one rank's process, on a host of that many GPUs."""
+    header = {
+        "deviceProperties": [{"id": number, "name": "NVIDIA A100"} for number in range(gpus)], "host_name": "a",
+        "gpuscope_cores": {"cores": 16, "columns": ["step", "ran_ns", "waited_ns"], "steps": [[1, 5, 5]]},
+    }  # fmt: skip
+    path = write(tmp_path / "t.json", call(0, 5, 1), kernel(10, 50, 1), world_size=world, **header)
+    assert gpuscope.analyze(path, advice=False).report["trace"]["setup"]["cores_per_rank"] == each
+
+
 def test_a_recording_without_a_setup_says_so(tmp_path: Path) -> None:
     RUN.write(tmp_path)
     found = gpuscope.analyze(tmp_path, advice=False).report["trace"]["setup"]

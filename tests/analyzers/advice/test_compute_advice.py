@@ -53,6 +53,10 @@ def codes(report: Report) -> set[str]:
     return {one["code"] for one in (*report["suggestions"], *report["advice"]["unpredicted"])} - {"numa_binding"}
 
 
+def hopper_setting(report: Report) -> str:
+    return next(one["setting"]["name"] for one in report["suggestions"] if one["code"] == "hopper_attention")
+
+
 def foretold(before: Report, after: Report, code: str) -> None:
     """The suggestion is there, and what the job takes without the fault lies within its range."""
     predicted = next(one["predicted"] for one in before["suggestions"] if one["code"] == code)
@@ -138,6 +142,10 @@ def test_flash_attention_2_on_hopper(simulated: Simulate, ratio: float) -> None:
     newer = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16"
     after = simulated(replace(job, small_ns=round(600_000 / ratio)), small=newer, gpu=hopper)
     foretold(before, after, "hopper_attention")
+    # Of these kernels PyTorch chooses its own alone; the package flash-attn is replaced by hand.
+    by_pytorch = simulated(job, small=flash.replace(" flash::", " pytorch_flash::"), gpu=hopper)
+    names = [hopper_setting(report) for report in (before, by_pytorch)]
+    assert names == ["flash_attn_interface.flash_attn_func", "torch.nn.attention.sdpa_kernel"]
     assert "hopper_attention" not in codes(simulated(job, small=flash))  # an A100
 
 

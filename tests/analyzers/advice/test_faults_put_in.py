@@ -181,7 +181,6 @@ SHOWN = [
     Shown("asynchronous_checkpoint", replace(READ_LOSS, outlier_step=3, outlier_ns=60 * MS, steps=8),
           quiet={"outlier_work": "validate"}),
     Shown("compile_cache", COMPILES, quiet={"compile_ns": 0}),
-    Shown("module_loading", replace(READ_LOSS, first_use_ns=30 * MS), quiet={"first_use_ns": 0}),
     Shown("record_steady_steps", replace(COMPILES, steps=1), quiet={"steps": 8}),
     Shown("nccl_log", SLOW, quiet_log=nccl_log(TREE)),
     Shown("nccl_algorithm", SLOW, nccl_log(TREE), quiet_log=nccl_log(TREE, variables(NCCL_ALGO="Tree"))),

@@ -61,6 +61,10 @@ def test_a_window_without_steps_gets_a_bound() -> None:
     assert why.startswith("no steps were found")
 
 
+def test_no_cuda_graphs_on_another_makers_device() -> None:
+    assert graphs(launching(runtime="acl")) == ([], [])
+
+
 def test_no_graphs_where_the_host_idles_for_something_else() -> None:
     case = launching()
     case["findings"] = [{**finding("host_other"), "share_frac": 0.21}, finding("launch")]
@@ -193,6 +197,12 @@ def test_the_programs_own_work_is_to_be_named_first(name: str, covered: float | 
     assert [one["code"] for one in advice["unpredicted"]] == ["host_work_named"]
 
 
+@pytest.mark.parametrize("name", ["Torch-Compiled Region: 0/0", "gloo:send", "nccl:all_reduce"])
+def test_the_model_and_its_messages_are_no_work_to_move(name: str) -> None:
+    suggestions, advice = advise(other_work(name), gains)
+    assert "host_work_aside" not in {one["code"] for one in (*suggestions, *advice["unpredicted"])}
+
+
 def test_a_slow_launch_without_steady_steps_is_start_up() -> None:
     suggestions, advice = advise(steady(other_work("cudaLaunchKernel")), gains)
     assert (suggestions, advice["unpredicted"]) == ([], [])
@@ -221,9 +231,9 @@ def once(code: str, *work: str, share: float = 0.0, **trace: Any) -> Report:
     [
         ("warmup", "backend_compile (dynamo_timed)", ["TORCHINDUCTOR_CACHE_DIR"]),
         ("warmup", "Nvrtc::CompileProgram", ["warm-up steps"]),
-        ("warmup", "cudaLaunchKernel", ["CUDA_MODULE_LOADING"]),
+        ("warmup", "cudaLaunchKernel", []),  # loading all kernels at the start takes no less
         ("startup", "cudaLaunchKernel", []),  # lazy already: nothing to win by loading all of it
-        ("startup", "cuLibraryLoadData", ["CUDA_MODULE_LOADING"]),
+        ("startup", "cuLibraryLoadData", []),  # lazily, as it is by default
         ("warmup", "cudnnFindConvolutionForwardAlgorithm", []),
         ("outlier_steps", "save_checkpoint", ["torch.distributed.checkpoint.async_save"]),
         ("outlier_steps", "evaluate", []),
@@ -235,6 +245,18 @@ def test_what_is_paid_once_has_no_predicted_step(code: str, work: str, settings:
     own = [one for one in advice["unpredicted"] if one["finding"] == code]
     assert [one["setting"]["name"] for one in own] == settings
     assert all("usual step" in one["why_not"] for one in own)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "variables", "expected"),
+    [("", {"CUDA_MODULE_LOADING": "EAGER"}, True), ("11.8", {}, True), ("12.4", {}, False),
+     ("11.8", {"CUDA_MODULE_LOADING": "LAZY"}, False)],
+)  # fmt: skip
+def test_lazy_loading_is_advised_where_it_is_off(cuda: str, variables: dict[str, str], expected: bool) -> None:
+    setup = {"versions": {"cuda": cuda}, "variables": variables, "cores_per_rank": None, "stacks": False}
+    _, advice = advise(once("startup", "cuLibraryLoadData", setup=setup), gains)
+    own = [one["setting"]["value"] for one in advice["unpredicted"] if one["code"] == "module_loading"]
+    assert own == (["LAZY"] if expected else [])
 
 
 def test_a_recording_of_start_up_alone_gets_no_advice_on_stalls() -> None:
@@ -274,3 +296,21 @@ def test_ranks_are_bound_to_cores_where_there_are_several(world: int | None, exp
     case["trace"]["world_size"] = world
     _, advice = advise(case, gains)
     assert ("numa_binding" in {one["code"] for one in advice["unpredicted"]}) is expected
+
+
+def test_only_the_named_calls_are_removed_with_both_figures_where_they_read() -> None:
+    """One place reads a value: the careful change and the free one name it, and no other call."""
+    read = blocking("cudaMemcpyAsync", operator="aten::_local_scalar_dense", within="aten::item", copy="DtoH", bytes=4)
+    asked: list[RemovedSyncs] = []
+
+    def both(changes: Sequence[Change]) -> Predicted:
+        asked.extend(change for change in changes if isinstance(change, RemovedSyncs))
+        return gains(changes)
+
+    [one], _ = advise(blocked(read), both)
+    assert "if_unused" in one
+    assert {(bool(change.sites), change.needed) for change in asked} == {(True, True), (True, False)}
+    only_waits = blocking("cudaDeviceSynchronize")
+    [one], _ = advise(blocked(only_waits), both)
+    assert "if_unused" not in one
+    assert all(change.sites for change in asked)

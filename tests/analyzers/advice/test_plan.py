@@ -12,6 +12,7 @@ from gpuscope.analyzers.advice.framework_settings import python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.changes import (
+    UNMATCHED,
     CapturedGraphs,
     Change,
     NoCollector,
@@ -22,7 +23,8 @@ from gpuscope.analyzers.changes import (
     ReplacedRank,
     WireBytes,
 )
-from gpuscope.schema.document import FindingEntry
+from gpuscope.catalogue import prediction_sentences
+from gpuscope.schema.document import FindingEntry, Report
 
 SYNCS, PINNED, GRAPHS, GC = RemovedSyncs(), PinnedCopies(), CapturedGraphs(), NoCollector()
 Steps = Mapping[frozenset[Change], int]
@@ -124,6 +126,61 @@ def test_changes_that_exclude_each_other_make_no_plan() -> None:
     suggestions, advice = advise(report(finding("sync"), finding("gc")), predict, among)
     assert [one["code"] for one in suggestions] == ["manual_gc", "remove_syncs"]
     assert "plan" not in advice
+
+
+def test_steps_that_lack_messages_make_no_plan_and_the_report_says_so() -> None:
+    alone = replayed({frozenset([SYNCS]): 700, frozenset([GC]): 800})
+
+    def predict(changes: Sequence[Change]) -> Predicted | Refused:
+        return alone(changes) if len(changes) < 2 else Refused("2 messages lack their other end", UNMATCHED)
+
+    among = rule(("sync", proposal("remove_syncs", SYNCS)), ("gc", proposal("manual_gc", GC)))
+    _, advice = advise(report(finding("sync"), finding("gc")), predict, among)
+    assert "plan" not in advice
+    assert advice["no_plan"] == "2 messages lack their other end"
+
+
+def _of_200(**stalls: int) -> Report:
+    """Of a window of 200 ms, of which the finding `sync` takes 40."""
+    case = report(finding("sync"))
+    case["ranks"][0]["stall_ns"]["cpu"] = {name: ns * 1_000_000 for name, ns in {"sync": 40, **stalls}.items()}
+    case["ranks"][0]["breakdown_ns"] |= {
+        "compute": 100_000_000,
+        "exposed_communication": 20_000_000,
+        "idle": 80_000_000,
+    }  # type: ignore[typeddict-item]
+    return case
+
+
+def test_a_gain_beyond_what_its_finding_costs_says_where_it_comes_from() -> None:
+    """A step of 1,000, of which `sync` costs 200; 350 are saved: 300 idle, where `launch` stands too, 50 elsewhere."""
+    told = Predicted(1_000, 650, 640, 660, "", saved={"idle": 300, "exposed_communication": 50, "compute": 0})
+    case = _of_200(launch=30)
+    [one], _ = advise(case, lambda _: told, rule(("sync", proposal("remove_syncs", SYNCS))))
+    assert one["beyond"] == {
+        "ns": 150, "cost_ns": 200, "saved_ns": {"exposed_communication": 50}, "causes": ["launch"],
+    }  # fmt: skip
+    assert prediction_sentences.besides(one).startswith(
+        "; 150 ns of it beyond what sync costs (200 ns): what counts as"
+    )
+    within = replace(told, after=900, low=890, high=910, saved={"idle": 100})
+    [one], _ = advise(case, lambda _: within, rule(("sync", proposal("remove_syncs", SYNCS))))
+    assert "beyond" not in one
+
+
+def test_no_more_is_promised_than_the_breakdown_holds() -> None:
+    """The replayed steps idle for 600 of 1,000 and more, but half of all that is judged is compute."""
+    told = Predicted(1_000, 400, 390, 410, "", saved={"idle": 600})
+    [one], _ = advise(_of_200(launch=40), lambda _: told, rule(("sync", proposal("remove_syncs", SYNCS))))
+    assert (one["predicted"]["step_ns_after"], one["predicted"]["high_ns"]) == (500, 510)
+
+
+def test_a_value_that_may_not_be_needed_has_two_figures() -> None:
+    careful, free = RemovedSyncs(sites=("here",), needed=True), RemovedSyncs(sites=("here",))
+    predict = replayed({frozenset([careful]): 800, frozenset([free]): 700}, spread=10)
+    [one], _ = advise(report(finding("sync")), predict, rule(("sync", proposal("x", careful, if_unused=(free,)))))
+    assert (one["predicted"]["step_ns_after"], one["if_unused"]["step_ns_after"]) == (800, 700)
+    assert "700 ns (690 ns to 710 ns) where the work behind the calls needs none" in prediction_sentences.gain(one)
 
 
 def test_a_costly_cause_that_nothing_helps_against_says_what_was_tried() -> None:

@@ -33,6 +33,11 @@ SOFTMAX = stack(
     ("softmax", f"{TORCH}/nn/functional.py", 2140), ("attention", "/job/model.py", 40), CALL,
     ("forward", "/job/model.py", 80), TRAIN, RUNPY,
 )  # fmt: skip
+CALLED = stack(  # torch.softmax(scores, -1)
+    ("at::_ops::_softmax::call(at::Tensor const&, long, bool)", "??", 0),
+    ("forward", "/job/attention.py", 44), CALL, TRAIN,
+)  # fmt: skip
+PRODUCT = stack(("scaled_product_attention", "/job/model.py", 42), CALL, ("forward", "/job/model.py", 80), TRAIN, RUNPY)
 LINEAR = stack(
     ("forward", f"{TORCH}/nn/modules/linear.py", 125), CALL, ("forward", "/job/model.py", 81), CALL, TRAIN, RUNPY
 )  # fmt: skip
@@ -82,6 +87,7 @@ def texts(frames: list[Entry]) -> list[str]:
     ("frames", "line", "kind"),
     [
         (SOFTMAX, "attention (/job/model.py:40)", StackKind.ATTENTION_SCORES),
+        (CALLED, "forward (/job/attention.py:44)", StackKind.ATTENTION_SCORES),
         (LINEAR, "forward (/job/model.py:81)", StackKind.FORWARD),
         (STATES, "train_step (/job/train.py:18)", StackKind.OPTIMIZER),
         (COPIES, "train_step (/job/train.py:18)", StackKind.OPTIMIZER_TEMPORARIES),
@@ -100,6 +106,20 @@ def texts(frames: list[Entry]) -> list[str]:
 )  # fmt: skip
 def test_a_stack_is_told_by_the_users_own_line(frames: list[Entry], line: str, kind: StackKind) -> None:
     assert (own_line(texts(frames)), kind_of(texts(frames))) == (line, kind)
+
+
+def fused_attention_saves(report: Report) -> list[int]:
+    """MiB."""
+    bounds = [one["memory_bound"] for one in report["advice"]["unpredicted"] if one["code"] == "fused_attention"]
+    return [(one["peak_bytes_before"] - one["peak_bytes_low"]) // MIB for one in bounds]
+
+
+def test_casts_of_the_scores_are_scores_too(tmp_path: Path) -> None:
+    """Eight softmaxes of 256 MiB, each cast to 16 bits; the attention's results stay, whoever computes them."""
+    scores = [(256, CALLED), (128, PRODUCT), (16, PRODUCT), (128, LINEAR)]
+    assert fused_attention_saves(gpuscope.analyze(held(tmp_path / "a.pickle", *scores * 8)).report) == [8 * (256 + 128)]
+    short = [(4, SOFTMAX), (2, PRODUCT), (128, LINEAR)]
+    assert fused_attention_saves(gpuscope.analyze(held(tmp_path / "b.pickle", *short * 8)).report) == []
 
 
 def test_the_headline_is_what_holds_the_peak_and_what_would_shrink_it(tmp_path: Path) -> None:

@@ -72,6 +72,13 @@ def test_each_doubt_lowers_confidence(change: dict[str, object]) -> None:
     assert doubtful["confidence"] < decide(CLEAR)["confidence"]
 
 
+@pytest.mark.parametrize("stacks", [False, True])
+def test_stacks_that_are_recorded_are_not_asked_for(stacks: bool) -> None:
+    unexplained = Unexplained(True, stacks=stacks)
+    verdict = decide(dataclasses.replace(CLEAR, causes={"unattributed": 400}, unexplained=unexplained))
+    assert ("with_stack" in verdict["record"]) != stacks
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

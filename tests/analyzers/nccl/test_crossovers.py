@@ -124,9 +124,13 @@ def test_a_link_that_carries_less_than_half_of_its_rate(tmp_path: Path, busbw: i
 
 def test_what_was_timed_while_every_call_was_logged_is_told(tmp_path: Path) -> None:
     calls = [said("AllReduce: opCount 0 sendbuff 0x0 recvbuff 0x0 count 1 [nranks=2] stream 0x0")] * 40
-    found = codes(report(write(tmp_path, "t.log", calls, nccl_tests(TIMES))))
+    slow = nccl_tests({64 << 10: 40_000.0, MIB: 900.0, 2 * MIB: 1500.0, 4 * MIB: 3000.0})
+    found = codes(report(write(tmp_path, "t.log", calls, slow)))
     assert "NCCL logged 40 calls" in found["measured_while_logging"]
-    assert "measured_while_logging" not in codes(report(write(tmp_path, "quiet.log", nccl_tests(TIMES))))
+    assert "nccl_crossover" not in found  # what takes 40 ms is writing the log
+    quiet = codes(report(write(tmp_path, "quiet.log", slow)))
+    assert "measured_while_logging" not in quiet
+    assert "nccl_crossover" in quiet
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def holds(outcome: Outcome) -> None:
     [
         "half_bytes_full_queue", "half_bytes_drained", "half_bytes_contended", "overlapped", "prefetch_deeper",
         "syncs_removed", "tiny_graphs", "too_few_workers", "copies_pinned", "late_host_replaced",
+        "two_of_four_replaced", "late_for_two_reasons",
     ],
 )  # fmt: skip
 def test_the_prediction_is_the_truth(name: str, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class GradientBuckets(Suggestion):
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The default, larger and smaller buckets, as far as the framework has a name for them."""
-    now = _messages(case)
+    now = messages(case)
     same = ((size, size) for size in SIZES)
     for size, first in ((DEFAULT, DEFAULT_FIRST), *same, *((size, DEFAULT_FIRST) for size in LISTED)):
         setting = _named(case, size, first)
@@ -103,7 +103,7 @@ def _named(case: Case, size: int, first: int) -> Setting | None:
     )
 
 
-def _messages(case: Case) -> tuple[str | None, int, int]:
+def messages(case: Case) -> tuple[str | None, int, int]:
     """The gradient collectives that larger buckets change: operation, count, mean size."""
     sized = [one for one in case.report["collectives"] if one["op"] in GRADIENTS and one["count"] and one["bytes"]]
     if not sized:

@@ -181,10 +181,18 @@ def _on_request(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     )
     if keep is not None and not _kept(case):
         yield Proposal(finding, KeptParameters(), keep, (KeepParameters(),))
-    for count in GROUPS:
+    for count in (count for count in GROUPS if count < _layers(case)):
         setting = in_dialect(case, {"fsdp2": python("fully_shard", f"one call per {count} layers: fully_shard([…])")})
         if setting is not None:
             yield Proposal(finding, LargerUnits(count), setting, (GroupModules(count),))
+
+
+def _layers(case: Case) -> float:
+    """Units that are sharded besides the root, by the reductions of a step; no limit where none are seen. One unit of
+    all layers would leave nothing to compute while it is gathered."""
+    reduced = sum(row["count"] for row in case.report["collectives"] if row["op"] == "reduce_scatter")
+    steps = max((rank["steps"] for rank in case.report["ranks"]), default=0)
+    return reduced / steps - 1 if reduced and steps else float("inf")
 
 
 def _within_hosts(case: Case, finding: FindingEntry) -> Iterator[Proposal]:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
-from gpuscope.analyzers.advice.rules.communication.bucket_rules import DEFAULT, DEFAULT_FIRST
+from gpuscope.analyzers.advice.rules.communication.bucket_rules import DEFAULT, DEFAULT_FIRST, messages
 from gpuscope.analyzers.changes import BucketSize, Change, Overlap, Refused
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
@@ -62,12 +62,13 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 
 
 def _by_hand(case: Case) -> tuple[Change, ...]:
-    """What DDP would change of a program that reduces its gradients without a framework, after its backward pass: its
-    buckets, and when they are sent, as far as the replay knows; empty of another program."""
+    """What DDP would change of a program that reduces its gradients without a framework, after its backward pass: when
+    they are sent, and in buckets where they are small, as far as the replay knows; empty of another program."""
     if case.program != "pytorch" or WRAPPERS & set(case.frameworks):
         return ()
     buckets, beside = BucketSize(DEFAULT, DEFAULT_FIRST), Overlap(on=True)
-    for changes in ((buckets, beside), (beside,), (buckets,)):
+    small = messages(case)[2] < DEFAULT_FIRST
+    for changes in ((buckets, beside), (buckets,), (beside,)) if small else ((beside,),):
         if not isinstance(case.predict(changes), Refused):
             return changes
     return ()

@@ -98,7 +98,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             if count > (_micro_batches_now(case) or COUNTS[0]):
                 yield _micro_batches(case, finding, count)
         for name in SCHEDULES:
-            yield _schedule(case, finding, name)
+            yield from _schedule(case, finding, name)
     if finding["code"] != "few_micro_batches":
         fewer = f"fewer layers on {_slow_stage(case)}"
         setting = by_framework(
@@ -149,12 +149,16 @@ def _micro_batches_now(case: Case) -> int | None:
     return schedule["micro_batches"] if schedule is not None else None
 
 
-def _schedule(case: Case, finding: FindingEntry, name: str) -> Proposal:
+def _schedule(case: Case, finding: FindingEntry, name: str) -> Iterator[Proposal]:
+    """None where the job has it, or its framework has no such schedule."""
+    if "pipeline" in case.report and (now := case.report["pipeline"].get("schedule")) and now.get("name") == name:
+        return
     named = {"torchtitan": config("parallelism.pipeline_parallel_schedule", SCHEDULES[name].removeprefix("Schedule"))}
     if name == "interleaved_1f1b":
         named["megatron"] = config("--num-virtual-stages-per-pipeline-rank", "2")
     setting = by_framework(case, python("torch.distributed.pipelining", SCHEDULES[name]), **named)
-    return Proposal(finding, AnotherSchedule(SCHEDULES[name]), setting, (Schedule(name),))
+    if setting["kind"] == "config" or not {"megatron", "deepspeed"}.intersection(case.frameworks):
+        yield Proposal(finding, AnotherSchedule(SCHEDULES[name]), setting, (Schedule(name),))
 
 
 def _slow_stage(case: Case) -> str:

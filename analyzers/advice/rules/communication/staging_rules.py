@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, python, step_now
+from gpuscope.analyzers.advice.framework_settings import config, needed, python, step_now
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.suggestion import Suggestion
@@ -41,9 +41,12 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 def _outcome(case: Case, finding: FindingEntry) -> Predicted | Refused:
     """The copies gone, the messages as long as they are."""
     before = step_now(case)
-    saved = finding.get("per_step_ns") or 0
+    own = [rank for rank in case.report["ranks"] if rank["rank"] in finding["ranks"]]
+    exposed = [needed(case, rank, "exposed_memory") for rank in own]
+    # Copies beside kernels cost the step nothing.
+    saved = min(finding.get("per_step_ns") or 0, max(exposed, default=0))
     if not 0 < saved < before:
-        return Refused("how long the copies take in a step is not known")
+        return Refused("how much of the step the copies take with nothing beside them is not known")
     return Predicted(
         before, before - saved, max(before - 2 * saved, 0), before - saved // 2,
         f"the copies around the messages ({units.duration(saved)}) gone, the messages as long as now; at worst half of "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -143,7 +144,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         return  # torch.compile(mode="reduce-overhead") is advised for that, and fuses too
     if device_waits(case) and finding["code"] != "unfused_attention":  # which has fewer kernels to launch as well
         return
-    record, setting, change = _answer(case, finding["code"])
+    record, setting, change = _answer(case, finding)
     if not isinstance(case.predict((change,)), Refused):
         yield Proposal(finding, record, setting, (change,))
 
@@ -153,8 +154,9 @@ def _launched_too_slowly(case: Case, finding: FindingEntry) -> bool:
     return launch is not None and launch["share_frac"] > finding["share_frac"] and case.steady_steps > 0
 
 
-def _answer(case: Case, code: str) -> tuple[Suggestion, Setting, Change]:
-    """What answers a finding of that code."""
+def _answer(case: Case, finding: FindingEntry) -> tuple[Suggestion, Setting, Change]:
+    """What answers a finding, by its code."""
+    code = finding["code"]
     if code == "unfused_kernels":
         by_hand = python("torch.compile", "model  # or its layers: regional compilation starts sooner")
         setting = by_framework(case, by_hand, transformers=python("TrainingArguments.torch_compile", "True"))
@@ -173,8 +175,7 @@ def _answer(case: Case, code: str) -> tuple[Suggestion, Setting, Change]:
         setting = by_framework(case, by_hand, transformers=in_transformers, megatron=in_megatron)
         return AttentionFused(), setting, FusedAttention()
     if code == "flash_attention_2":
-        setting = python("torch.nn.attention.sdpa_kernel", "SDPBackend.CUDNN_ATTENTION  # around the model")
-        return AttentionForHopper(), setting, HopperAttention()
+        return AttentionForHopper(), _hopper_attention(finding), HopperAttention()
     raise ValueError(code)
 
 
@@ -199,6 +200,17 @@ def _optimizer(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     for name in classes:
         if name in FOREACH:
             yield Proposal(finding, OptimizerForeach(name), python(f"torch.optim.{name}.foreach", "True"))
+
+
+def _hopper_attention(finding: FindingEntry) -> Setting:
+    """By whose kernels run: what PyTorch chooses among holds for its own alone, not for the package flash-attn."""
+    if any(_OF_PACKAGE.search(one["name"]) for one in finding["evidence"]):
+        return python("flash_attn_interface.flash_attn_func", "in place of flash_attn's  # its folder hopper")
+    return python("torch.nn.attention.sdpa_kernel", "SDPBackend.CUDNN_ATTENTION  # around the model")
+
+
+_OF_PACKAGE = re.compile(r"\bflash::flash_")
+"""PyTorch's own copy has the namespace `pytorch_flash`."""
 
 
 def _floor(case: Case) -> float | None:

@@ -11,6 +11,7 @@ from gpuscope.analyzers.changes import Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.words import units
 from gpuscope.words.units import clean, memory
 
 SMALL = 64 << 10
@@ -21,7 +22,7 @@ REPEATED = 2
 SHOWN = 3
 """Places that a suggestion names."""
 TOGETHER = (1, 2, 4)
-"""Places that are done without at once, those that block longest first; then all."""
+"""Places that are done without at once, those that block longest first; then all that the report names."""
 PER_KERNEL = 0.5
 """Waits per kernel from which one stands behind each."""
 _VALUES = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "unique", "masked_select")
@@ -52,6 +53,12 @@ class Place:
     def bulk(self) -> bool:
         """Whether it copies data rather than parameters or counters."""
         return self.copy is not None and (self.bytes or 0) > SMALL
+
+    @property
+    def reads(self) -> bool:
+        """Whether it brings a value to the host, which may need it."""
+        to_host = self.copy is not None and self.copy.startswith("DtoH")
+        return to_host or any(name in (self.operator or self.call) for name in _VALUES)
 
     def text(self) -> str:
         """One clause: how often, what, where."""
@@ -127,9 +134,8 @@ class NoBlocking(Suggestion):
     grounds = "{shown}"
     risk = (
         "where the step itself branches by the value or takes a size from it, the call stays and the step gets no "
-        "shorter; the gain is that of values read behind the step's last launch, or more. A check (for NaN, say) may "
-        "react a step later; a buffer must not be changed before its asynchronous copy "
-        "has finished"
+        "shorter. A check (for NaN, say) may react a step later; a buffer must not be changed before its asynchronous "
+        "copy has finished"
     )
     verify = "record again: the cause `sync` is gone{left}"
 
@@ -141,7 +147,9 @@ class NoBlocking(Suggestion):
 
     @property
     def seen(self) -> str:
-        return "; ".join(one.text() for one in self.places[:SHOWN]) or ", ".join(self.names)
+        more = len(self.places) - SHOWN
+        told = [one.text() for one in self.places[:SHOWN]] + ([f"{more} more places"] if more > 0 else [])
+        return "; ".join(told) or ", ".join(self.names)
 
     @property
     def shown(self) -> str:
@@ -207,27 +215,33 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if not where or len(to_device) < len(where):
         others = [one for one in where if one not in to_device] or where
         for count in dict.fromkeys(min(tried, len(others)) for tried in (*TOGETHER, len(others))):
-            yield _removed(case, finding, others[:count], all_calls=count == len(where) or not where)
+            yield _removed(case, finding, others[:count])
 
 
-def _removed(case: Case, finding: FindingEntry, where: list[Place], all_calls: bool) -> Proposal:
-    """Without the blocking calls of these places, or of all."""
+def _removed(case: Case, finding: FindingEntry, where: list[Place]) -> Proposal:
+    """Without the blocking calls of these places; of all, where no places are known.
+
+    What a value that the host reads is needed for is not recorded. The careful gain is that of reading it behind the
+    step's last launch; the other one that of not waiting for it at all.
+    """
     names = sorted({evidence["name"] for evidence in finding["evidence"]})
     if where:
         kind, setting = _instead(case, where[0])
     else:
         makes = python if case.program in ("pytorch", None) else config
         kind, setting = NoBlocking, makes(", ".join(names), "outside the loop of steps")
+    if len(where) > 1:
+        setting = setting | {"besides": f"and at {units.plural(len(where) - 1, 'other place')}"}
+    reads = not where or any(place.reads for place in where)
     return Proposal(
-        finding, kind(where, [] if where else names, case.program), setting,
-        (freed(where, all_calls=all_calls, needed=kind is KeptOnDevice),),
-        _needed(case, where), device_floor(case, "compute"),
+        finding, kind(where, [] if where else names, case.program), setting, (freed(where, needed=reads),),
+        _needed(case, where), device_floor(case, "compute"), if_unused=(freed(where, needed=False),) if reads else (),
     )  # fmt: skip
 
 
-def freed(where: Sequence[Place], *, all_calls: bool, needed: bool) -> RemovedSyncs:
+def freed(where: Sequence[Place], *, needed: bool) -> RemovedSyncs:
     """The change to a run without these blocking calls."""
-    return RemovedSyncs(needed=needed) if all_calls else RemovedSyncs(None, tuple(one.site for one in where), needed)
+    return RemovedSyncs(None, tuple(one.site for one in where), needed)
 
 
 def _needed(case: Case, where: Sequence[Place]) -> Refused | None:

@@ -84,6 +84,7 @@ class BoundToNode(Suggestion):
         "on which cores a thread ran is not recorded: compare `nvidia-smi topo -m` with the job's CPU affinity, or "
         "record with nsys --cpuctxsw=process-tree"
     )
+    bounded = False
     risk = "loader workers share the bound cores; needs torch 2.9 or later (else numactl --cpunodebind)"
     verify = "record again: mean duration of cudaLaunchKernel falls"
 
@@ -150,7 +151,7 @@ def _freeing(blocking: list[Place]) -> tuple[Change, ...]:
     copies = batches(blocking)
     others = [place for place in blocking if place not in copies]
     pinned: tuple[Change, ...] = (PinnedCopies(),) if copies else ()
-    return (*pinned, freed(others, all_calls=False, needed=True)) if others else pinned
+    return (*pinned, freed(others, needed=True)) if others else pinned
 
 
 def _unlike_shapes(case: Case) -> str:

@@ -29,6 +29,7 @@ class PaidOnce(Suggestion):
     answers: ClassVar[tuple[str, ...]] = ("startup", "warmup")
     why = "{message}"
     why_not = "it costs {paid} once per run, outside the usual step, which gets no shorter"
+    bounded = False
 
     cost_ns: int | None
 
@@ -78,21 +79,12 @@ class CompiledBefore(CompiledCodeKept):
     verify = "record steps after them: no compilation"
 
 
-class EagerLoadingAtStart(PaidOnce):
-    """Warm-up steps with slow first launches."""
+class LazyLoading(PaidOnce):
+    """A start that loads whole modules, where that is not the default."""
 
     code = EagerLoading.code
-    answers = ("warmup",)
-    sets = "`CUDA_MODULE_LOADING`"
-    action = EagerLoading.action
-    risk = EagerLoading.risk
-    verify = EagerLoading.verify
-
-
-class LazyLoading(EagerLoadingAtStart):
-    """A start that loads whole modules."""
-
     answers = ("startup",)
+    sets = "`CUDA_MODULE_LOADING=LAZY`, where it is set to `EAGER` or CUDA is older than 12.2"
     action = "Load kernels at their first use, not all of them at the start (the default since CUDA 12.2)"
     risk = "the first launch of each kernel takes longer"
     verify = "record the start again: cuModuleLoad and cuLibraryLoad take less"
@@ -129,8 +121,8 @@ def _answers(case: Case, code: str, shown: str) -> Iterator[tuple[type[PaidOnce]
         yield SteadySteps, nsys if case.program != "pytorch" or case.by_nsys else torch
     if _compiles(shown):
         yield _compile_cache(case, shown.lower())
-    if not case.rocm:
-        yield from _module_loading(code, shown)
+    if code == "startup" and _loads_eagerly(case) and _loads_first(shown):
+        yield LazyLoading, env("CUDA_MODULE_LOADING", "LAZY")
 
 
 def _compiles(shown: str) -> bool:
@@ -149,19 +141,26 @@ def _compile_cache(case: Case, words: str) -> tuple[type[PaidOnce], Setting]:
     return CompiledBefore, config("warm-up steps", value)
 
 
-def _module_loading(code: str, shown: str) -> Iterator[tuple[type[PaidOnce], Setting]]:
-    """EAGER where warm-up steps hold slow first launches, LAZY where loading whole modules is what start-up takes."""
+def _loads_eagerly(case: Case) -> bool:
+    """Whether it is recorded that whole modules are loaded: by the variable, or by a CUDA that did so by default."""
+    told, cuda = case.variables.get("CUDA_MODULE_LOADING", ""), case.version("cuda")
+    return not case.rocm and (told.upper() == "EAGER" or (not told and () < cuda < LAZY_SINCE))
+
+
+LAZY_SINCE = (12, 2)
+"""The CUDA from which kernels are loaded at their first use by default."""
+
+
+def _loads_first(shown: str) -> bool:
+    """Whether loading modules is what start-up takes longest."""
     work = [word.strip(",") for word in shown.split()]
     first = next((word for word in work if kinds.is_launch_call(word) or word.lower().startswith(LOADS)), "")
-    if code == "warmup" and kinds.is_launch_call(first):
-        yield EagerLoadingAtStart, env("CUDA_MODULE_LOADING", "EAGER")
-    elif code == "startup" and first.lower().startswith(LOADS):
-        yield LazyLoading, env("CUDA_MODULE_LOADING", "LAZY")
+    return first.lower().startswith(LOADS)
 
 
 RULE = Rule(
     "once",
-    (SteadySteps, CompiledCodeKept, CompiledProgramsKept, CompiledBefore, EagerLoadingAtStart, LazyLoading,
+    (SteadySteps, CompiledCodeKept, CompiledProgramsKept, CompiledBefore, LazyLoading,
      SavedBeside),
     propose,
     programs=("pytorch", "jax", "native"),

@@ -31,6 +31,8 @@ def _plan(report: Report, writer: Writer) -> None:
     plan = report["advice"].get("plan")
     if plan is not None:
         writer.line(writer.text("Together", "bold"), f"  {prediction_sentences.plan(plan)}", hang=10)
+    elif why := report["advice"].get("no_plan"):
+        writer.line(writer.text("Together", "bold"), f"  not predicted: {why}", hang=10)
     elif len(report["suggestions"]) > 1:
         writer.line(writer.text("Gains do not add up: findings overlap.", "dim"))
 
@@ -39,8 +41,7 @@ def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
     predicted = suggestion["predicted"]
     writer.line(writer.text(suggestion["action"], "bold"), writer.text(f"  [for {suggestion['finding']}]", "dim"))
     # Without a timeline only memory is known; the basis says how much.
-    unsure = "" if suggestion.get("certain", True) else ", gain uncertain"
-    step = f"{prediction_sentences.step_change(predicted)}{unsure}; " if predicted["step_ns_before"] else ""
+    step = f"{prediction_sentences.gain(suggestion)}; " if predicted["step_ns_before"] else ""
     for word, sentence in (
         ("set", setting_words(suggestion, brief=False)),
         ("gain", step + predicted["basis"]),

@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 
 from gpuscope.problems import completeness
-from gpuscope.sources.nsys.rows.event_tables import CUDA_EVENT, GRAPH, KERNEL, MEMCPY, MEMSET, SYNC, Events, Rows, take
+from gpuscope.sources.nsys.rows.event_tables import (
+    BLOCK,
+    CUDA_EVENT,
+    GRAPH,
+    GRID,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    SYNC,
+    Events,
+    Rows,
+    take,
+)  # fmt: skip
 from gpuscope.sources.nsys.rows.process_ranks import Ranks
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.distinct import distinct, distinct_pairs, distinct_values, mapped
@@ -16,6 +28,7 @@ from gpuscope.trace.columns.name_pool import Codes, NamePool
 from gpuscope.trace.columns.table import Array, Times, compact, constant, is_constant
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.small_grids import FEW, small
 
 # MEMCPY.copyKind (ENUM_CUDA_MEMCPY_OPER) → copy_kind, and how `nsys stats` names such a copy.
 _COPIES = {
@@ -56,6 +69,7 @@ def add_device_events(builder: TraceBuilder, events: Events, ranks: Ranks) -> di
     """
     names = builder.names
     first = {KERNEL: _add(builder, ranks, events[KERNEL], _kernels(events[KERNEL], names))}
+    _add_grids(builder, events[KERNEL], first[KERNEL])
     first[MEMCPY] = _add(builder, ranks, events[MEMCPY], _copies(events[MEMCPY], names))
     memsets: dict[str, Any] = {
         "name": names.code("[CUDA memset]"),
@@ -69,6 +83,17 @@ def add_device_events(builder: TraceBuilder, events: Events, ranks: Ranks) -> di
                                                  "graph": graphs["graphId"]})  # fmt: skip
     builder.problem(completeness.GRAPH_LEVEL, len(graphs["start"]))
     return first
+
+
+def _add_grids(builder: TraceBuilder, rows: Rows, first: int) -> None:
+    """Those of few blocks; an absent size makes the product no positive number."""
+    sizes = {column: rows.pop(column) for column in (*GRID, *BLOCK)}
+    x, y, z = (np.asarray(sizes[column], np.int64) for column in GRID)
+    known = (x > 0) & (y > 0) & (z > 0) & (x <= FEW) & (y <= FEW) & (z <= FEW)
+    places = small(np.where(known, x * y * z, 0), rows["end"] - rows["start"])
+    threads = np.prod([np.asarray(sizes[column], np.int64)[places] for column in BLOCK], axis=0)
+    blocks = x[places] * y[places] * z[places]
+    builder.add("small_grids", len(places), {"event": places + first, "blocks": blocks, "threads": threads})
 
 
 def _add(builder: TraceBuilder, ranks: Ranks, rows: Rows, values: dict[str, Any]) -> int:

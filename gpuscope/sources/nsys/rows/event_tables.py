@@ -28,8 +28,9 @@ OSRT = "OSRT_API"
 MPI = ("MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS", "MPI_START_WAIT_EVENTS", "MPI_OTHER_EVENTS")
 
 _ON_DEVICE = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId")
+GRID, BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
 _COLUMNS: dict[str, tuple[str, ...]] = {
-    KERNEL: (*_ON_DEVICE, "demangledName", "shortName", "mangledName", "graphNodeId", "graphId"),
+    KERNEL: (*_ON_DEVICE, "demangledName", "shortName", "mangledName", "graphNodeId", "graphId", *GRID, *BLOCK),
     MEMCPY: (*_ON_DEVICE, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId", "migrationCause"),
     MEMSET: (*_ON_DEVICE, "bytes", "graphNodeId"),
     GRAPH: (*_ON_DEVICE, "graphId"),

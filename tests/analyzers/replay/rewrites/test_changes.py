@@ -182,6 +182,15 @@ def test_a_rank_as_fast_as_its_peers() -> None:
         after(graph, ReplacedRank(7))
 
 
+def test_ranks_that_are_late_together_are_no_peers_of_each_other() -> None:
+    """Two of three ranks compute 60 more: alone the median of rank 1's peers would be half as late."""
+    graph = job(*([Step(), Host(busy), Issue("all_reduce", 8, 5), Wait(calls=(0,)), Step()] for busy in (20, 80, 80)))
+    together = replace(ALL_RANKS, replaced=frozenset((1, 2)))
+    for rank in (1, 2):
+        graph = rewrite(graph, ReplacedRank(rank), together).graph
+    assert steps(graph) == [25]
+
+
 def backward(*buckets: tuple[int, int, int]) -> list[Program]:
     """Two ranks; (host ns before, bytes, transfer ns) of each gradient bucket, then the wait for all of them."""
     issued: list[Host | Issue] = []

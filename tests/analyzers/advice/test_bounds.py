@@ -1,0 +1,64 @@
+"""What a change without a figure can save at most."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+from helpers.advice import finding, report
+
+from gpuscope.analyzers.advice.bounds import step_bound
+from gpuscope.analyzers.advice.suggesting import advise
+from gpuscope.analyzers.changes import Predicted, Refused
+from gpuscope.schema.document import Report
+
+STEP = 100_000_000
+
+
+def case(code: str, share: float, ranks: tuple[int, ...] = (0, 1)) -> Report:
+    """Two ranks of two steps, each computing for 70 % of its time; the finding costs its ranks this share."""
+    own = finding(code, ranks=ranks)
+    own["cost_ns"], own["share_frac"] = round(share * 2 * STEP * len(ranks)), share
+    found = report(own)
+    [rank] = found["ranks"]
+    rank["breakdown_ns"]["compute"] = 140_000_000
+    found["ranks"] = [rank, {**deepcopy(rank), "rank": 1}]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "share", "ranks", "low"),
+    [
+        ("unused_parameter_search", 0.4, (0, 1), 70),  # what the device computes takes as long as before
+        ("single_precision", 0.4, (0, 1), 60),  # but for its own kernels
+        ("unused_parameter_search", 0.1, (0, 1), 90),
+        ("unused_parameter_search", 0.1, (1,), 90),  # of the time of that rank
+    ],
+)
+def test_what_would_be_left(code: str, share: float, ranks: tuple[int, ...], low: int) -> None:
+    found = case(code, share, ranks)
+    bound = step_bound(found, found["findings"][0])
+    assert bound is not None
+    assert bound["step_ns_low"] == low * STEP // 100
+
+
+def test_what_is_paid_once_and_what_answers_a_part_has_no_bound() -> None:
+    found = case("launch", 0.4)
+    found["host_calls"] = []
+    unpredicted = advise(found, lambda _: Refused("a test"))[1]["unpredicted"]
+    bounds = {one["code"]: one.get("bound") for one in unpredicted}
+    assert bounds["numa_binding"] is None
+    assert bounds["cuda_graphs"] is not None
+
+
+def test_bound_by_compute_a_likely_gain_of_kernels_is_named() -> None:
+    found = case("single_precision", 0.4)
+    found["verdict"]["bound_by"] = "compute"
+    unsure = Predicted(STEP, 80_000_000, 60_000_000, 110_000_000, "a test")
+    suggestions, _ = advise(found, lambda _: unsure)
+    assert suggestions
+    assert not any(one["certain"] for one in suggestions)
+    stalls = case("gc", 0.4)
+    assert advise(stalls, lambda _: unsure)[0]
+    stalls["verdict"]["bound_by"] = "compute"
+    assert not advise(stalls, lambda _: unsure)[0]
