@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 from gpuscope.analyzers.run.analysis import SECTIONS
 from gpuscope.report.published.json_schema import DOCUMENTS, json_schema
 from gpuscope.schema import profile_sections
-from gpuscope.store.tables import TABLES, VIEWS
+from gpuscope.store.tables import FOLLOWED_BY, TABLES, VIEWS
 
 PROFILE = {section for section, row in SECTIONS.items() if row.__name__ in vars(profile_sections)}
 """Parts of the report that are tables of a profiler, which no verdict rests on."""
@@ -135,7 +135,7 @@ def _element(value: Any) -> Any:
 def store_tables() -> str:
     """The tables of the run store with their columns, and its views."""
     lines: list[str] = []
-    for one in TABLES:
+    for one in (*TABLES, FOLLOWED_BY):
         lines += [f"### `{one.name}`", "", f"{one.doc[0].upper()}{one.doc[1:]}.", "", "| column | type | meaning |"]
         lines += [
             "|---|---|---|",

@@ -9,6 +9,7 @@
 >>> gpuscope.check("run/", baseline="baseline.json", fail_on=0.05)
 >>> gpuscope.advise("llama-3-8b", "8xH100")
 >>> gpuscope.figures.breakdown(analysis)    # a plotly figure, in a notebook
+>>> gpuscope.tune("torchrun --nproc-per-node 8 train.py")    # advice, followed and measured
 >>> with gpuscope.session("runs/first") as session: ...      # in a training script
 
 docs/python.md has them all. Times are int nanoseconds, sizes bytes, shares fractions.
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from gpuscope.instrumented_runtime.record.ranges import span
     from gpuscope.instrumented_runtime.record.session import Session
     from gpuscope.instrumented_runtime.record.session import gpuscope_session as session
+    from gpuscope.instrumented_runtime.tune.table import tune
     from gpuscope.sources.opening import open_trace
     from gpuscope.trace.trace import Trace
 
@@ -62,6 +64,7 @@ _HOME = {
     "open_trace": "gpuscope.sources.opening:open_trace",
     "session": "gpuscope.instrumented_runtime.record.session:gpuscope_session",
     "span": "gpuscope.instrumented_runtime.record.ranges:span",
+    "tune": "gpuscope.instrumented_runtime.tune.table:tune",
 }
 """Where each public name is defined, `module:name` or a module. Looked up when asked for, so that `import gpuscope`
 stays quick; type checkers read the imports above, and a test compares the two."""
@@ -91,6 +94,7 @@ __all__ = [
     "open_trace",
     "session",
     "span",
+    "tune",
 ]
 
 

@@ -23,6 +23,17 @@ COMMAND_FOLDERS = (
 """Every module in them that defines a `command` is a subcommand of its own name."""
 
 
+FOLLOWED = "gpuscope.instrumented_runtime.tune.followed"
+"""What knows the settings of run folders, and which suggestions they follow."""
+
+
+def followed(before: Any, after: Any) -> str:
+    """The code of the suggestion of one report that the run of another follows. Raises `UsageError` where that is not
+    clear."""
+    code: str = import_module(FOLLOWED).of_reports(before, after)
+    return code
+
+
 @cache
 def plugins(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group by name, not loaded yet."""

@@ -17,7 +17,7 @@ from gpuscope.store.location import store_option
 @click.argument("after")
 @click.option("--steps", type=StepRange(), metavar="A-B", help="Only these steps of both, e.g. 3-8.")
 @click.option("--threshold", type=Percent(), metavar="N%", help="Smaller changes count as none.  [default: 1%]")
-@click.option("--suggestion", metavar="CODE", help="The suggestion of BEFORE that was followed.")
+@click.option("--suggestion", metavar="CODE|auto", help="The suggestion of BEFORE that was followed.")
 @store_option
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on stdout.")
 def command(

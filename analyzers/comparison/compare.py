@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from gpuscope.analyzers.comparison import moved
 from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD, change, judge
 from gpuscope.analyzers.comparison.proof import proofs
-from gpuscope.analyzers.comparison.same_job import differences
+from gpuscope.analyzers.comparison.same_job import differences, same_command
 from gpuscope.analyzers.comparison.series import Series, series, step
-from gpuscope.analyzers.comparison.welch import median_interval, sample
 from gpuscope.schema.diff_document import DIFF_VERSION, Basis, Diff, DiffSide
 from gpuscope.schema.document import Report
 from gpuscope.version import __version__
+from gpuscope.welch import median_interval, sample
 from gpuscope.words import units
 
 OTHER_WORK = 0.01
@@ -32,7 +32,7 @@ def compare(before: Side, after: Side, threshold: float = DEFAULT_THRESHOLD, app
     """The comparison; `threshold` is a fraction, `applied` the code of the suggestion that was followed."""
     old, new = before.report, after.report
     own, other = series(old), series(new)
-    step, different = change(old, new, own, other), differences(old, new)
+    step, different = change(old, new, own, other), differences(old, new, one_command=same_command(old, new))
     per_step = step["basis"] == "steps"
     per = moved.Unit.of(old, per_step), moved.Unit.of(new, per_step)
     recorded = moved.Unit.recorded(old, per_step), moved.Unit.recorded(new, per_step)

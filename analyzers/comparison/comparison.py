@@ -12,6 +12,7 @@ from gpuscope.analyzers.comparison.compare import compare
 from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD
 from gpuscope.analyzers.comparison.loading import Reading, Run, load
 from gpuscope.errors import UsageError
+from gpuscope.plugins import followed
 from gpuscope.report.section_tables import SectionTables, table
 from gpuscope.report.terminal.diff_text import verdict_line
 from gpuscope.schema import diff_document
@@ -21,6 +22,8 @@ from gpuscope.sources.opening import PathLike
 if TYPE_CHECKING:
     import pandas as pd
 
+AUTO = "auto"
+"""As a suggestion: the one that the settings of both run folders show to be followed."""
 SECTIONS: dict[str, type] = {
     "breakdown": diff_document.PartChange,
     "causes": diff_document.CauseChange,
@@ -114,7 +117,8 @@ def diff(
 
     `before` and `after` are each a trace (a file, a folder of ranks or a glob), the JSON of a report, the number of a
     run in the run store, or an `Analysis`. `threshold` is a fraction of the step (0.01 is 1 %): smaller changes count
-    as none. `suggestion` is the code of the suggestion of `before` that was followed. `ranks`, `steps` (first and last,
+    as none. `suggestion` is the code of the suggestion of `before` that was followed, or `auto` where the settings of
+    two run folders show it. `ranks`, `steps` (first and last,
     both included), `partial`, `nsys` and `workers` are those of `gpuscope.analyze`; `store` is the run store's file.
     `progress` draws a bar on stderr where that is a terminal.
 
@@ -124,7 +128,10 @@ def diff(
     """
     check_fraction("threshold", threshold)
     reading = Reading(ranks, steps, partial, nsys, Path(store) if store is not None else None, workers, progress)
-    return Comparison(compare(load(before, reading), load(after, reading), threshold, suggestion))
+    sides = load(before, reading), load(after, reading)
+    if suggestion == AUTO:
+        suggestion = followed(sides[0].report, sides[1].report)
+    return Comparison(compare(*sides, threshold, suggestion))
 
 
 def check_fraction(name: str, value: float) -> None:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 
 from gpuscope.analyzers.comparison.series import Series, mean_window_ns, step
-from gpuscope.analyzers.comparison.welch import Sample, difference, sample, times_needed
 from gpuscope.schema.diff_document import Change, DiffVerdict, Outcome
 from gpuscope.schema.document import Report
+from gpuscope.welch import Sample, difference, sample, times_needed
 from gpuscope.words import units
 
 DEFAULT_THRESHOLD = 0.01

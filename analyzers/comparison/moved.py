@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuscope.analyzers.comparison.series import Series, mean
-from gpuscope.analyzers.comparison.welch import difference, sample
 from gpuscope.report.view import arrangement
 from gpuscope.schema.diff_document import (
     CauseChange,
@@ -23,6 +22,7 @@ from gpuscope.schema.diff_document import (
 )
 from gpuscope.schema.document import CollectiveEntry, Report
 from gpuscope.schema.profile_sections import OperatorEntry
+from gpuscope.welch import difference, sample
 from gpuscope.words.vocabulary import PARTS, PartKey
 
 

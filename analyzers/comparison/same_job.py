@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from gpuscope.schema.document import Report
+from gpuscope.sources.run_manifest import recorded_command
 from gpuscope.words import units
 
 DIFFERENT, ALIKE = 1 / 3, 1 / 2
@@ -18,8 +20,9 @@ enough to be compared unasked."""
 _ARGUMENTS = re.compile(r"[<(]")
 
 
-def differences(one: Report, other: Report) -> list[str]:
-    """What makes two runs different jobs; empty where they may be one."""
+def differences(one: Report, other: Report, *, one_command: bool = False) -> list[str]:
+    """What makes two runs different jobs; empty where they may be one. Runs of `one_command` do the same work, though
+    little of it may be in both traces: what moves to loader workers leaves them."""
     found = []
     sizes = [_recorded_size(report) for report in (one, other)]
     if None not in sizes and sizes[0] != sizes[1]:
@@ -28,9 +31,17 @@ def differences(one: Report, other: Report) -> list[str]:
     if None not in programs and programs[0] != programs[1]:
         found.append(f"a {programs[0]} program before, a {programs[1]} one after")
     shared = shared_work(one, other)
-    if shared is not None and shared < DIFFERENT:
+    if shared is not None and shared < DIFFERENT and not one_command:
         found.append(f"they share {units.share(shared)} of their work by time (kernels and operators)")
     return found
+
+
+def same_command(one: Report, other: Report) -> bool:
+    """Whether the run folders of both name the same command."""
+    named = [
+        recorded_command([Path(source["path"]) for source in report["trace"]["sources"]]) for report in (one, other)
+    ]
+    return bool(named[0]) and named[0] == named[1]
 
 
 def is_alike(one: Report, other: Report) -> bool:

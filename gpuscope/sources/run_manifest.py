@@ -190,6 +190,15 @@ def world_size(path: Path) -> int | None:
     return None
 
 
+def recorded_command(paths: Iterable[Path]) -> list[str]:
+    """The command that recorded these files, as the manifest of their run folder says; empty where none does."""
+    for folder in run_folders(paths):
+        words = (_read(folder) or {}).get("command")
+        if isinstance(words, list):
+            return [str(word) for word in words]
+    return []
+
+
 def run_folders(paths: Iterable[Path]) -> list[Path]:
     """The folders, next above these files, that hold a manifest."""
     near = dict.fromkeys(folder for path in paths for folder in path.absolute().parents[:2])

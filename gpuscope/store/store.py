@@ -28,7 +28,7 @@ from gpuscope.report.published.info_document import StoredRun
 from gpuscope.schema.document import Report
 from gpuscope.sources.remote import is_url
 from gpuscope.store.rows import real_path, run_row, section_rows
-from gpuscope.store.tables import APPLICATION_ID, SCHEMA_VERSION, TABLES, migrations
+from gpuscope.store.tables import APPLICATION_ID, FOLLOWED_BY, SCHEMA_VERSION, TABLES, migrations
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -113,6 +113,17 @@ class Store:
         )
         read = {row["run"] for row in found}
         return [row for row in self.runs() if row["id"] in read or any(real_path(one) in above for one in row["paths"])]
+
+    def link(self, run: int, by: int, suggestion: str | None, changes: Mapping[str, str]) -> None:
+        """Note that run `by` is `run` made again with these changes; the same two again replace what is there."""
+        row = {"run": run, "by": by, "suggestion": suggestion, "changes": json.dumps(changes, sort_keys=True)}
+        with self._writing():
+            self._table(FOLLOWED_BY.name).delete_where("run = ? AND by = ?", [run, by])
+            self._table(FOLLOWED_BY.name).insert(row)
+
+    def followers(self, run: int) -> list[dict[str, Any]]:
+        """What was made of a run, in order."""
+        return list(self.db.query("SELECT * FROM followed_by WHERE run = ? ORDER BY by", [run]))
 
     def report(self, run: int) -> Report:
         """The report of a run. Raises `UsageError` where there is no such run."""

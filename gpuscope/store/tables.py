@@ -5,6 +5,7 @@ A change of the schema is a further migration at the end; those that were releas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 APPLICATION_ID = 0x47505343
 """«GPSC» in the file's header (SQLite's application_id): identifies a run store."""
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Migrations there are; stands in the header as user_version."""
 
 SQL_TYPES: dict[str, type] = {"integer": int, "real": float, "text": str}
@@ -144,6 +145,14 @@ TABLES = (
     ),
 )  # fmt: skip
 
+FOLLOWED_BY = _table(
+    "followed_by", "runs that `gpuscope again` made of a run, and what of its advice they followed",
+    "run integer: the run that gave the advice", "by integer: the run made of it",
+    "suggestion text: code of the suggestion that was followed; NULL where none was",
+    "changes text: what was set, a JSON object",
+)  # fmt: skip
+"""A link between two runs: unlike the tables above it is no part of a report, and stays where one is analysed again."""
+
 VIEWS = {
     "run_overview": (
         "one line per run, without the report",
@@ -181,10 +190,15 @@ def migrations() -> Migrations:
         for name, (_, sql) in VIEWS.items():
             db.create_view(name, sql)
 
+    @steps()
+    def followed_by(db: Database) -> None:
+        _create(db, FOLLOWED_BY, ("run", "by"))
+        db.table("followed_by").create_index(["run", "by"], unique=True)
+
     return steps
 
 
-def _create(db: Database, table: StoreTable) -> None:
+def _create(db: Database, table: StoreTable, of_runs: Sequence[str] = ("run",)) -> None:
     from sqlite_utils.db import ForeignKey
 
     columns = {column.name: SQL_TYPES[column.kind] for column in table.columns}
@@ -192,6 +206,6 @@ def _create(db: Database, table: StoreTable) -> None:
         made = db.create_table("runs", columns, pk="id", not_null={"key", "analysed_at", "report"})
         made.create_index(["key"], unique=True)
         return
-    run = ForeignKey(table.name, "run", "runs", "id", on_delete="CASCADE")
-    made = db.create_table(table.name, columns, foreign_keys=[run], not_null={"run"})
+    keys = [ForeignKey(table.name, name, "runs", "id", on_delete="CASCADE") for name in of_runs]
+    made = db.create_table(table.name, columns, foreign_keys=keys, not_null=set(of_runs))
     made.create_index(["run"])

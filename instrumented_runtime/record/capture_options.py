@@ -48,6 +48,10 @@ class RecordOptions:
     )  # fmt: skip
     ranks: str = _option("", "Ranks to profile, such as 0,7; empty: all. The others leave everything but a trace.")
     every: int = _option(1, "Profile one rank in so many, from rank 0 on.", least=1)
+    stop_after: int = _option(
+        0, "End the job after so many steps, by SystemExit at the end of the step; 0: where the script ends.",
+        unit="STEPS", least=0,
+    )  # fmt: skip
     whole: bool = _option(False, "Record from start to end: for scripts without an optimizer.")
     record_shapes: bool = _option(True, "Record the operators' input shapes.", flag="shapes")
     with_stack: bool = _option(False, "Record Python stacks (costs much).", flag="stacks")
@@ -103,6 +107,10 @@ class RecordOptions:
     def of_rank(self, rank: int) -> RecordOptions:
         """The options of one rank."""
         return self if self.profiles(rank) else replace(self, profiler="none")
+
+    def chosen(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
 
     def to_environment(self) -> dict[str, str]:
         """The variable that carries these options into the ranks."""

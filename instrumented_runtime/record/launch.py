@@ -19,11 +19,12 @@ from gpuscope.instrumented_runtime.record.applied.outcome import left_out
 from gpuscope.instrumented_runtime.record.capture import nccl_files, nsys_capture
 from gpuscope.instrumented_runtime.record.capture.on_demand import listen
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
-from gpuscope.instrumented_runtime.record.files.manifest import Manifest
+from gpuscope.instrumented_runtime.record.files.manifest import Launch, Manifest
 from gpuscope.instrumented_runtime.record.gloo.last_calls import mismatch
 from gpuscope.instrumented_runtime.record.launched_rank import is_launcher, launched_rank
 from gpuscope.instrumented_runtime.record.reduced_parts import check_apart, reduce_run
 from gpuscope.instrumented_runtime.record.run_folder import PARTS, RunFolder, read_manifest
+from gpuscope.recorded_environment import kept
 from gpuscope.sources.source import rank_in_name
 
 COMPILE_LOGS = "compile"
@@ -52,7 +53,9 @@ def record(
         raise UsageError("nsys is not on PATH", hint="install Nsight Systems, or use --profiler torch")
     if parts is not None:
         check_apart(parts, out)
-    folder = RunFolder.create(out, command=command, changes={one.name: one.value for one in changes})
+    launch = Launch(folder=os.getcwd(), variables=kept(os.environ), options=options.chosen())
+    made = {one.name: one.value for one in changes}
+    folder = RunFolder.create(out, command=command, launch=launch, changes=made)
     try:
         command, refused = in_command(command, changes, folder.path / APPLIED)
     except GpuscopeError:
@@ -157,10 +160,12 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and its descendants: a killed launcher leaves hung ranks behind.
+    """Kill a process and its descendants: a killed launcher leaves hung ranks behind."""
+    kill(process_tree(pid))
 
-    Children are found in /proc; elsewhere than on Linux only the process itself is killed.
-    """
+
+def process_tree(pid: int) -> list[int]:
+    """A process and its descendants. Children are found in /proc: elsewhere than on Linux it is the process itself."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -170,7 +175,12 @@ def kill_tree(pid: int) -> None:
     tree = [pid]
     for parent in tree:
         tree += children.get(parent, [])
-    for each in tree:
+    return tree
+
+
+def kill(processes: Sequence[int]) -> None:
+    """Kill those that there still are."""
+    for each in processes:
         with contextlib.suppress(OSError):
             os.kill(each, signal.SIGKILL)
 

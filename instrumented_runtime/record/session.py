@@ -147,6 +147,9 @@ class Session:
                 self._captures.remove(capture)
         self.steps += 1
         self.at_exit = None
+        if self.steps == self.options.stop_after:
+            self.close()
+            raise SystemExit(0)  # so that the script's own clean-up runs
 
     def close_at_exit(self) -> None:
         """Close with the end the script announced; `completed` where it announced none."""

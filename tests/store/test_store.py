@@ -155,6 +155,33 @@ def test_an_older_store_is_brought_up_to_date(path: Path, report: Report) -> Non
     assert query(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
 
 
+def test_a_store_before_links_is_brought_up_to_date(path: Path, report: Report) -> None:
+    """As schema 2 left it: without the table of links."""
+    first, second = add(path, report, "1"), add(path, report, "2")
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE followed_by")
+    connection.execute("DELETE FROM _sqlite_migrations WHERE name = 'followed_by'")
+    connection.execute("PRAGMA user_version = 2")
+    connection.commit()
+    connection.close()
+    with opened(path, write=True) as store:
+        store.link(first, second, "loader_workers", {"dataloader.num_workers": "4"})
+    assert query(path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+    assert query(path, "SELECT run, by, suggestion FROM followed_by") == [(first, second, "loader_workers")]
+
+
+def test_a_link_outlives_another_analysis_and_goes_with_its_runs(path: Path, report: Report) -> None:
+    first, second = add(path, report, "1"), add(path, report, "2")
+    with opened(path, write=True) as store:
+        store.link(first, second, None, {})
+        store.link(first, second, "tf32", {"a": "1"})
+    add(path, report, "1")
+    with opened(path, write=True) as store:
+        assert store.followers(first) == [{"run": first, "by": second, "suggestion": "tf32", "changes": '{"a": "1"}'}]
+        store.delete(second)
+        assert store.followers(first) == []
+
+
 def test_the_version_counts_the_migrations() -> None:
     import sqlite_utils
 

@@ -44,7 +44,7 @@ KERNEL = 90
 
 def render(report: Report) -> str:
     """`report` as one HTML document; write it as UTF-8."""
-    environment = _environment()
+    environment = page_environment()
     css, script = (environment.get_template(name).render().strip("\n") for name in ("report.css.j2", "report.js.j2"))
     evidence: list[Evidence] = []
     findings = []
@@ -57,7 +57,7 @@ def render(report: Report) -> str:
         report=report,
         css=css,
         script=script,
-        policy=_policy(css, script),
+        policy=policy(css, script),
         first=(first := summary(report)),
         places=why_verdict.largest(report),
         tipping=why_verdict.tipping(report),
@@ -91,7 +91,7 @@ def render(report: Report) -> str:
 def render_cell(report: Report) -> str:
     """The first screen of `report` as a fragment for a notebook's cell: no script, no style sheet, names as text."""
     return (
-        _environment()
+        page_environment()
         .get_template("notebook.html.j2")
         .render(report=report, first=summary(report), context_line=headline.context_line(report))
     )
@@ -106,7 +106,7 @@ def render_comparison_cell(diff: Diff) -> str:
     ]
     moved = [(title, rows[:CAUSES_SHOWN]) for title, rows in (("part", parts), ("cause", causes)) if rows]
     return (
-        _environment()
+        page_environment()
         .get_template("notebook_diff.html.j2")
         .render(
             diff=diff,
@@ -188,7 +188,7 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
     return [(key, words[key]) for key, there in present.items() if there]
 
 
-def _policy(css: str, script: str) -> str:
+def policy(css: str, script: str) -> str:
     """A content security policy under which only this very style and script count, and nothing is fetched."""
     return (
         f"default-src 'none'; style-src '{_digest(css)}'; script-src '{_digest(script)}'; "
@@ -217,7 +217,7 @@ def _shown(value: Any) -> Any:
 
 
 @cache
-def _environment() -> Environment:
+def page_environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("gpuscope.report.html"),
         autoescape=True,

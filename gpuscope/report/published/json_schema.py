@@ -19,6 +19,7 @@ from gpuscope.schema import bench_documents
 from gpuscope.schema.diff_document import DIFF_VERSION, Diff
 from gpuscope.schema.document import SCHEMA_VERSION, Report
 from gpuscope.schema.plan_document import PLAN_VERSION, Plan
+from gpuscope.schema.tune_document import TUNE_VERSION, TuneDocument
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _LINK = re.compile(r"\[([^]]+)\]\([\w./-]*#?[\w-]*\)")
@@ -37,6 +38,7 @@ DOCUMENTS: Mapping[str, Published] = {
     "report": Published(Report, SCHEMA_VERSION, ("analyze", "hang", "runs show")),
     "diff": Published(Diff, DIFF_VERSION, ("diff", "check")),
     "plan": Published(Plan, PLAN_VERSION, ("advise",)),
+    "tune": Published(TuneDocument, TUNE_VERSION, ("tune",)),
     "info": Published(Info, 1, ("info",)),
     "runs": Published(list[StoredRun], 1, ("runs",)),
     "bench-collectives": Published(bench_documents.BenchCollectives, 1, ("bench collectives",)),

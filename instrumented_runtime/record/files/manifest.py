@@ -71,6 +71,14 @@ class RankPart(RankStatus, kw_only=True):
     facts: dict[str, Any] = {}
 
 
+class Launch(msgspec.Struct, kw_only=True):
+    """How `gpuscope record` started the command, so that it can be run again: `gpuscope again`."""
+
+    folder: str
+    variables: dict[str, str] = {}  # those that may be kept: gpuscope/recorded_environment.py
+    options: dict[str, Any] = {}  # fields of RecordOptions that differ from their defaults
+
+
 class RunPart(msgspec.Struct, kw_only=True):
     """What the launcher writes, or the first rank where there is no launcher (`launched` False)."""
 
@@ -81,6 +89,7 @@ class RunPart(msgspec.Struct, kw_only=True):
     status: str = "running"
     exit_code: int | None = None
     launched: bool = True
+    launch: Launch | None = None
     parallelism: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
     changes: dict[str, str] = {}  # values by name: record/applied
@@ -96,6 +105,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     gpuscope_version: str = __version__
     run_id: str = ""
     command: list[str] = []
+    launch: Launch | None = None
     status: str = "running"
     exit_code: int | None = None
     started: str = ""
@@ -131,6 +141,7 @@ def merge(run: RunPart, parts: Sequence[RankPart]) -> Manifest:
     return Manifest(
         run_id=run.run_id,
         command=run.command,
+        launch=run.launch,
         status=status,
         exit_code=run.exit_code,
         started=_readable(run.started_ns),

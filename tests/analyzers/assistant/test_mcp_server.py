@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -112,6 +113,32 @@ def test_every_tool_says_what_it_does_and_that_it_only_reads(samples: Path) -> N
         assert "times of different ranks are comparable" in await ask("record_advice", run="ddp_slow_rank")
 
     session(script, samples)
+
+
+def test_commands_run_only_where_that_was_allowed(tmp_path: Path) -> None:
+    """Without the option there is no tool for it; with it one tuning goes on at a time, and its end is told."""
+    from gpuscope.analyzers.assistant.mcp_server import server
+    from gpuscope.analyzers.assistant.opened_runs import OpenRuns
+    from gpuscope.analyzers.assistant.tunings import Tunings
+    from gpuscope.errors import UsageError
+    from gpuscope.sources.source import ReadOptions
+
+    opened, tunings = OpenRuns([tmp_path], ReadOptions()), Tunings(tmp_path)
+    names = {tool.name for tool in anyio.run(server(opened).list_tools)}
+    more = {tool.name: tool for tool in anyio.run(server(opened, tunings).list_tools)}
+    assert set(more) - names == {"tune_start", "tune_status", "tune_result"}
+    assert not more["tune_start"].annotations.read_only_hint
+    with pytest.raises(UsageError, match="no tuning was started"):
+        tunings.status()
+    assert "tune_status" in tunings.start([sys.executable, "-c", "import time; time.sleep(60)"], "8")
+    with pytest.raises(UsageError, match="a tuning goes on"):
+        tunings.start(["python", "train.py"], "8")
+    deadline = time.monotonic() + 60
+    while "as it stands" not in tunings.status() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert "goes on" in tunings.status()
+    tunings.stop()
+    assert "ended with 130" in tunings.result()
 
 
 def test_the_skill_names_tools_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,29 @@ def test_ctrl_c_ends_in_a_readable_folder(tmp_path: Path, torchrun: tuple[str, .
     assert all((tmp_path / "run" / entry["path"]).exists() for entry in manifest["files"])
 
 
+STOPPED = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    for step in range(1000):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+finally:
+    print("cleaned up after", step + 1)
+"""
+
+
+def test_a_job_is_ended_after_so_many_steps(record: Run, python: str, tmp_path: Path) -> None:
+    """By an exception, so that the script's own clean-up runs; the recording is complete."""
+    (tmp_path / "train.py").write_text(STOPPED)
+    done = record("--profiler", "none", "--stop-after", "7", "--", python, "train.py")
+    assert (done.code, done.out.strip()) == (0, "cleaned up after 7")
+    assert (done.manifest["status"], done.manifest["ranks"][0]["status"]) == ("completed", "completed")
+    facts = json.loads((done.folder / "manifest.d/rank0.json").read_text())["facts"]
+    assert (facts["steps"], len(facts["step_ns"])) == (7, 6)
+
+
 def test_a_job_that_torchrun_starts_again(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
     # Else torch 2.13 leaves gloo's old addresses in the store, and the restarted ranks connect to dead ones.
     own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuscope.analyzers.comparison.welch import Sample, difference, median_interval, sample, times_needed
+from gpuscope.welch import Sample, difference, median_interval, sample, times_needed
 
 
 def of(values: list[float]) -> Sample:

@@ -70,6 +70,11 @@ class Interval:
         """Half its width."""
         return (self.high - self.low) / 2
 
+    def scaled(self, times: float) -> Interval:
+        """So many times as wide around the same middle."""
+        more = (times - 1) * self.half
+        return Interval(self.low - more, self.high + more)
+
 
 def sample(values: Sequence[float]) -> Sample | None:
     """Median, its variance and how well that is known; None below two values, which show no spread."""

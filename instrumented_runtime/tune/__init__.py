@@ -1,0 +1,1 @@
+"""`gpuscope tune` and `gpuscope again`: advice followed, measured, and kept only where it holds."""

@@ -1,0 +1,102 @@
+"""What is worth trying: the report's advice, the most certain gain first, as far as it can be followed from outside.
+
+Another source of candidates is another function of this kind, given to the session (`tuning.Session.sources`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuscope.instrumented_runtime.record.applied.change import Change
+
+from gpuscope.schema.tune_document import ByHand
+
+Applicable = Callable[[Mapping[str, Any], str, Mapping[str, Any]], Sequence[Change] | None]
+"""Setting, code and facts of a suggestion → the changes that follow it; None where only the script can."""
+Group = Callable[[Change], str]
+"""The group that a change has to be allowed by; empty where it preserves what is trained."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A suggestion and the changes that follow it. Ratios are of the step it starts from."""
+
+    code: str
+    action: str
+    setting: str
+    changes: tuple[Change, ...]
+    after: float | None = None
+    """Predicted; None without a figure."""
+    low: float | None = None
+    high: float | None = None
+    bound: float | None = None
+    """The least that it can lead to, where no replay tells."""
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """By the gain that is certain; those without a figure by their bound, after the others."""
+        if self.high is not None:
+            return 0, self.high
+        return 1, 1.0 if self.bound is None else self.bound
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a report suggests: to be tried, in this order; and by hand."""
+
+    candidates: list[Candidate]
+    by_hand: list[ByHand]
+
+
+Source = Callable[[Mapping[str, Any]], Advice]
+"""From a report to what to try."""
+
+
+def of_advice(applicable: Applicable, group: Group, allowed: Sequence[str]) -> Source:
+    """The source that follows a report's own suggestions, with or without figure, and the members of its plan."""
+
+    def source(report: Mapping[str, Any]) -> Advice:
+        found: dict[tuple[Change, ...], Candidate] = {}
+        by_hand: dict[tuple[str, str], ByHand] = {}
+        for entry in _entries(report):
+            changes = applicable(entry["setting"], entry["code"], entry.get("facts") or {})
+            groups = sorted({name for one in changes or () if (name := group(one)) and name not in allowed})
+            if not changes or groups:
+                row = _by_hand(entry, groups)
+                by_hand.setdefault((row["code"], row["setting"]), row)
+                continue
+            found.setdefault(tuple(changes), _candidate(entry, tuple(changes)))
+        return Advice(sorted(found.values(), key=lambda one: one.order), list(by_hand.values()))
+
+    return source
+
+
+def _entries(report: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    advice = report.get("advice") or {}
+    yield from report.get("suggestions") or ()
+    yield from advice.get("unpredicted") or ()
+    yield from (advice.get("plan") or {}).get("steps") or ()
+
+
+def _candidate(entry: Mapping[str, Any], changes: tuple[Change, ...]) -> Candidate:
+    named = entry["code"], entry["action"], shown(entry["setting"]), changes
+    predicted, bound = entry.get("predicted"), entry.get("bound")
+    if predicted and predicted["step_ns_before"]:
+        before = predicted["step_ns_before"]
+        return Candidate(*named, *(predicted[key] / before for key in ("step_ns_after", "low_ns", "high_ns")))
+    if bound and bound["step_ns_before"]:
+        return Candidate(*named, bound=bound["step_ns_low"] / bound["step_ns_before"])
+    return Candidate(*named)
+
+
+def shown(setting: Mapping[str, Any]) -> str:
+    """A setting of a report on one line; an unset variable has no value."""
+    return f"{setting['name']}={setting['value']}" if setting["value"] else str(setting["name"])
+
+
+def _by_hand(entry: Mapping[str, Any], groups: Sequence[str]) -> ByHand:
+    options = " ".join(f"--allow {name}" for name in groups)
+    why = f"it may alter training: {options} tries it" if groups else "the script has to change"
+    return {"code": entry["code"], "action": entry["action"], "setting": shown(entry["setting"]), "why": why}

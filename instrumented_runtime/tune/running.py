@@ -1,0 +1,168 @@
+"""`gpuscope tune` from its arguments to its document: checks first, then the session, then what is left of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gpuscope.errors import GpuscopeError, InputError, MissingExtraError, UsageError
+from gpuscope.instrumented_runtime.record.applied.table import knob
+from gpuscope.instrumented_runtime.record.files.written_json import write_json
+from gpuscope.instrumented_runtime.tune import written_files
+from gpuscope.instrumented_runtime.tune.applying import applicable, check_groups, group
+from gpuscope.instrumented_runtime.tune.budget import DEFAULT, Budget
+from gpuscope.instrumented_runtime.tune.candidates import of_advice
+from gpuscope.instrumented_runtime.tune.live import Told, shown
+from gpuscope.instrumented_runtime.tune.measured import Run
+from gpuscope.instrumented_runtime.tune.take_along import take_along
+from gpuscope.instrumented_runtime.tune.trial import Recorder
+from gpuscope.instrumented_runtime.tune.tuning import Session
+from gpuscope.recorded_environment import redacted_command
+from gpuscope.schema.tune_document import TUNE_VERSION, TuneDocument
+from gpuscope.version import __version__
+
+RESULT, TAKE = "result.json", "take.txt"
+STEPS = 40
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be tuned, and within which limits."""
+
+    command: Sequence[str]
+    folder: Path
+    budget: str = DEFAULT
+    steps: int = STEPS
+    allow: Sequence[str] = ()
+    output_argument: str = ""
+
+
+def tune(asked: Asked) -> TuneDocument:
+    """Tune a command. The document is in the folder too, written anew after each change that was tried.
+
+    Raises `UsageError` and `InputError` for what can't be tuned, `GpuscopeError` where the command as it stands fails
+    or has no steps, and `KeyboardInterrupt` where it is interrupted before the baseline is known; later that ends it.
+    """
+    budget = Budget(asked.budget)
+    _check(asked)
+    folder = _made(asked.folder)
+    recorder = Recorder(asked.command, folder, budget, asked.steps, asked.allow, asked.output_argument)
+    source = of_advice(applicable(asked.command), group, asked.allow)
+    session = Session(recorder, [source], lambda change: not knob(change.name).preserving)
+    session.most_of_baseline = budget.quarter or session.most_of_baseline
+    here = Path.cwd()
+    before = written_files.seen(here, folder)
+
+    def document() -> TuneDocument:
+        written = written_files.changed(before, here, folder)
+        return _document(asked, session, budget, written)
+
+    with shown() as told, _sigterm_interrupts():
+        session.told = _saving(told, document, folder)
+        _refuse_failed(session, session.measure_baseline(), budget)
+        try:
+            session.improve()
+        except KeyboardInterrupt:
+            session.ended = "interrupted"
+    found = document()
+    write_json(folder / RESULT, found)
+    (folder / TAKE).write_text("".join(f"{line}\n" for line in found["take"]), encoding="utf-8")
+    return found
+
+
+def _check(asked: Asked) -> None:
+    if not asked.command:
+        raise UsageError("nothing to tune", hint="gpuscope tune -- torchrun --nproc-per-node 8 train.py")
+    if find_spec("torch") is None:
+        raise MissingExtraError("torch")
+    if shutil.which(asked.command[0]) is None:
+        raise InputError(f"can't run {asked.command[0]}: no such command", hint="is it on PATH?")
+    check_groups(asked.allow)
+
+
+def _made(folder: Path) -> Path:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists already", hint="choose a new folder with -o")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"can't write {folder}: {error.strerror}", hint="choose another folder with -o") from None
+    return folder.resolve()
+
+
+def _refuse_failed(session: Session, failed: Run | None, budget: Budget) -> None:
+    """Raise where the command as it stands gives nothing to judge others by."""
+    if failed is None and len(session.baseline) > 1:
+        return
+    if failed is None or failed.failed == "budget":
+        raise UsageError(
+            f"--budget {budget.text} is too little for a baseline", hint="it takes two runs of the command at least"
+        )
+    log = failed.folder.with_name(f"{failed.folder.name}.log")
+    if failed.failed == "no_steps":
+        raise GpuscopeError(
+            "the command has no steps to time",
+            hint="a step is what an optimizer's step() ends, and several are needed; what only "
+            f"`gpuscope record --whole` can record can't be tuned. Its output: {log}",
+        )
+    if failed.failed == "hung":
+        raise GpuscopeError(
+            f"the command had not ended after {failed.detail} s", hint=f"fewer steps: --steps. Its output: {log}"
+        )
+    raise GpuscopeError(
+        "the command fails as it stands; its last lines:\n"
+        + "\n".join(f"  {one}" for one in failed.detail.splitlines()),
+        hint=f"all of its output: {log}",
+    )
+
+
+def _saving(told: Told, document: Any, folder: Path) -> Told:
+    """What to show, and after each change that was tried the document on disk."""
+
+    def both(session: Session, doing: str) -> None:
+        told(session, doing)
+        if not doing:
+            write_json(folder / RESULT, document())
+
+    return both
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does: what was found so far is written, and no process stays behind."""
+
+    def interrupt(number: int, frame: object) -> None:
+        del number, frame
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _document(asked: Asked, session: Session, budget: Budget, written: list[str]) -> TuneDocument:
+    return {
+        "tune_version": TUNE_VERSION, "gpuscope_version": __version__, "command": redacted_command(asked.command),
+        "folder": str(asked.folder), "ended": session.ended, **session.figures(),  # type: ignore[typeddict-item]
+        "changes": session.tried, "by_hand": session.by_hand, "runs": budget.runs, "seconds": round(budget.spent_s, 1),
+        "budget": asked.budget, "take": take_along(session, asked.command), "written": written,
+    }  # fmt: skip
+
+
+def default_folder() -> Path:
+    """Where recordings go unless another folder is named."""
+    return Path(os.curdir) / time.strftime("gpuscope-tune-%Y%m%d-%H%M%S")

@@ -1,0 +1,152 @@
+"""One recording of the command with changes, as a process of `gpuscope record` that may crash or hang."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpuscope.errors import GpuscopeError
+from gpuscope.instrumented_runtime.record.applied.change import Change
+from gpuscope.instrumented_runtime.record.files.manifest import RankPart
+from gpuscope.instrumented_runtime.record.run_folder import rank_parts, read_manifest
+from gpuscope.instrumented_runtime.tune.budget import Budget
+from gpuscope.instrumented_runtime.tune.measured import WARM_UP, Run, losses_of, queued, step_of
+from gpuscope.instrumented_runtime.tune.output_argument import with_output
+from gpuscope.instrumented_runtime.tune.supervised import Ended, last_lines, run
+
+GPUSCOPE = (sys.executable, "-m", "gpuscope")
+TIMED = (
+    "--profiler", "none", "--no-collectives", "--no-nccl-log", "--no-gc", "--flight-recorder", "0", "--memory", "off",
+)  # fmt: skip
+"""Steps are timed with as little beside them as there can be."""
+PROFILED_STEPS = 12
+"""Those that the profiler's defaults take: two skipped, one to warm up, eight recorded; and one to end in."""
+FIRST_LIMIT_S, TIMES, MORE_S = 3600.0, 3.0, 60.0
+"""How long a run may take: before any has ended, and then in times of the longest so far, with room to compile."""
+ANALYSIS_LIMIT_S = 1800.0
+PREFETCH = 2
+"""Batches that a worker holds ready, unless the script says otherwise."""
+
+
+@dataclass
+class Recorder:
+    """Makes the runs of a session, one after the other, within its budget."""
+
+    command: Sequence[str]
+    folder: Path
+    budget: Budget
+    steps: int
+    allow: Sequence[str] = ()
+    output_argument: str = ""
+    longest_s: float = 0.0
+    queue: int = 0
+    """Batches that loader workers of a run held ready at most."""
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def timed(self, name: str, changes: Sequence[Change] = ()) -> Run | None:
+        """The command with changes, without a profiler; None where the budget allows no further run."""
+        steps = WARM_UP + self._queued(changes) + self.steps
+        recorded = self._record(name, changes, [*TIMED, "--stop-after", str(steps)])
+        if recorded is None:
+            return None
+        made, ended = recorded
+        if ended.code is None:
+            over = self.budget.left_s <= 0
+            return Run(made, ended.seconds, failed="budget" if over else "hung", detail=f"{ended.seconds:.0f}")
+        if ended.code and _succeeded(made):
+            return Run(made, ended.seconds, failed="no_steps")
+        if ended.code:
+            return Run(made, ended.seconds, failed="failed", detail="\n".join(last_lines(_log(made))))
+        parts = _parts(made)
+        if (why := _not_applied(parts, changes)) is not None:
+            return Run(made, ended.seconds, failed="not_applied", detail=why)
+        self.queue = max(self.queue, queued(parts))
+        step = step_of(parts)
+        if step is None:
+            return Run(made, ended.seconds, failed="no_steps")
+        self.longest_s = max(self.longest_s, ended.seconds)
+        return Run(made, ended.seconds, step, losses_of(parts))
+
+    def profiled(self, name: str, changes: Sequence[Change] = ()) -> dict[str, Any] | None:
+        """The report of the command with changes under the profiler; None where the budget allows none, empty where
+        the recording or its analysis failed."""
+        recorded = self._record(name, changes, ["--stop-after", str(PROFILED_STEPS)])
+        if recorded is None:
+            return None
+        made, ended = recorded
+        report = analysed(made, min(self.budget.left_s, ANALYSIS_LIMIT_S)) if ended.code == 0 else {}
+        return None if not report and self.budget.left_s <= 0 else report
+
+    def _queued(self, changes: Sequence[Change]) -> int:
+        """Batches that workers will hold ready, as far as changes and the runs before tell."""
+        asked = {change.name: change.value for change in changes}
+        workers, ahead = asked.get("dataloader.num_workers", ""), asked.get("dataloader.prefetch_factor", "")
+        if workers.startswith("x"):
+            return self.queue * int(workers.removeprefix("x"))
+        return max(self.queue, int(workers or 0) * int(ahead or PREFETCH))
+
+    def _record(self, name: str, changes: Sequence[Change], options: Iterable[str]) -> tuple[Path, Ended] | None:
+        if not self.budget.start(self.longest_s):
+            return None
+        self.numbers[name] = self.numbers.get(name, 0) + 1
+        made = self.folder / f"{name}-{self.numbers[name]}"
+        scratch = self.folder / "scratch" / made.name
+        if self.output_argument:
+            scratch.mkdir(parents=True)
+        words = [*GPUSCOPE, "record", "-o", str(made), *options]
+        for change in changes:
+            words += ["--set", str(change)]
+        for group in self.allow:
+            words += ["--allow", group]
+        command = with_output(self.command, self.output_argument, scratch)
+        limit = TIMES * self.longest_s + MORE_S if self.longest_s else FIRST_LIMIT_S
+        return made, run([*words, "--", *command], _log(made), min(limit, self.budget.left_s))
+
+
+def analysed(folder: Path, limit_s: float) -> dict[str, Any]:
+    """The report of a run folder, by `gpuscope analyze` in a process of its own: the recorder stands on no analysis.
+    Empty where it fails."""
+    report = folder.with_name(f"{folder.name}.report.json")
+    command = [*GPUSCOPE, "analyze", str(folder), "--json", "--no-store"]
+    ended = run(command, folder.with_name(f"{folder.name}.analysis.log"), limit_s, report)
+    if ended.code != 0:
+        return {}
+    with suppress(OSError, ValueError):
+        found = json.loads(report.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _log(folder: Path) -> Path:
+    """What the command wrote: beside its run folder, which has to be new."""
+    return folder.with_name(f"{folder.name}.log")
+
+
+def _parts(folder: Path) -> list[RankPart]:
+    try:
+        return rank_parts(folder)
+    except GpuscopeError:
+        return []
+
+
+def _succeeded(folder: Path) -> bool:
+    """Whether the command itself did, where the recorder did not."""
+    try:
+        return read_manifest(folder).exit_code == 0
+    except GpuscopeError:
+        return False
+
+
+def _not_applied(parts: Sequence[RankPart], changes: Sequence[Change]) -> str | None:
+    """The change that no rank could make, and why; None where all were made."""
+    for change in changes:
+        rows = [row for part in parts if (row := (part.facts.get("applied") or {}).get(change.name)) is not None]
+        if rows and not any(row.get("times") for row in rows):
+            whys = {str(refusal.get("why", "")) for row in rows for refusal in row.get("not", ())}
+            return f"{change}" + (f": {'; '.join(sorted(whys))}" if whys else "")
+    return None

@@ -1,0 +1,83 @@
+"""A job whose runs are drawn: noise between runs and of steps, hiccups, a drift; and changes with known gains."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpuscope.instrumented_runtime.record.applied.change import Change
+from gpuscope.instrumented_runtime.record.files.manifest import RankPart
+from gpuscope.instrumented_runtime.tune.candidates import Advice, Candidate
+from gpuscope.instrumented_runtime.tune.measured import Failed, Run, losses_of, step_of
+from gpuscope.instrumented_runtime.tune.tuning import Session
+
+STEPS = 50
+LOSSES = [1.0 / (1 + step) for step in range(20)]
+
+
+@dataclass
+class Job:
+    """`gains` per knob, as a share of the step; `moves` the losses by so much; `fails` ends a run so."""
+
+    seed: int = 0
+    gains: Mapping[str, float] = field(default_factory=dict)
+    moves: Mapping[str, float] = field(default_factory=dict)
+    fails: Mapping[str, Failed] = field(default_factory=dict)
+    between: float = 0.01
+    within: float = 0.05
+    drift: float = 0.002
+    most: int = 1000
+    interrupt_at: int | None = None
+    runs: list[tuple[str, tuple[Change, ...]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random, self.drifted = random.Random(self.seed), 0.0
+
+    def timed(self, name: str, changes: Sequence[Change] = ()) -> Run | None:
+        if len(self.runs) >= self.most:
+            return None
+        self.runs.append((name, tuple(changes)))
+        if len(self.runs) == self.interrupt_at:
+            raise KeyboardInterrupt
+        for change in changes:
+            if change.name in self.fails:
+                return Run(Path(name), 1.0, failed=self.fails[change.name], detail="Segmentation fault")
+        self.drifted += self.random.gauss(0, self.drift)
+        level = math.log(50e6) + self.random.gauss(0, self.between) + self.drifted
+        level += sum(math.log1p(-self.gains.get(change.name, 0.0)) for change in changes)
+        steps = [
+            round(math.exp(level + abs(self.random.gauss(0, self.within))) * (5 if self.random.random() < 0.005 else 1))
+            for _ in range(STEPS)
+        ]
+        moved = 1 + sum(self.moves.get(change.name, 0.0) for change in changes)
+        part = RankPart(rank=0, facts={"step_ns": steps, "losses": [moved * loss for loss in LOSSES]})
+        return Run(Path(name), 1.0, step_of([part]), losses_of([part]))
+
+    def profiled(self, name: str, changes: Sequence[Change] = ()) -> dict[str, Any] | None:
+        if len(self.runs) >= self.most:
+            return None
+        self.runs.append((name, tuple(changes)))
+        return {"suggestions": []}
+
+
+def candidate(name: str, predicted: float = 0.9) -> Candidate:
+    return Candidate(name, f"set {name}", f"{name}=1", (Change(name, "1"),), predicted, predicted, predicted)
+
+
+def session(job: Job, *names: str) -> Session:
+    """A session whose advice is to set each of these once, in this order; run to its end."""
+    made = Session(job, [lambda _: Advice([candidate(name) for name in names], [])], lambda _: False)
+    made.measure_baseline()
+    try:
+        made.improve()
+    except KeyboardInterrupt:
+        made.ended = "interrupted"
+    return made
+
+
+def kept(found: Session) -> list[str]:
+    return [row["code"] for row in found.tried if row["kept"]]

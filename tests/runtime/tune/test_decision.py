@@ -1,0 +1,110 @@
+"""What is kept and what is rolled back: on runs that are drawn, with known gains."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from helpers.simulated_tuning import Job, kept, session
+
+from gpuscope.instrumented_runtime.record.files.manifest import RankPart
+from gpuscope.instrumented_runtime.tune.measured import step_of
+
+SESSIONS = 100
+
+
+@pytest.mark.parametrize(("between", "within"), [(0.003, 0.03), (0.01, 0.05), (0.03, 0.1)])
+def test_noise_alone_keeps_nothing(between: float, within: float) -> None:
+    """Five useless changes a session: at most five sessions of a hundred keep one."""
+    jobs = (Job(seed, between=between, within=within) for seed in range(SESSIONS))
+    assert sum(bool(kept(session(job, *"abcde"))) for job in jobs) <= 5
+
+
+@pytest.mark.parametrize(("between", "within"), [(0.003, 0.03), (0.01, 0.05)])
+def test_a_gain_of_five_per_cent_is_found(between: float, within: float) -> None:
+    jobs = (Job(seed, {"b": 0.05}, between=between, within=within) for seed in range(SESSIONS))
+    assert sum(kept(session(job, "a", "b")) == ["b"] for job in jobs) >= 90
+
+
+def test_what_is_kept_is_what_the_next_change_starts_from() -> None:
+    job = Job(gains={"a": 0.3, "b": 0.3, "c": -0.2})
+    found = session(job, "a", "c", "b")
+    assert kept(found) == ["a", "b"]
+    assert [change.name for change in found.changes] == ["a", "b"]
+    numbers = found.figures()
+    assert numbers["best_step_ns"] / numbers["baseline_step_ns"] == pytest.approx(0.49, rel=0.05)
+    assert numbers["ratio_low"] < 0.49 < numbers["ratio_high"]
+    assert numbers["ratio_high"] < 0.55
+    assert found.ended == "done"
+    assert job.runs[-2:] == [("kept", found.changes), ("baseline", ())]  # all of it together, beside the baseline
+
+
+def test_a_useless_change_costs_one_run_and_a_clear_gain_two() -> None:
+    found = session(Job(gains={"a": -0.3, "b": 0.6}), "a", "b")
+    assert [(row["outcome"], row["runs"]) for row in found.tried] == [("no_gain", 1), ("faster", 2)]
+
+
+def test_what_is_not_clear_is_run_beside_the_best() -> None:
+    """Best and change take turns, so that what drifts meets both."""
+    job = Job(3, {"a": 0.04}, between=0.01)
+    session(job, "a")
+    names = [name for name, _ in job.runs if name in ("best", "trial-1")]
+    assert names[:3] == ["trial-1", "best", "trial-1"]
+
+
+@pytest.mark.parametrize("moved", [0.01, -0.01, math.nan])
+def test_a_moved_loss_is_rolled_back_however_fast(moved: float) -> None:
+    found = session(Job(gains={"a": 0.5}, moves={"a": moved}), "a")
+    row = found.tried[0]
+    assert (row["kept"], row["outcome"], row["runs"]) == (False, "losses_moved", 1)
+    assert "losses of the first steps moved" in row["why"]
+
+
+def test_the_order_of_sums_moves_losses_by_less() -> None:
+    assert kept(session(Job(gains={"a": 0.5}, moves={"a": 1e-5}), "a")) == ["a"]
+
+
+@pytest.mark.parametrize("how", ["hung", "failed", "no_steps", "not_applied"])
+def test_a_trial_that_ends_badly_ends_alone(how: str) -> None:
+    found = session(Job(gains={"b": 0.5}, fails={"a": how}), "a", "b")  # type: ignore[dict-item]
+    assert [(row["outcome"], row["kept"]) for row in found.tried] == [(how, False), ("faster", True)]
+    assert found.tried[0]["measured_ns"] is None
+
+
+@pytest.mark.parametrize("most", range(2, 12))
+def test_the_budget_is_never_exceeded(most: int) -> None:
+    job = Job(gains={"a": 0.5, "b": 0.02, "c": 0.3}, most=most)
+    found = session(job, "a", "b", "c")
+    assert len(job.runs) <= most
+    assert found.ended in ("budget", "done")
+    assert found.figures()["best_step_ns"] > 0
+
+
+def test_ctrl_c_leaves_the_best_found() -> None:
+    job = Job(gains={"a": 0.5, "b": 0.5}, interrupt_at=9)
+    found = session(job, "a", "b")
+    assert (found.ended, kept(found)) == ("interrupted", ["a"])
+    assert found.figures()["best_step_ns"] < 0.6 * found.figures()["baseline_step_ns"]
+
+
+def test_the_step_holds_what_comes_round_every_few_steps() -> None:
+    """Four loader workers deliver four batches at once: the median of single steps would be the short ones."""
+    part = RankPart(rank=0, facts={"step_ns": [10, 10, 10, 170] * 15})
+    step = step_of([part])
+    assert step is not None
+    assert math.exp(step.median) == pytest.approx(50)
+
+
+def test_batches_that_were_ready_are_no_steady_step() -> None:
+    settings = {"dataloader.num_workers": [{"value": "8"}], "dataloader.prefetch_factor": [{"value": "2"}]}
+    steps = [100] * 10 + [1] * 16 + [20] * 40
+    step = step_of([RankPart(rank=0, facts={"step_ns": steps, "settings": settings})])
+    assert step is not None
+    assert math.exp(step.median) == pytest.approx(20)
+
+
+def test_the_slowest_rank_counts() -> None:
+    parts = [RankPart(rank=rank, facts={"step_ns": [ns] * 40}) for rank, ns in enumerate((100, 120))]
+    step = step_of(parts)
+    assert step is not None
+    assert math.exp(step.median) == pytest.approx(120)
