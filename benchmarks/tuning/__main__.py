@@ -21,12 +21,17 @@ from benchmarks.tuning.cases import CASES, Case
 from benchmarks.tuning.judged import COLUMNS, Row, Truth, totals
 
 LAST = re.compile(r"loss (\S+), (\S+) ms per step")
+STEPS = "24"
+"""Of a run of the truth, and those that tuning times in each of its own."""
 PROGRAM = [sys.executable, "-c", "from gpuscope.cli import main; main()"]
 
 
 def run(case: Case, *, fixed: bool) -> tuple[str, float]:
     """The last loss and the median step, ms, as the script prints them."""
-    done = subprocess.run(case.command(fixed=fixed), env=environment(case), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*case.command(fixed=fixed), "--steps", STEPS], env=environment(case), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
     found = LAST.search(done.stdout)
     if done.returncode or found is None:
         raise SystemExit(f"{case.name}: {done.stderr[-2000:]}")
@@ -53,7 +58,19 @@ def truth(case: Case, rounds: int) -> Truth:
 def tuned(case: Case, budget: str, folder: Path) -> tuple[dict[str, object] | None, str]:
     """The document of `gpuscope tune`, or why there is none."""
     allowed = [word for group in case.allow for word in ("--allow", group)]
-    command = [*PROGRAM, "tune", "--json", "--budget", budget, "-o", str(folder / case.name), *allowed, "--"]
+    command = [
+        *PROGRAM,
+        "tune",
+        "--json",
+        "--budget",
+        budget,
+        "--steps",
+        STEPS,
+        "-o",
+        str(folder / case.name),
+        *allowed,
+        "--",
+    ]
     done = subprocess.run(
         [*command, *case.command()], env=environment(case), capture_output=True, text=True, check=False, cwd=folder
     )
@@ -79,7 +96,7 @@ def saved(rows: Sequence[Row], budget: str) -> str:
 
 @click.command()
 @click.option("--only", multiple=True, metavar="NAME", help="A script; may be repeated.  [default: all]")
-@click.option("--budget", default="4", show_default=True, help="What gpuscope tune may take: runs, or a time.")
+@click.option("--budget", default="12", show_default=True, help="What gpuscope tune may take: runs, or a time.")
 @click.option("--rounds", default=3, show_default=True, help="Turns of each variant of a script.")
 @click.option("--work", type=click.Path(path_type=Path), help="Folder of the recordings.")
 @click.option("--save", type=click.Path(path_type=Path), help="A TOML file for docs/tuning.md.")

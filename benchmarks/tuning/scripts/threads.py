@@ -8,7 +8,7 @@ def main() -> None:
     args = common.options()
     if args.fixed:
         torch.set_num_threads(1)
-    model = common.layers(20, 128)
+    model = common.layers(6, 128)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.randn(128, 128)
     clock = common.Clock()
