@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpuscope.analyzers.base.analyzer import EVIDENCE, Result
 from gpuscope.analyzers.base.lanes import StepWindow
 from gpuscope.analyzers.base.needs import Need
-from gpuscope.analyzers.facts.counted_by_step.core_waits import core_waits
+from gpuscope.analyzers.facts.counted_by_step.core_waits import core_waits, threads_and_cores
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
@@ -35,7 +35,8 @@ def run(facts: RunFacts) -> Result:
         own = facts.core_times.get(lane.rank, {})
         counted += [Waited(lane.rank, step, own[step.step].waited) for step in lane.steps if step.step in own]
     if counted and _share(counted) >= MIN_SHARE:
-        result.findings.append(_finding(counted))
+        most = max((threads_and_cores(facts.trace, one.rank) for one in counted), default=(0, 0))
+        result.findings.append(_finding(counted, *most))
     return result
 
 
@@ -43,11 +44,11 @@ def _share(counted: Sequence[Waited]) -> float:
     return sum(one.ns for one in counted) / sum(one.step.end - one.step.start for one in counted)
 
 
-def _finding(counted: Sequence[Waited]) -> FindingEntry:
+def _finding(counted: Sequence[Waited], threads: int, cores: int) -> FindingEntry:
     ranks = sorted({one.rank for one in counted})
     share = _share(counted)
     return made(
-        WaitsForCore(share),
+        WaitsForCore(share, threads, cores),
         ranks=[rank for rank in ranks if _share([one for one in counted if one.rank == rank]) >= MIN_SHARE],
         share=share,
         cost_ns=sum(one.ns for one in counted),

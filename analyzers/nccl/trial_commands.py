@@ -1,4 +1,4 @@
-"""Commands that settle which of two settings of NCCL is faster: nccl-tests or `gpuscope bench tune`.
+"""Commands that settle which of two settings of NCCL is faster: nccl-tests or `gpuscope tune --nccl`.
 
 Each variant writes its own log. NCCL logs its variables there (subsystem ENV), not its calls (COLL, TUNING), whose
 logging would be in the times; `gpuscope analyze` of the logs compares them size by size.
@@ -43,10 +43,8 @@ def comparison(op: str, sizes: Sequence[int], ranks: int, variants: Sequence[Var
     return "; ".join([*lines, f"gpuscope analyze {' '.join(f'{one.name}.log' for one in variants)}"])
 
 
-def search(op: str, sizes: Sequence[int], ranks: int) -> str:
-    """The same search by gpuscope itself, where PyTorch runs."""
-    asked = " ".join(f"--size {short_size(size)}" for size in sorted(sizes))
-    return f"gpuscope bench tune --op {op} {asked} --nproc {ranks}"
+SEARCH = "gpuscope tune --nccl -- COMMAND"
+"""The same search by gpuscope itself, on the messages of the job that COMMAND starts."""
 
 
 def short_size(nbytes: int) -> str:

@@ -119,51 +119,6 @@ class BenchScaling(BenchDocument):
 
 
 @dataclass(frozen=True)
-class TuningRow:
-    """One candidate at one size."""
-
-    op: str
-    ranks: int
-    nbytes: int
-    candidate: str
-    settings: Mapping[str, str]
-    time_ns: int
-    """The median of the rounds."""
-    rounds_ns: tuple[int, ...]
-    """One call in each round."""
-    gain_frac: float
-    certain: bool
-    """Whether it beats the default beyond what rounds differ by."""
-    algorithm: str | None
-    protocol: str | None
-    channels: int | None
-
-
-@dataclass(frozen=True)
-class BenchTune(BenchDocument):
-    """`gpuscope bench tune`, and the file of `--proof`."""
-
-    tool: Literal["tune"] = field(default="tune", init=False)
-    backend: str
-    torch_version: str
-    rounds: int
-    iterations: int
-    rows: tuple[TuningRow, ...]
-    failed: Mapping[str, str]
-    """Candidates that could not run, with why."""
-
-    def best(self) -> list[TuningRow]:
-        """Per operation, ranks and size the fastest certain gain; where there is none, the default."""
-        found: dict[tuple[str, int, int], TuningRow] = {}
-        for row in self.rows:
-            key = row.op, row.ranks, row.nbytes
-            now = found.get(key)
-            if now is None or (row.certain and (not now.certain or row.time_ns < now.time_ns)):
-                found[key] = row
-        return list(found.values())
-
-
-@dataclass(frozen=True)
 class PairRow:
     """The path between two devices."""
 

@@ -8,8 +8,7 @@ from gpuscope.hardware.link_rates import Link
 from gpuscope.instrumented_runtime.bench.sizes import format_size
 from gpuscope.report.terminal.columns import Columns
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.schema.bench_documents import BenchCollectives, BenchScaling, BenchTopology, BenchTransfers, BenchTune
-from gpuscope.words import units
+from gpuscope.schema.bench_documents import BenchCollectives, BenchScaling, BenchTopology, BenchTransfers
 
 
 def _table(writer: Writer, title: str, *columns: str) -> Columns:
@@ -43,35 +42,6 @@ def print_collectives(report: BenchCollectives, console: Console, link: Link | N
         cells += [_of_peak(row.busbw_gbps, link.peak)] if link else []
         _row(table, writer, row.op, *cells, "n/a" if row.wrong is None else str(row.wrong))
     writer.show(table)
-
-
-def print_tuning(report: BenchTune, console: Console) -> None:
-    """Every candidate's time beside the default's, and what is best per size."""
-    best = {id(row) for row in report.best() if row.certain}
-    writer = Writer(console)
-    table = _table(
-        writer,
-        f"{report.backend} · torch {report.torch_version} · {report.rounds} rounds of {report.iterations} calls",
-        "<operation", ">ranks", ">size", ">time (µs)", ">rounds (µs)", ">than default", "<candidate", "<",
-    )  # fmt: skip
-    for row in report.rows:
-        span = f"{min(row.rounds_ns) / 1000:.1f}–{max(row.rounds_ns) / 1000:.1f}"
-        gain = "" if row.candidate == "default" else _than_default(row.gain_frac)
-        cells = [str(row.ranks), format_size(row.nbytes), f"{row.time_ns / 1000:.1f}", span, gain]
-        verdict = "take" if id(row) in best else "certain" if row.certain else ""
-        set_to = " ".join(f"{name}={value}" for name, value in row.settings.items())
-        _row(table, writer, row.op, *cells, f"{row.candidate}{f' ({set_to})' if set_to else ''}", verdict)
-    writer.show(table)
-    if not best:
-        writer.line("No candidate beats the default for certain: leave it as it is.")
-    for name, why in report.failed.items():
-        writer.line(f"Not tried: {name}: {why}.", hang=2)
-
-
-def _than_default(gain_frac: float) -> str:
-    """The share of the default's time that a candidate saves, as `12 % faster`; one that takes longer is slower."""
-    share = units.whole_share(abs(gain_frac))
-    return "equal" if share == "0 %" else f"{share} {'faster' if gain_frac > 0 else 'slower'}"
 
 
 def print_transfers(report: BenchTransfers, console: Console) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -43,12 +44,15 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def run_processes(function: Callable[..., T], nprocs: int, backend: str, *args: Any) -> T | None:
+def run_processes(
+    function: Callable[..., T], nprocs: int, backend: str, *args: Any, limit_s: float | None = None
+) -> T | None:
     """`function(*args)` on every rank of a process group; rank 0's result.
 
     Under a launcher (torchrun) this process is one of the ranks, and all but rank 0 get None. Otherwise
     `nprocs` processes are started here. `function` must be importable (a module's own function) and its
-    result picklable. Raises `GpuscopeError` with the cause when a rank fails.
+    result picklable. Raises `GpuscopeError` with the cause when a rank fails, and when they take longer than
+    `limit_s`, at which they are killed.
     """
     if under_torchrun():
         return _joined(function, backend, args)
@@ -56,7 +60,8 @@ def run_processes(function: Callable[..., T], nprocs: int, backend: str, *args: 
     with tempfile.TemporaryDirectory(prefix="gpuscope-bench-") as folder:
         try:
             start: Callable[..., Any] = spawn
-            start(_worker, (nprocs, backend, folder, function, args), nprocs=nprocs, join=True)
+            started = start(_worker, (nprocs, backend, folder, function, args), nprocs=nprocs, join=False)
+            _ended(started, limit_s)
         except ProcessRaisedException as error:
             cause = str(error).strip().rsplit("\n", 1)[-1]
             raise GpuscopeError(f"rank {error.error_index} failed: {cause}") from error
@@ -65,6 +70,18 @@ def run_processes(function: Callable[..., T], nprocs: int, backend: str, *args: 
         # Written by our own rank 0, in a folder only this user can read.
         result: T = pickle.loads(Path(folder, "result.pkl").read_bytes())
         return result
+
+
+def _ended(started: Any, limit_s: float | None) -> None:
+    """Wait for all ranks; the first that fails ends the others."""
+    end = None if limit_s is None else time.monotonic() + limit_s
+    while not started.join(None if end is None else max(0.0, end - time.monotonic())):
+        if end is not None and time.monotonic() >= end:
+            for process in started.processes:
+                process.kill()
+            for process in started.processes:
+                process.join()
+            raise GpuscopeError(f"not done after {limit_s:.0f} s")
 
 
 def _joined(function: Callable[..., T], backend: str, args: tuple[Any, ...]) -> T | None:

@@ -37,7 +37,6 @@ def command(
     """
     from gpuscope.instrumented_runtime.record.applied.change import Change
     from gpuscope.instrumented_runtime.record.applied.table import checked
-
     from gpuscope.instrumented_runtime.tune.again import Asked, again, folder_of
 
     made = out or Path(time.strftime("gpuscope-run-%Y%m%d-%H%M%S"))

@@ -143,51 +143,6 @@ def scaling(
 
 
 @command.command()
-@click.argument("paths", nargs=-1, type=click.Path(exists=True))
-@click.option("--op", "ops", multiple=True, metavar="OP", help="Operation; may be repeated.  [default: all_reduce]")
-@click.option("--size", "sizes", multiple=True, metavar="SIZE", help="Bytes of the whole array; may be repeated.")
-@click.option("--nproc", type=int, help="Processes to start.  [default: the trace's groups, else 2]")
-@click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="[default: nccl with a GPU, else gloo]")
-@click.option("--rounds", default=3, show_default=True, help="How often each candidate is measured, in turn.")
-@click.option("-n", "--iterations", default=20, show_default=True, help="Timed calls per size and round.")
-@click.option("-w", "--warmup", default=5, show_default=True, help="Calls before the timed ones.")
-@click.option("--nccl-tuner", type=click.Path(path_type=Path), metavar="OUT.csv", help="Write NCCL's tuner rows.")
-@click.option("--proof", type=click.Path(path_type=Path), metavar="OUT.json", help="Write every round's times.")
-@click.option("--force", is_flag=True, help="Overwrite OUT.")
-@_json
-def tune(
-    paths: tuple[str, ...], ops: tuple[str, ...], sizes: tuple[str, ...], nproc: int | None, backend: str | None,
-    rounds: int, iterations: int, warmup: int, nccl_tuner: Path | None, proof: Path | None, force: bool, as_json: bool,
-) -> None:  # fmt: skip
-    """Try the settings of the communication library for the sizes and groups of a trace, or for --op and --size.
-
-    On one host. A gain counts where a candidate's slowest round beats the default's fastest.
-    """
-    from gpuscope import output
-    from gpuscope.instrumented_runtime.bench import tuning_bench as bench
-    from gpuscope.instrumented_runtime.bench.bench_tables import print_tuning
-    from gpuscope.instrumented_runtime.bench.sizes import parse_size
-    from gpuscope.instrumented_runtime.bench.tuning_targets import of_trace
-    from gpuscope.report.terminal.screen import ReportConsole
-
-    output.check_free([path for path in (nccl_tuner, proof) if path is not None], force, paths)
-    asked = tuple(sorted(parse_size(size) for size in sizes)) or (1 << 16, 1 << 20)
-    targets = (
-        of_trace(paths, ops, nproc) if paths else [bench.Target(op, nproc or 2, asked) for op in ops or ("all_reduce",)]
-    )
-    options = bench.TuningOptions(rounds, iterations, warmup, backend)
-    report = bench.tune(targets, options, lambda what: click.echo(what, err=True))
-    if nccl_tuner is not None:
-        output.write_text(nccl_tuner, bench.tuner_text(report))
-    if proof is not None:
-        output.write_text(proof, json.dumps(report.as_json(), indent=2) + "\n")
-    if as_json:
-        _print_json(report.as_json())
-    else:
-        print_tuning(report, ReportConsole())
-
-
-@command.command()
 @click.option(
     "--from-file",
     "source",

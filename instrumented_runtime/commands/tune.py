@@ -21,6 +21,8 @@ from gpuscope.instrumented_runtime.tune.budget import DEFAULT
 )
 @click.option("--out-arg", "output_argument", default="", metavar="NAME",
               help="The script's argument that says where it writes: each run gets a folder of its own.")  # fmt: skip
+@click.option("--nccl", is_flag=True, help="Also search NCCL's own settings (gloo's without a GPU) on the job's "
+              "messages: in a quarter of the time left, 10 minutes at most.")  # fmt: skip
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the page as HTML, too.")
 @click.option("--take", type=click.Path(path_type=Path), metavar="FILE",
               help="Write what to take along here, too: variables, arguments, a patch.")  # fmt: skip
@@ -29,7 +31,7 @@ from gpuscope.instrumented_runtime.tune.budget import DEFAULT
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
     command: tuple[str, ...], out: Path | None, budget: str, steps: int, allow: tuple[str, ...], output_argument: str,
-    html: Path | None, take: Path | None, force: bool, as_json: bool,
+    nccl: bool, html: Path | None, take: Path | None, force: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Run COMMAND again and again: as it stands, then with one suggestion after the other, and keep what makes its step
     shorter beyond chance and leaves its losses as they are.
@@ -45,7 +47,7 @@ def command(
     from gpuscope.instrumented_runtime.tune.running import Asked, default_folder, tune
 
     output.check_free([path for path in (html, take) if path is not None], force)
-    found = tune(Asked(command, out or default_folder(), budget, steps, allow, output_argument))
+    found = tune(Asked(command, out or default_folder(), budget, steps, allow, output_argument, nccl))
     if html is not None:
         from gpuscope.report.html.tune_page import render as page
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.record.applied.launching import framework_arguments
 from gpuscope.instrumented_runtime.record.applied.suggested import from_suggestion
 from gpuscope.instrumented_runtime.record.applied.table import KNOBS, knob
-
-from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.tune.candidates import Applicable
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuscope.instrumented_runtime.record.applied.change import Change
-
 from gpuscope.schema.tune_document import ByHand
 
 Applicable = Callable[[Mapping[str, Any], str, Mapping[str, Any]], Sequence[Change] | None]

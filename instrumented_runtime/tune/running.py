@@ -20,6 +20,7 @@ from gpuscope.instrumented_runtime.tune import written_files
 from gpuscope.instrumented_runtime.tune.applying import applicable, check_groups, group
 from gpuscope.instrumented_runtime.tune.budget import DEFAULT, Budget
 from gpuscope.instrumented_runtime.tune.candidates import of_advice
+from gpuscope.instrumented_runtime.tune.communication.source import CommunicationSearch
 from gpuscope.instrumented_runtime.tune.live import Told, shown
 from gpuscope.instrumented_runtime.tune.measured import Run
 from gpuscope.instrumented_runtime.tune.take_along import take_along
@@ -31,6 +32,8 @@ from gpuscope.version import __version__
 
 RESULT, TAKE = "result.json", "take.txt"
 STEPS = 40
+SEARCH_SHARE = 0.25
+"""Of the time that is left: the most that a search of the communication library's settings takes."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Asked:
     steps: int = STEPS
     allow: Sequence[str] = ()
     output_argument: str = ""
+    nccl: bool = False
+    """Search the communication library's own settings, too."""
 
 
 def tune(asked: Asked) -> TuneDocument:
@@ -56,7 +61,8 @@ def tune(asked: Asked) -> TuneDocument:
     folder = _made(asked.folder)
     recorder = Recorder(asked.command, folder, budget, asked.steps, asked.allow, asked.output_argument)
     source = of_advice(applicable(asked.command), group, asked.allow)
-    session = Session(recorder, [source], lambda change: not knob(change.name).preserving)
+    searches = [CommunicationSearch(folder, lambda: budget.left_s * SEARCH_SHARE)] if asked.nccl else []
+    session = Session(recorder, [source, *searches], lambda change: not knob(change.name).preserving)
     session.most_of_baseline = budget.quarter or session.most_of_baseline
     here = Path.cwd()
     before = written_files.seen(here, folder)
@@ -67,6 +73,8 @@ def tune(asked: Asked) -> TuneDocument:
 
     with shown() as told, _sigterm_interrupts():
         session.told = _saving(told, document, folder)
+        for search in searches:
+            search.told = lambda what: session.told(session, what)
         _refuse_failed(session, session.measure_baseline(), budget)
         try:
             session.improve()

@@ -8,12 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from gpuscope.errors import GpuscopeError
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.record.applied.knobs.environment import PREFIX, UNSET
 from gpuscope.instrumented_runtime.record.applied.launching import framework_arguments
 from gpuscope.instrumented_runtime.record.applied.table import knob
-
-from gpuscope.errors import GpuscopeError
 from gpuscope.instrumented_runtime.record.run_folder import rank_parts
 from gpuscope.instrumented_runtime.tune.source_patch import unified, with_keywords
 from gpuscope.instrumented_runtime.tune.tuning import Kept, Session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpuscope.analyzers.facts.counted_by_step.step_counts import recorded_steps
+from gpuscope.analyzers.facts.counted_by_step.step_counts import recorded_number, recorded_steps
 from gpuscope.trace.trace import Trace
 
 KEY = "gpuscope_cores"
@@ -30,3 +30,8 @@ def core_times(trace: Trace, rank: int) -> dict[int, CoreTimes]:
 def core_waits(trace: Trace, rank: int) -> dict[int, int]:
     """ns that a rank's training thread was runnable without a core, by step; empty where that is not recorded."""
     return {step: times.waited for step, times in core_times(trace, rank).items()}
+
+
+def threads_and_cores(trace: Trace, rank: int) -> tuple[int, int]:
+    """In how many threads a rank's operators run, and on how many cores its process may; 0 where not recorded."""
+    return recorded_number(trace, rank, KEY, "threads") or 0, recorded_number(trace, rank, KEY, "cores") or 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,21 @@ from gpuscope.trace.trace import Trace
 
 def recorded_steps(trace: Trace, rank: int, key: str) -> dict[int, dict[str, int | None]]:
     """By step, the values of the table under `key` by column; what is no integer is None. Empty where there is none."""
+    return next((found for counted in _counted(trace, rank, key) if (found := _by_step(counted))), {})
+
+
+def recorded_number(trace: Trace, rank: int, key: str, name: str) -> int | None:
+    """What stands beside the table under `key` by that name; None where there is no such integer."""
+    return next((found for one in _counted(trace, rank, key) if (found := _integer(one.get(name))) is not None), None)
+
+
+def _counted(trace: Trace, rank: int, key: str) -> Iterator[dict[str, Any]]:
     own = np.flatnonzero(trace["ranks"]["rank"] == rank)
     for source in np.unique(trace["ranks"]["source"][own]).tolist():
         header = trace.sources[source].facts.get("header")
         counted = header.get(key) if isinstance(header, dict) else None
-        found = _by_step(counted) if isinstance(counted, dict) else {}
-        if found:
-            return found
-    return {}
+        if isinstance(counted, dict):
+            yield counted
 
 
 def _by_step(counted: dict[str, Any]) -> dict[int, dict[str, int | None]]:

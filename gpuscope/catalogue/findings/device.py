@@ -53,11 +53,17 @@ class WaitsForCore(Finding):
     waiting."""
 
     share: float
+    threads: int = 0
+    """In which a rank's operators run; 0 where not recorded."""
+    cores: int = 0
+    """On which its process may run."""
 
     def message(self) -> str:
+        own = f"operators run in {self.threads} threads on {units.plural(self.cores, 'core')}"
+        others = "other threads (communication, loader workers, other processes) held them"
         return (
-            f"Training threads were ready to run but had no core for {units.share(self.share)} of the time: other "
-            "threads (communication, loader workers, other processes) held them"
+            f"Training threads were ready to run but had no core for {units.share(self.share)} of the time: "
+            f"{own if self.threads > self.cores > 0 else others}"
         )
 
 

@@ -72,7 +72,7 @@ class NcclCrossover(Finding):
     disorder that sizes with one and the same choice show in that run. Two sizes that NCCL carried out alike are never
     a crossover."""
     helps = """the choice of the faster size for exactly these sizes, by a tuner file (`gpuscope export
-    --nccl-tuner`); `gpuscope bench tune` where NCCL's choices are not recorded. Not `NCCL_ALGO` or `NCCL_PROTO`,
+    --nccl-tuner`); `gpuscope tune --nccl` where NCCL's choices are not recorded. Not `NCCL_ALGO` or `NCCL_PROTO`,
     which hold for all sizes."""
     misleads = """a single reading of a noisy machine; the model's `time` in a log of subsystem TUNING is no
     measurement and is not used."""

@@ -44,7 +44,6 @@ DOCUMENTS: Mapping[str, Published] = {
     "bench-collectives": Published(bench_documents.BenchCollectives, 1, ("bench collectives",)),
     "bench-transfers": Published(bench_documents.BenchTransfers, 1, ("bench transfers",)),
     "bench-scaling": Published(bench_documents.BenchScaling, 1, ("bench scaling",)),
-    "bench-tune": Published(bench_documents.BenchTune, 1, ("bench tune",)),
     "bench-topology": Published(bench_documents.BenchTopology, 1, ("bench topology",)),
 }
 

@@ -14,6 +14,10 @@ from gpuscope.schema.document import Setting
 Facts = Mapping[str, Any]
 Named = list[tuple[str, str]]
 MIB = 1 << 20
+TO_BE_MADE = ("compile_cache", "nccl_by_size")
+"""Suggestions whose value is a file or folder that is not there yet."""
+RECORDS = ("nccl_choice_search", "nccl_log")
+"""Those whose variable has more recorded: no step is shorter for it."""
 PREFIXES = (megatron.PREFIX, deepspeed.PREFIX, torchtitan.PREFIX, accelerate.PREFIX)
 """Frameworks whose own names reports give, options without their dashes."""
 
@@ -33,8 +37,7 @@ def from_suggestion(setting: Setting, code: str, facts: Facts) -> list[Change] |
 def _named(setting: Setting, code: str, facts: Facts) -> Named | None:
     name, value = setting["name"], setting["value"]
     if setting["kind"] == "env":
-        in_words = " " in value or code in ("compile_cache", "nccl_by_size")  # a file or folder that is to be made
-        return None if in_words else [(f"{environment.PREFIX}{name}", value)]
+        return None if " " in value or code in TO_BE_MADE + RECORDS else [(f"{environment.PREFIX}{name}", value)]
     if name in _BY_SETTING:
         return _BY_SETTING[name](facts)
     if code in _BY_CODE:

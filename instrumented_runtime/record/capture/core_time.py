@@ -34,12 +34,12 @@ class CoreTime:
         if before is not None and now is not None:
             self.steps.append((number, now[0] - before[0], now[1] - before[1]))
 
-    def metadata(self) -> dict[str, object] | None:
-        """The metadata for the trace; None if nothing was counted."""
+    def metadata(self, threads: int) -> dict[str, object] | None:
+        """The metadata for the trace, with the threads that operators take; None if nothing was counted."""
         columns = ("step", "ran_ns", "waited_ns")
         if not self.steps:
             return None
-        return {"cores": _cores(), "columns": columns, "steps": self.steps}
+        return {"cores": _cores(), "threads": threads, "columns": columns, "steps": self.steps}
 
 
 def _read() -> tuple[int, int] | None:

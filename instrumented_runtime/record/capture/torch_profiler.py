@@ -150,8 +150,10 @@ class TorchProfiler:
         early."""
         if not self._counts(step):
             return
+        import torch
+
         self._cores.step(step)
-        if cores := self._cores.metadata():
+        if cores := self._cores.metadata(torch.get_num_threads()):
             self._profiler.add_metadata_json(KEY, json.dumps(cores))
         if self._nvml is not None and (row := self._nvml.row()) is not None:
             self._gpu.append(row)

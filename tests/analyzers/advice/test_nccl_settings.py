@@ -126,7 +126,7 @@ def test_measurements_alone_name_the_choice_the_gain_and_the_commands(tmp_path: 
     assert "64 KiB by ring/ll" in one["action"]
     assert one["predicted"]["basis"] == "measured: 64 KiB: 160.0 µs → at most 110.0 µs"
     assert "-x NCCL_ALGO=Ring -x NCCL_PROTO=LL all_reduce_perf -b 32K -e 128K" in one["verify"]
-    assert "gpuscope bench tune --op all_reduce --size 64K --nproc 2" in one["verify"]
+    assert "gpuscope tune --nccl -- COMMAND" in one["verify"]
 
 
 def test_without_nccl_s_choices_the_search_is_advised(tmp_path: Path) -> None:

@@ -158,14 +158,6 @@ def bench_reports() -> dict[str, tuple[Callable[..., object], Any]]:
     base = {"backend": "nccl", "torch_version": "2.13.0", "device": "cuda", "note": "", "rounds": 3, "iterations": 20}
     row = {"op": "reduce_scatter", "nbytes": 1 << 26, "count": 16_777_216, "time_ns": 1_234_567_890, "wrong": 0,
            "algbw_gbps": 123.456, "busbw_gbps": 216.048, "ranks": 64, "rounds_ns": (1_000_000, 2_000_000)}  # fmt: skip
-    tried = [
-        SimpleNamespace(**row, candidate=name, settings=settings, gain_frac=gain, certain=False)
-        for name, settings, gain in (
-            ("default", {}, 0.0),
-            ("ring/ll", {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}, -0.31),
-            ("tree/ll", {"NCCL_ALGO": "Tree"}, 0.12),
-        )
-    ]  # fmt: skip
     copy = {"kind": "host_to_device", "source": "cpu", "target": "cuda:0", "nbytes": 1 << 28, "time_ns": 5_000_000,
             "bandwidth_gbps": 53.68, "traffic_gbps": 107.4, "peak_gbps": 64.0, "note": "pinned, 2 threads"}  # fmt: skip
     step = {"processes": 128, "tokens_per_step": 1_048_576, "step_ns": 1_234_500_000, "tokens_per_s": 849_393.0,
@@ -174,7 +166,6 @@ def bench_reports() -> dict[str, tuple[Callable[..., object], Any]]:
     return {
         "collectives": (lambda report, console: bench_tables.print_collectives(report, console, link),
                         SimpleNamespace(**base, world_size=64, rows=[SimpleNamespace(**row)])),
-        "tuning": (bench_tables.print_tuning, SimpleNamespace(**base, rows=tried, best=list, failed={})),
         "transfers": (bench_tables.print_transfers,
                       SimpleNamespace(**base, devices=["NVIDIA H100"], rows=[SimpleNamespace(**copy)])),
         "scaling": (bench_tables.print_scaling,
@@ -183,7 +174,7 @@ def bench_reports() -> dict[str, tuple[Callable[..., object], Any]]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["collectives", "tuning", "transfers", "scaling"])
+@pytest.mark.parametrize("name", ["collectives", "transfers", "scaling"])
 def test_benches_print_every_number_at_any_width(name: str) -> None:
     show, report = bench_reports()[name]
 
@@ -194,16 +185,6 @@ def test_benches_print_every_number_at_any_width(name: str) -> None:
 
     wide = numbers(WIDE)
     assert all(numbers(width) == wide for width in NARROWER)
-
-
-def test_a_candidate_that_is_slower_is_not_faster_by_less_than_nothing() -> None:
-    show, report = bench_reports()["tuning"]
-    lines = drawn(lambda console: show(report, console), WIDE).splitlines()
-    [slower] = [line for line in lines if "ring/ll" in line]
-    [faster] = [line for line in lines if "tree/ll" in line]
-    assert "31 % slower" in slower
-    assert "12 % faster" in faster
-    assert not any("-31" in line or "−31" in line for line in lines)
 
 
 def test_a_bandwidth_of_small_messages_is_readable(shared_traces: Path) -> None:

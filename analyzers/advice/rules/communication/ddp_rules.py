@@ -10,10 +10,12 @@ from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import AccumulatedGradients, GradientViews, Predicted, Refused
 from gpuscope.catalogue.finding import words_of
 from gpuscope.catalogue.findings.data_parallel import SyncedAccumulation
-from gpuscope.catalogue.suggestion import Suggestion
+from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
 
+COSTLY_BROADCAST = 0.2
+"""Of the time of all collectives, from which sending buffers is worth a setting."""
 UNEVEN = 1.1
 """The step of DDP by the compute of DataParallel's busiest device: what of the all-reduce is not hidden, and the
 launches of a process of its own."""
@@ -82,6 +84,26 @@ class BucketViews(Suggestion):
 
 
 @dataclass(frozen=True)
+class NoBufferBroadcast(Suggestion):
+    """Buffers that every rank keeps itself, where sending them is what costs."""
+
+    code = "broadcast_buffers"
+    answers = ("bandwidth", "latency", UNDIVIDED)
+    sets = "DDP `broadcast_buffers=False` (`forward_sync_buffers` from torch 2.13 on), where it sends them for long"
+    action = "Turn off DDP's broadcast of buffers before each forward pass"
+    why = "{cost}; the broadcasts take {share} of all collectives' time"
+    why_not = "whether DDP or the program itself broadcasts is not in a trace: try it"
+    risk = "each rank keeps its own buffers, such as running statistics: save those of one rank, or use SyncBatchNorm"
+    verify = "record again: no broadcast before the forward pass"
+
+    share_frac: float
+
+    @property
+    def share(self) -> str:
+        return units.share(self.share_frac)
+
+
+@dataclass(frozen=True)
 class ProcessPerDevice(Suggestion):
     """DistributedDataParallel in place of DataParallel."""
 
@@ -117,6 +139,11 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             "on a CPU the copies are the training thread's own work, which the replay keeps as it was"
         )
         yield Proposal(finding, BucketViews(), setting, (GradientViews(),), part_of_host if on_cpu(case) else None)
+    elif finding["code"] in NoBufferBroadcast.answers:
+        share = _broadcast_share(case)
+        if "ddp" in case.frameworks and share >= COSTLY_BROADCAST:
+            setting = python("DistributedDataParallel.broadcast_buffers", "False")
+            yield Proposal(finding, NoBufferBroadcast(share), setting)
     else:
         yield from _ddp(case, finding)
 
@@ -136,6 +163,12 @@ def _accumulated(case: Case, finding: FindingEntry) -> Proposal:
     )  # fmt: skip
     shards = {"fsdp", "fsdp2"} & set(case.frameworks)
     return Proposal(finding, (NoSyncOfShards if shards else NoSync)(passes), setting, (AccumulatedGradients(passes),))
+
+
+def _broadcast_share(case: Case) -> float:
+    """Of the time of all collectives that of broadcasts, where every steady step has one."""
+    own = [one for one in case.report["collectives"] if one["op"] == "broadcast" and one["count"] >= case.steady_steps]
+    return sum(one["dur_ns"] for one in own) / max(1, sum(one["dur_ns"] for one in case.report["collectives"]))
 
 
 def _ddp(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -158,4 +191,6 @@ def _ddp(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     yield Proposal(finding, ProcessPerDevice(len(own)), setting, outcome=outcome)
 
 
-RULE = Rule("ddp", (NoSync, NoSyncOfShards, BucketViews, NoSearch, ProcessPerDevice), propose, place=70)
+RULE = Rule(
+    "ddp", (NoSync, NoSyncOfShards, BucketViews, NoSearch, NoBufferBroadcast, ProcessPerDevice), propose, place=70
+)

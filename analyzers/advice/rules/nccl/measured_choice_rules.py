@@ -14,7 +14,7 @@ from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.nccl.nccl_rules import NEEDS_LOG
 from gpuscope.analyzers.changes import MeasuredTransfers, Predicted, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import algorithm_name, protocol_name
-from gpuscope.analyzers.nccl.trial_commands import Variant, comparison, search
+from gpuscope.analyzers.nccl.trial_commands import SEARCH, Variant, comparison
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.nccl_sections import CrossoverEntry
@@ -57,10 +57,6 @@ class _Measured(Suggestion):
             return f"{len(several)} sizes from {units.memory(several[0])} to {units.memory(several[-1])}"
         return ", ".join(units.memory(size) for size in several)
 
-    @property
-    def search(self) -> str:
-        return search(self.op, self.sizes, self.ranks)
-
 
 @dataclass(frozen=True)
 class ChoiceBySize(_Measured):
@@ -75,7 +71,7 @@ sizes that gain"""
         "needs NCCL's example tuner plugin (NCCL_TUNER_PLUGIN), built for the same NCCL; `gpuscope export PATH "
         "--nccl-tuner nccl_tuner.csv` writes the rows. NCCL_ALGO and NCCL_PROTO would hold for all sizes{too_old}"
     )
-    verify = "run nccl-tests at these sizes by default and with this choice: {trial}; or {search}"
+    verify = "run nccl-tests at these sizes by default and with this choice: {trial}; or " + SEARCH
 
     algorithm: str
     protocol: str
@@ -100,22 +96,18 @@ sizes that gain"""
         variants = [Variant("default", {}), Variant(f"{self.algorithm}_{self.protocol}", forced)]
         return comparison(self.op, self.measured, self.ranks, variants)
 
-    @property
-    def search(self) -> str:
-        return search(self.op, self.measured, self.ranks)
-
 
 class ChoiceSearch(_Measured):
     """A search for the choice, where it is not recorded."""
 
     code = "nccl_choice_search"
     answers = ("nccl_crossover",)
-    sets = "`gpuscope bench tune`, where NCCL's choices are not recorded"
+    sets = "`gpuscope tune --nccl`, where NCCL's choices are not recorded"
     action = "Find what carries {op} of {listed} out faster"
     why = "{times}; what NCCL chose for these sizes is not recorded, or is LL128, which is never forced"
     why_not = "which choice the faster size had is not recorded: the search tries them all"
     risk = NEEDS_LOG
-    verify = "search for a candidate that beats the default in all rounds: {search}"
+    verify = "search for a candidate that beats the default in all rounds: " + SEARCH
 
 
 @dataclass(frozen=True)
@@ -128,7 +120,7 @@ class AsInFasterRun(_Measured):
     action = "Run {op} of {listed} as in {faster}, not as in {slow}"
     risk = "other operations and sizes may differ: the table of bandwidths has both runs side by side"
     verify = (
-        "{search}; or both runs again with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,ENV, so that the log names what "
+        f"{SEARCH}; or both runs again with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,ENV, so that the log names what "
         "they differ by"
     )
 
@@ -138,10 +130,6 @@ class AsInFasterRun(_Measured):
     @property
     def faster(self) -> str:
         return " or ".join(self.faster_runs)
-
-    @property
-    def search(self) -> str:
-        return search(self.op, self.sizes[:8], self.ranks)
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:

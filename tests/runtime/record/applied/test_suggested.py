@@ -72,6 +72,7 @@ MIB = 1 << 20
         (env("NCCL_P2P_DISABLE", "unset"), "nccl_transport", {}, "env.NCCL_P2P_DISABLE=unset"),
         (env("CUDA_MODULE_LOADING", "EAGER"), "module_loading", {}, "env.CUDA_MODULE_LOADING=EAGER"),
         (env("TORCHINDUCTOR_CACHE_DIR", "a folder that outlives the job"), "compile_cache", {}, None),
+        (env("NCCL_DEBUG_SUBSYS", "INIT,ENV,TUNING"), "nccl_log", {}, None),
         (env("XLA_PYTHON_CLIENT_ALLOCATOR", "unset"), "allocate_once", {}, None),
         (config("--micro-batch-size", "half of it"), "smaller_micro_batch", {}, None),
         (python("DistributedDataParallel.bucket_cap_mb", "50"), "bucket_size", {}, None),

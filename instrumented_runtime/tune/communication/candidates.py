@@ -1,4 +1,4 @@
-"""What `gpuscope bench tune` tries: the default, and for each backend the settings that may beat it."""
+"""What the search tries: the default, and for each backend the settings that may beat it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ NCCL_CHOICES: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 """Algorithm and protocol by operation. Never LL128, which corrupts data where the platform does not support it (where
 it does, NCCL's default has it), nor NVLS, which fails where it is missing and is taken unasked where it is not."""
+CHANNELS = (4, 16, 32)
+"""Channels of NCCL's own choice; more of them take more of the GPU from the kernels beside them."""
 PIECES = (2, 4)
 """Into how many messages in flight gloo's all-reduce is cut."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A name, the variables of its processes, and into how many messages each operation is cut."""
+    """A name, the variables of its processes, into how many messages each operation is cut, and NCCL's channels."""
 
     name: str
     settings: Mapping[str, str] = field(default_factory=dict)
     pieces: int = 1
+    channels: int | None = None
 
     @property
     def choice(self) -> tuple[str, str] | None:
@@ -37,9 +40,9 @@ DEFAULT = Candidate("default")
 
 def candidates(op: str, backend: str) -> tuple[Candidate, ...]:
     """The default first. On gloo: the loopback interface, which reaches all processes of one host, and an all-reduce in
-    several messages; on NCCL its algorithms and protocols, for this operation alone."""
+    several messages; on NCCL its algorithms and protocols, for this operation alone, and numbers of channels."""
     if backend == "nccl":
-        return (DEFAULT, *(_nccl(*choice) for choice in NCCL_CHOICES.get(op, ())))
+        return (DEFAULT, *(_nccl(*choice) for choice in NCCL_CHOICES.get(op, ())), *(_channels(n) for n in CHANNELS))
     cut = tuple(Candidate(f"{pieces} messages", {}, pieces) for pieces in PIECES) if op == "all_reduce" else ()
     return (DEFAULT, Candidate("loopback", {"GLOO_SOCKET_IFNAME": "lo"}), *cut)
 
@@ -47,3 +50,8 @@ def candidates(op: str, backend: str) -> tuple[Candidate, ...]:
 def _nccl(algorithm: str, protocol: str) -> Candidate:
     settings = {"NCCL_ALGO": algorithm, "NCCL_PROTO": protocol}
     return Candidate(f"{algorithm}/{protocol}".lower(), settings)
+
+
+def _channels(number: int) -> Candidate:
+    settings = {"NCCL_MIN_NCHANNELS": str(number), "NCCL_MAX_NCHANNELS": str(number)}
+    return Candidate(f"{number} channels", settings, channels=number)

@@ -1,4 +1,4 @@
-"""Searches settings of the communication library by trying them: sizes and groups of a trace, every candidate in turn.
+"""Searches settings of the communication library by trying them: sizes and groups of a job, every candidate in turn.
 
 A library reads its variables once, so each candidate is a set of processes of its own. The rounds are interleaved (all
 candidates, then all again), so that what drifts meanwhile meets all of them, and a gain counts only if the candidate's
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,62 +20,88 @@ import torch
 import torch.distributed as dist
 
 from gpuscope.errors import GpuscopeError, UsageError
-from gpuscope.hardware.tuner_rows import ANY, HEAD, LARGEST, OPERATIONS, size_ranges, tuner_line
 from gpuscope.instrumented_runtime.bench.collectives_bench import CollectiveOptions, average_ns, measure
-from gpuscope.instrumented_runtime.bench.processes import default_backend, run_processes, under_torchrun
+from gpuscope.instrumented_runtime.bench.processes import run_processes, under_torchrun
 from gpuscope.instrumented_runtime.bench.tested_collectives import Prepared
-from gpuscope.instrumented_runtime.bench.tuning_candidates import DEFAULT, candidates
-from gpuscope.schema.bench_documents import BenchTune, TuningRow
+from gpuscope.instrumented_runtime.tune.communication.candidates import DEFAULT, candidates
+from gpuscope.instrumented_runtime.tune.communication.measured import Searched, Tried
+from gpuscope.instrumented_runtime.tune.communication.targets import Target
 from gpuscope.sources.nccl.log_facts import Facts
 from gpuscope.sources.nccl.log_lines import Line, hosts, separate
 
 LEAST_GAIN_FRAC = 0.02
 """Of the default's time: less is not worth a setting."""
+LEAST_ROUNDS = 2
+"""A gain is judged by how rounds differ."""
+Clock = Callable[[], float]
+Begun = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Target:
-    """What to tune: an operation over so many ranks, and its sizes in bytes of the whole array."""
+class Options:
+    """How to measure each candidate: `rounds` times so many calls, on NCCL or gloo."""
 
-    op: str
-    ranks: int
-    sizes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TuningOptions:
-    """How to measure each candidate: `rounds` times so many calls."""
-
+    backend: str
     rounds: int = 3
     iterations: int = 20
     warmup: int = 5
-    backend: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.rounds < 2:
-            raise UsageError("--rounds must be at least 2: a gain is judged by how rounds differ")
 
 
-def tune(targets: Sequence[Target], options: TuningOptions, begun: Callable[[str], None] = lambda _: None) -> BenchTune:
-    """Measure every candidate of every target; `begun` is told each one as it begins.
+@dataclass(frozen=True)
+class Planned:
+    """What fits into the time that there is: targets, the rounds of each candidate, and how long that takes."""
 
-    Raises `UsageError` under a launcher, whose processes have one environment, and where nothing is to be tuned.
+    targets: tuple[Target, ...]
+    rounds: int
+    seconds: float
+    sets: int
+    """Sets of processes to start."""
+    left_out: int = 0
+    """Targets that don't fit, those that cost the job least."""
+
+
+def first_calls(target: Target, options: Options, limit_s: float) -> float:
+    """Seconds that a set of processes takes to start and to carry out each size once.
+
+    Raises `UsageError` under a launcher, whose processes have one environment, `GpuscopeError` where they can't run.
     """
     if under_torchrun():
-        raise UsageError(
-            "each candidate needs processes of its own, so tune starts them itself, on one host",
-            hint="without torchrun: --nproc N; between hosts: nccl-tests, once per candidate, and gpuscope analyze",
-        )
-    if not targets:
-        raise UsageError("nothing to tune", hint="name --op and --size, or a trace with the sizes of its collectives")
-    backend = options.backend or default_backend()
-    rows: list[TuningRow] = []
+        raise UsageError("each candidate needs processes of its own", hint="tune outside the launcher, on one host")
+    began = time.monotonic()
+    asked = CollectiveOptions((target.op,), target.sizes, iterations=1, warmup=0, check=False)
+    run_processes(_measured, target.ranks, options.backend, asked, 1, limit_s=limit_s)
+    return time.monotonic() - began
+
+
+def planned(targets: Sequence[Target], options: Options, once_s: float, left_s: float) -> Planned:
+    """As many of the costliest targets as fit, with fewer rounds before fewer targets; none where not even one does.
+
+    Sizes × calls × candidates × rounds: a set of processes is taken to last as long as the first one did, which had one
+    call per size, and a call no longer than its share of that.
+    """
+    for count in range(len(targets), 0, -1):
+        for rounds in range(options.rounds, LEAST_ROUNDS - 1, -1):
+            sets = rounds * sum(len(candidates(one.op, options.backend)) for one in targets[:count])
+            sets += count if options.backend == "nccl" else 0  # its log of what it chooses by itself
+            if sets * once_s <= left_s:
+                return Planned(tuple(targets[:count]), rounds, sets * once_s, sets, len(targets) - count)
+    return Planned((), 0, 0.0, 0, len(targets))
+
+
+def search(plan: Planned, options: Options, deadline: float, begun: Begun, clock: Clock = time.monotonic) -> Searched:
+    """Measure every candidate of every target, until `deadline` of the clock at the latest; `begun` is told each one as
+    it begins. A target whose rounds were cut short is left out."""
+    rows: list[Tried] = []
     failed: dict[str, str] = {}
-    for target in targets:
-        times = _all_rounds(target, backend, options, failed, begun)
-        known = _default_choices(target, backend) if backend == "nccl" else {}
-        rows += _rows(target, backend, times, known)
-    return BenchTune(backend, torch.__version__, options.rounds, options.iterations, tuple(rows), failed)
+    options = replace(options, rounds=plan.rounds)
+    for target in plan.targets:
+        times = _all_rounds(target, options, failed, begun, lambda: deadline - clock())
+        if len(times.get((DEFAULT.name, target.sizes[0]), ())) < LEAST_ROUNDS:
+            break
+        left_s = deadline - clock()
+        known = _default_choices(target, options.backend, left_s) if options.backend == "nccl" and left_s > 0 else {}
+        rows += _rows(target, options.backend, times, known)
+    return Searched(options.backend, torch.__version__, options.rounds, options.iterations, tuple(rows), failed)
 
 
 Times = dict[tuple[str, int], list[int]]
@@ -82,21 +109,28 @@ Times = dict[tuple[str, int], list[int]]
 
 
 def _all_rounds(
-    target: Target, backend: str, options: TuningOptions, failed: dict[str, str], begun: Callable[[str], None]
+    target: Target, options: Options, failed: dict[str, str], begun: Begun, left_s: Callable[[], float]
 ) -> Times:
+    """Only whole rounds: what a last one has of some candidates is dropped."""
     times: Times = {}
     asked = CollectiveOptions((target.op,), target.sizes, options.iterations, options.warmup, check=True)
     for number in range(options.rounds):
-        for candidate in candidates(target.op, backend):
+        of_round: Times = {}
+        for candidate in candidates(target.op, options.backend):
             if candidate.name in failed:
                 continue
+            if left_s() <= 0:
+                return _of_all_rounds(times, failed)
             begun(f"{target.op}, {target.ranks} ranks, {candidate.name}, round {number + 1} of {options.rounds}")
             try:
                 with _environment(candidate.settings):
                     found = run_processes(
-                        _measured, target.ranks, backend, replace(asked, check=number == 0), candidate.pieces
-                    )
+                        _measured, target.ranks, options.backend, replace(asked, check=number == 0), candidate.pieces,
+                        limit_s=left_s(),
+                    )  # fmt: skip
             except GpuscopeError as error:
+                if left_s() <= 0:
+                    return _of_all_rounds(times, failed)
                 if candidate == DEFAULT:
                     raise
                 failed[candidate.name] = error.message
@@ -104,7 +138,13 @@ def _all_rounds(
             for size, (ns, wrong) in zip(target.sizes, found or (), strict=False):
                 if wrong:
                     failed[candidate.name] = f"{wrong} elements of {target.op} came out wrong"
-                times.setdefault((candidate.name, size), []).append(ns)
+                of_round.setdefault((candidate.name, size), []).append(ns)
+        for key, own in of_round.items():
+            times.setdefault(key, []).extend(own)
+    return _of_all_rounds(times, failed)
+
+
+def _of_all_rounds(times: Times, failed: Mapping[str, str]) -> Times:
     return {key: own for key, own in times.items() if key[0] not in failed}
 
 
@@ -148,13 +188,13 @@ def _cut(size: int, options: CollectiveOptions, pieces: int) -> tuple[int, int]:
     return round(ns.item() / dist.get_world_size()), wrong
 
 
-def _default_choices(target: Target, backend: str) -> dict[int, tuple[str, str, int | None]]:
+def _default_choices(target: Target, backend: str, limit_s: float) -> dict[int, tuple[str, str, int | None]]:
     """What NCCL chooses by itself per size, from its log of one call each."""
     with tempfile.TemporaryDirectory(prefix="gpuscope-tune-") as folder:
         logged = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,TUNING", "NCCL_DEBUG_FILE": f"{folder}/%h.%p.log"}
         with _environment(logged):
             asked = CollectiveOptions((target.op,), target.sizes, iterations=1, warmup=0, check=False)
-            run_processes(_measured, target.ranks, backend, asked, 1)
+            run_processes(_measured, target.ranks, backend, asked, 1, limit_s=limit_s)
         facts = Facts()
         for path in sorted(Path(folder).iterdir()):
             lines = path.read_text(errors="replace").splitlines()
@@ -171,8 +211,8 @@ def _default_choices(target: Target, backend: str) -> dict[int, tuple[str, str, 
 
 def _rows(
     target: Target, backend: str, times: Times, known: Mapping[int, tuple[str, str, int | None]]
-) -> Iterator[TuningRow]:
-    for size in target.sizes:
+) -> Iterator[Tried]:
+    for size, calls in zip(target.sizes, target.calls, strict=True):
         default = times[DEFAULT.name, size]
         for candidate in candidates(target.op, backend):
             own = times.get((candidate.name, size))
@@ -182,30 +222,7 @@ def _rows(
             algorithm, protocol = candidate.choice or now[:2]
             gain = 1 - median(own) / median(default)
             certain = max(own) < min(default) and gain >= LEAST_GAIN_FRAC
-            yield TuningRow(
-                target.op, target.ranks, size, candidate.name, dict(candidate.settings), round(median(own)),
-                tuple(own), gain, certain, algorithm, protocol, now[2],
+            yield Tried(
+                target.op, target.ranks, size, calls, candidate.name, dict(candidate.settings), candidate.pieces,
+                round(median(own)), tuple(own), gain, certain, algorithm, protocol, candidate.channels or now[2],
             )  # fmt: skip
-
-
-def tuner_text(report: BenchTune) -> str:
-    """The rows for NCCL's tuner plugin: at each size the certain gain, else what NCCL chose; LL128 becomes Simple.
-
-    Raises `UsageError` on another backend, or where NCCL's log did not tell choices or channels.
-    """
-    if report.backend != "nccl":
-        raise UsageError(f"NCCL's tuner has no use for settings of {report.backend}", hint="leave --nccl-tuner out")
-    best = [row for row in report.best() if row.op in OPERATIONS]
-    if any(row.algorithm is None or row.channels is None for row in best):
-        raise UsageError("NCCL's log does not say which algorithm, protocol and channels it chose by itself")
-    lines: list[str] = []
-    for op, ranks in sorted({(row.op, row.ranks) for row in best}):
-        own = sorted((row for row in best if (row.op, row.ranks) == (op, ranks)), key=lambda row: row.nbytes)
-        chosen = {
-            row.nbytes: (str(row.algorithm), "simple" if row.protocol == "ll128" else str(row.protocol), row.channels)
-            for row in own
-        }
-        lines += [tuner_line(op, low, high, *choice, 1, ranks) for low, high, choice in size_ranges(chosen)]
-    most = max(row.channels or 1 for row in best)
-    lines += [tuner_line(op, 0, LARGEST, "ring", "simple", most, ANY, ANY) for op in OPERATIONS]
-    return "\n".join([*HEAD, *lines]) + "\n"

@@ -1,0 +1,80 @@
+"""Training on a CPU: its threads, and the optimizer's pass over the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpuscope.analyzers.advice.framework_settings import by_framework, env, on_cpu, python
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rules.compute.kernel_rules import OptimizerFused
+from gpuscope.catalogue.suggestion import Suggestion
+from gpuscope.schema.document import FindingEntry
+
+WORTH = 0.1
+"""Share of the steps that the optimizer takes at least."""
+FUSED = "aten::_fused_"
+HAVE_FUSED, SINCE = ("Adam", "AdamW", "SGD", "Adagrad"), (2, 4)
+"""Optimizers with a fused implementation on CPUs, and the torch that brought it (torch/optim)."""
+
+
+@dataclass(frozen=True)
+class FewerThreads(Suggestion):
+    """No more threads than cores."""
+
+    code = "cpu_threads"
+    answers = ("waits_for_core",)
+    sets = "`OMP_NUM_THREADS`, where operators take more threads than there are cores"
+    action = "Compute in {now} threads at most"
+    why = "{cost}; operators run in {threads} threads on {cores} cores, and each waits for the slowest of its threads"
+    why_not = "how long operators take in fewer threads is not in a trace: try it"
+    risk = "a call of torch.set_num_threads in the script goes before the variable"
+    verify = "record again: the finding `waits_for_core` is gone or smaller"
+
+    threads: int
+    cores: int
+    now: int
+    """Threads of each process, so that all of them have a core."""
+
+
+class OptimizerFusedOnCpu(OptimizerFused):
+    """The fused implementation where there are no kernels to count."""
+
+    answers = ("host_other",)
+    why = "{cost}; the optimizer takes several operators per parameter, a fused one takes a call for all of them"
+    why_not = "how long the fused implementation takes here is not in a trace: try it"
+    verify = "record again: `aten::_fused_…` in place of the optimizer's many operators"
+
+
+def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """By the finding."""
+    if finding["code"] == "waits_for_core":
+        facts = finding.get("facts", {})
+        threads, cores = facts.get("threads") or 0, facts.get("cores") or 0
+        if threads > cores > 0:
+            now = max(1, cores // max(1, len(case.report["trace"]["ranks_present"])))
+            yield Proposal(finding, FewerThreads(threads, cores, now), env("OMP_NUM_THREADS", str(now)))
+    elif on_cpu(case) and (names := _by_parameter(case)):
+        by_hand = python(f"torch.optim.{names[0]}.fused", "True")
+        adamw = {"transformers": python("TrainingArguments.optim", '"adamw_torch_fused"')}
+        setting = by_framework(case, by_hand, **(adamw if names == ["AdamW"] else {}))
+        yield Proposal(finding, OptimizerFusedOnCpu(), setting)
+
+
+def _by_parameter(case: Case) -> list[str]:
+    """The optimizers that could be fused and are not, where they take a good part of the steps."""
+    if any(one["name"].startswith(FUSED) for one in case.report.get("operators", ())) or (
+        case.version("torch") and case.version("torch") < SINCE
+    ):
+        return []
+    spent = {
+        name: sum(
+            one["host_ns"] for one in case.report.get("ranges", ()) if one["name"] == f"Optimizer.step#{name}.step"
+        )
+        for name in HAVE_FUSED
+    }
+    whole = sum(rank["window_ns"] for rank in case.report["ranks"])
+    return [name for name, taken in spent.items() if taken > 0] if sum(spent.values()) >= WORTH * whole > 0 else []
+
+
+RULE = Rule("cpu", (FewerThreads, OptimizerFusedOnCpu), propose, place=115)

@@ -1,0 +1,1 @@
+"""`gpuscope tune` on plain scripts, each with one removable slowness or none."""
