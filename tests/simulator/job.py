@@ -58,6 +58,8 @@ class Job:
     rate: float = 150.0
     """Bytes per ns of bus bandwidth."""
     bucket_bytes: int = 25 * MIB
+    first_bucket: int = 0
+    """Bytes of the first bucket, where it has others (ddp)."""
     wire: float = 1.0
     """Bytes of gradients sent, of those there are."""
     overlap: bool = True
@@ -127,6 +129,8 @@ class Job:
     """`.item()` calls in a forward pass…"""
     item_own_ns: int = 2_000
     """… and what the host does with the number before it goes on."""
+    read_late: bool = False
+    """The numbers are read, and that is done, behind the step's last launch."""
     device_syncs: int = 0
     """torch.cuda.synchronize() calls in a backward pass."""
     blocking: bool = True
