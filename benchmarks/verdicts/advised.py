@@ -86,7 +86,7 @@ class Figure:
         """Promises more than half as much again as is true, and 2 % of the step."""
         assert self.after is not None
         promised = self.told_before - self.told_after
-        return promised > OVERCLAIM * (self.before - self.after) + NOTICED * self.told_before
+        return promised > OVERCLAIM * max(self.before - self.after, 0.0) + NOTICED * self.told_before
 
 
 @dataclass

@@ -41,7 +41,7 @@ FAULTS_OF: dict[str, tuple[tuple[str, ...], ...]] = {
 }  # fmt: skip
 """By kind of change, faults of the jobs for it."""
 _STRUCTURE = {
-    "prefetch": lambda job: job.parallel == "fsdp",
+    "prefetch": lambda job: job.parallel == "fsdp" and job.layers > 3,
     "one link": lambda job: job.one_link or job.scatter_apart,
 }
 Asked = tuple[str, tuple[Change, ...], Changed]
@@ -57,15 +57,16 @@ def job_for(kind: str, seed: int) -> Job:
     return replace(job, name=f"{kind}_{seed}".replace(" ", "_"))
 
 
-def outcomes(kind: str, seed: int, folder: Path, most: int = 4) -> Iterator[Outcome]:
-    """The job of that kind and seed, with up to `most` changes that fit it: always one of the kind."""
+def outcomes(kind: str, seed: int, folder: Path) -> Iterator[Outcome]:
+    """The job of that kind and seed, with up to three changes of the kind and two of others that fit it; of bytes and
+    links, which fit most jobs, there are enough."""
     job, rng = job_for(kind, seed), Random(-seed)
     asked = list(changes_of(job))
     own = [one for one in asked if one[0] == kind]
-    others = [one for one in asked if one[0] != kind]
+    others = [one for one in asked if one[0] not in (kind, "bytes", "link")]
     if kind == "combined" or rng.random() < 0.3:
         own += _combined(asked, rng)
-    chosen = rng.sample(own, min(len(own), 2)) + rng.sample(others, min(len(others), most - 2))
+    chosen = rng.sample(own, min(len(own), 3)) + rng.sample(others, min(len(others), 2))
     case = Case(job, kind)
     before = step_ns(case.run, case.unlike)
     replayer = analyze(case.write(folder), advice=False, replay=True).replayer
@@ -144,7 +145,7 @@ def _pipeline(job: Job) -> Iterator[_One]:
 
 
 def _host(job: Job) -> Iterator[_One]:
-    if (job.items or job.device_syncs) and job.copy != "pageable" and job.parallel != "pipeline":
+    if (job.items or job.device_syncs) and job.copy != "pageable" and not job.limited:
         yield "syncs", made.RemovedSyncs(), {"blocking": False}
         if job.items and not job.device_syncs:
             yield "syncs", made.RemovedSyncs(needed=True), {"read_late": True}

@@ -121,6 +121,8 @@ class Job:
     """Those whose loader is slow; that of the others takes a hundredth of it."""
     workers: int = 4
     """Loader processes; 0 loads on the training thread."""
+    workers_apart: bool = False
+    """They deliver one after the other when the recording begins, else all at once."""
     copy_bytes: int = 0
     copies: int = 1
     copy: str = "pinned"

@@ -14,10 +14,12 @@ from simulator.device import BUS_FACTORS
 from simulator.job import MIB, Job
 from simulator.script import PAGEABLE_RATE, PINNED_RATE
 
-MOST_KERNELS = 1_300
+MOST_KERNELS = 600
 """Of all ranks and steps together, so that a job is simulated and analysed in a second."""
-RANKS = {"single": (1,), "ddp": (2, 2, 3, 4, 6, 8), "fsdp": (2, 2, 3, 4, 6, 8), "tensor": (4, 4, 6, 8),
-         "pipeline": (2, 3, 4)}  # fmt: skip
+RANKS = {
+    "single": (1,), "ddp": (2, 2, 2, 3, 4, 4, 8), "fsdp": (2, 2, 2, 3, 4, 4, 8), "tensor": (4, 4, 4, 6),
+    "pipeline": (2, 3, 4),
+}  # fmt: skip
 Changed = dict[str, Any]
 
 
@@ -82,14 +84,15 @@ def _healthy(rng: Random) -> Job:
         {"single": (1,), "tensor": (4, 4, 6, 8), "pipeline": (2, 3, 4)}.get(parallel, (2, 2, 3, 4, 6, 8))
     )
     job = Job(
-        parallel=parallel, ranks=ranks, steps=rng.randint(6, 9), layers=rng.randint(2, 8), gemms=rng.randint(1, 4),
+        parallel=parallel, ranks=ranks, steps=rng.randint(6, 8), layers=rng.randint(2, 8), gemms=rng.randint(1, 4),
         smalls=rng.randint(1, 6), gemm_ns=round(_log(rng, 30_000, 350_000)), small_ns=round(_log(rng, 6_000, 45_000)),
         op_ns=round(_log(rng, 4_000, 13_000)), call_ns=round(_log(rng, 2_500, 5_000)),
         latency_ns=round(_log(rng, 3_000, 8_000)), optimizer_kernels=rng.randint(2, 10),
         optimizer_ns=round(_log(rng, 10_000, 60_000)), kernel_jitter=_log(rng, 0.002, 0.02),
         host_jitter=_log(rng, 0.02, 0.12), batched=rng.random() < 0.2, alpha_ns=round(_log(rng, 8_000, 40_000)),
         layer_bytes=round(_log(rng, MIB, 64 * MIB)), bucket_bytes=rng.choice((5, 25, 25, 25, 50)) * MIB,
-        items=rng.choice((0, 0, 1)), item_own_ns=round(_log(rng, 2_000, 30_000)), host_work="save_checkpoint",
+        items=rng.choice((0, 0, 1)), workers_apart=True,
+        item_own_ns=round(_log(rng, 2_000, 30_000)), host_work="save_checkpoint",
     )  # fmt: skip
     if rng.random() < 0.5:
         job = replace(job, compute_slow=rng.uniform(1.03, 1.3), transfer_slow=rng.uniform(1.0, 1.4))
@@ -199,12 +202,14 @@ def _slow_link(rng: Random, job: Job) -> Fault:
 def _tiny_buckets(rng: Random, job: Job) -> Fault:
     size = rng.choice((1, MIB // 4, MIB))
     alpha = round(_log(rng, 0.15, 1.5) * device_ns(job) / job.layers / job.gemms)
-    return Fault({"bucket_bytes": size, "alpha_ns": max(alpha, 20_000), "rate": _rate(job, 0.1)},
+    # NCCL needs up to 100 us within a node, whatever it sends.
+    return Fault({"bucket_bytes": size, "alpha_ns": min(max(alpha, 20_000), 100_000), "rate": _rate(job, 0.1)},
                  {"bucket_bytes": 25 * MIB})  # fmt: skip
 
 
 def _late_reduction(rng: Random, job: Job) -> Fault:
-    put_in = {"overlap": False, "wrapped": False, "rate": _rate(job, _log(rng, 0.1, 1))}
+    bucket = job.layers * job.layer_bytes // rng.randint(2, 6)
+    put_in = {"overlap": False, "wrapped": False, "bucket_bytes": bucket, "rate": _rate(job, _log(rng, 0.1, 1))}
     return Fault(put_in, {"overlap": True})
 
 

@@ -80,7 +80,7 @@ def _input(script: Script) -> None:
         )
         kind = "_MultiProcessing" if job.workers else "_SingleProcess"
         script.add(Begin(f"enumerate(DataLoader)#{kind}DataLoaderIter.__next__", "user_annotation"))
-        script.add(Batch(job.workers, 2, load) if job.workers else Host(load, Reason.INPUT))
+        script.add(Batch(job.workers, 2, load, apart=job.workers_apart) if job.workers else Host(load, Reason.INPUT))
         script.add(End())
     for number in range(job.copies if job.copy_bytes else 0):
         script.copy_batch(number)

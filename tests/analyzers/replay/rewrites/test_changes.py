@@ -113,11 +113,11 @@ def test_loader_workers_load_beside_the_step() -> None:
 
 def test_twice_the_workers_deliver_twice_as_often() -> None:
     """A batch every 50 ms, 40 of them waited for: one every 25 then, with four times as many one every 12.5, and
-    never sooner than the 10 that the rest takes."""
+    never sooner than the 10 that the rest takes, with 0.1 to take a batch."""
     ms = 1_000_000
     batch = (Host(40 * ms, input=40 * ms), Host(10 * ms), Step())
     graph, workers = job([Step(), *batch * 4]), replace(ALL_RANKS, loader_processes=True)
-    for times, last in ((2.0, 25.0), (4.0, 12.5), (8.0, 10.0)):
+    for times, last in ((2.0, 25.0), (4.0, 12.5), (8.0, 10.1)):
         assert steps(rewrite(graph, MoreLoaderWorkers(times), workers).graph)[-1] == last * ms
     with pytest.raises(UnreplayableError, match="no workers yet"):
         after(graph, MoreLoaderWorkers(2.0))
