@@ -14,6 +14,8 @@ from gpuscope.analyzers.base.sections import REPLAY
 from gpuscope.analyzers.changes import (
     UNMATCHED,
     Change,
+    LoaderWorkers,
+    MoreLoaderWorkers,
     Predicted,
     Refused,
     RegroupedCommunication,
@@ -34,6 +36,7 @@ from gpuscope.analyzers.replay.pipeline_times import as_replayed
 from gpuscope.analyzers.replay.prediction_bounds import bounds, model_error
 from gpuscope.analyzers.replay.ranks_joined import joined, unmatched_messages
 from gpuscope.analyzers.replay.rewrite import Setting
+from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.analyzers.replay.step_parts import compute_floor, parts
@@ -294,6 +297,9 @@ class Replayer:
         replaced = frozenset(change.rank for change in changes if isinstance(change, ReplacedRank))
         setting = replace(self._setting, bias=bias, cores_known=self._slowdown.significant, replaced=replaced)
         pipelined = [change for change in changes if isinstance(change, PipelineChange)]
+        loaded = any(isinstance(change, LoaderWorkers | MoreLoaderWorkers) for change in changes)
+        if graph is not None and changes and setting.loader_processes and not loaded:
+            graph = as_they_came(graph, replaced)
         for change in changes:
             if isinstance(change, PipelineChange):
                 continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from gpuscope.analyzers.changes import LoaderWorkers, MoreLoaderWorkers
@@ -107,12 +109,36 @@ def more_workers(graph: Graph, change: MoreLoaderWorkers, setting: Setting) -> R
             nodes.append({"kind": Node.MARK, "rank": rank, "dur": int(every[place]), "release": release})
             nodes.append({"kind": Node.MARK, "rank": rank, "start": end, "end": end, "step": step})
             src[src == consumer] = taken
-            edges += [(consumer, taken, extra, Edge.PROGRAM), (made, taken, extra, Edge.SYNC)]
+            edges += [(consumer, taken, extra, Edge.PROGRAM), (made, taken, 0, Edge.SYNC)]
             edges += [(made - 2, made, 0, Edge.STREAM)] if place else []
     return Rewritten(
         free.with_edges(src=src).add(nodes, edges),
         f"batches {change.times:g} times as often, from {change.times:g} times as many workers with a core each",
     )
+
+
+def as_they_came(graph: Graph, but: Collection[int]) -> Graph:
+    """Batches that were waited for come from worker processes no sooner because the training thread asks sooner: these
+    were at work all the time. `but`: ranks whose loaders are other ones."""
+    loading = np.where(on_host(graph), graph.nodes["input"], 0)
+    dur, src = graph.nodes["dur"].copy(), graph.edges["src"].copy()
+    nodes: list[dict[str, int]] = []
+    edges: list[tuple[int, int, int, int]] = []
+    for rank in set(graph.ranks).difference(but):
+        for consumer, spent in _batches(graph, loading, rank):
+            waited = int(min(loading[consumer], spent)) - HAND_OVER_NS[0]
+            if waited <= 0:
+                continue
+            end, step = int(graph.nodes["end"][consumer]), int(graph.nodes["step"][consumer])
+            made, taken = len(graph) + len(nodes), len(graph) + len(nodes) + 1
+            dur[consumer] -= waited
+            nodes.append({"kind": Node.MARK, "rank": rank, "dur": 0, "release": end})
+            nodes.append({"kind": Node.MARK, "rank": rank, "start": end, "end": end, "step": step})
+            src[src == consumer] = taken
+            edges += [(consumer, taken, 0, Edge.PROGRAM), (made, taken, 0, Edge.SYNC)]
+    if not nodes:
+        return graph
+    return graph.with_nodes(dur=dur).with_edges(src=src).add(nodes, edges)
 
 
 def _pace_error(came: Times) -> float:

@@ -33,7 +33,7 @@ def test_bounds(cases: list[float], errors: list[float], expected: tuple[int, in
 
 
 def test_one_slow_step_says_nothing_of_the_median() -> None:
-    """Quartiles 99 and 101: σ 1.48; of a median of seven 0.70, of the difference of two 0.99; t of six degrees 1.943."""
+    """Quartiles 99 and 101: σ 1.48; of a median of seven 0.70, of the difference of two 0.99, times t, 1.943."""
     times = np.array([98, 99, 99, 100, 101, 101, 500], np.float64)
     assert median_by_chance(times) == pytest.approx(0.0193, abs=1e-4)
     assert (by_chance(times) or 0.0) > 1.0
