@@ -271,6 +271,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "knobs": _knobs,
     "parallelisms": _parallelisms,
     "plan keys": lambda: keys.flat("plan"),
+    "drawn advice": lambda: _outcome("drawn_advice.toml"),
     "predicted and measured": lambda: _outcome("predicted_and_measured.toml"),
     "predicted and simulated": lambda: _outcome("predicted_and_simulated.toml"),
     "problems": _problems,

@@ -12,13 +12,14 @@ from gpuscope.analyzers.changes import (
     Change,
     CopyStream,
     EvenStages,
-    GradientViews,
     GroupModules,
     KeepParameters,
     MicroBatches,
     PinnedCopies,
     Prefetch,
+    ReplacedRank,
     Schedule,
+    SharedWork,
 )  # fmt: skip
 from gpuscope.trace.columns.table import Array
 
@@ -28,14 +29,15 @@ Methods, 1.3.6.7.2); a replay holds at most ten steps."""
 
 MODEL_ERROR = 0.03
 """Of a change's effect on the step, what its prediction may miss beside what is known to be uncertain, on a CPU."""
-ON_GPU = 0.01
+ON_GPU = 0.02
 """The same on a GPU…"""
 ON_GPU_BY_KIND: Mapping[type[Change], float] = {
-    GradientViews: 0.02,
-    CapturedGraphs: 0.15,
-    Prefetch: 0.15, KeepParameters: 0.15, GroupModules: 0.15,
-    PinnedCopies: 0.3, CopyStream: 0.3,
-    MicroBatches: 0.6, Schedule: 0.6, EvenStages: 0.6,
+    ReplacedRank: 0.1,
+    CapturedGraphs: 0.15, Prefetch: 0.15, GroupModules: 0.15,
+    CopyStream: 0.3,
+    PinnedCopies: 0.5, KeepParameters: 0.5, SharedWork: 0.5,
+    MicroBatches: 0.6, EvenStages: 0.6,
+    Schedule: 0.9,
 }  # fmt: skip
 """… but for these changes. Shares that nine predictions in ten keep to, of simulated jobs of all structures, which were
 drawn for that (docs/trust.md)."""
