@@ -18,6 +18,9 @@ from gpuscope.words import units
 HAND_OVER_NS = {-1: 0, 0: 100_000, 1: 1_000_000}
 """What taking a ready batch from worker processes costs the training thread, by case: queue, wake-up, pinning."""
 
+BEHIND = 0.05
+"""Of the time between batches: less than that waited for one on average is what taking it costs, its workers keep up."""
+
 
 def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rewritten:
     """Batches made beside training: a worker makes every `workers`-th one, after its last and after it was asked for.
@@ -118,14 +121,19 @@ def more_workers(graph: Graph, change: MoreLoaderWorkers, setting: Setting) -> R
 
 
 def as_they_came(graph: Graph, but: Collection[int]) -> Graph:
-    """Batches that were waited for come from worker processes no sooner because the training thread asks sooner: these
-    were at work all the time. `but`: ranks whose loaders are other ones."""
+    """Where workers fall behind, batches come no sooner because the training thread asks sooner: these were at work all
+    the time. `but`: ranks whose loaders are other ones."""
     loading = np.where(on_host(graph), graph.nodes["input"], 0)
     dur, src = graph.nodes["dur"].copy(), graph.edges["src"].copy()
     nodes: list[dict[str, int]] = []
     edges: list[tuple[int, int, int, int]] = []
     for rank in set(graph.ranks).difference(but):
-        for consumer, spent in _batches(graph, loading, rank):
+        batches = _batches(graph, loading, rank)
+        came = graph.nodes["end"][[consumer for consumer, _ in batches]]
+        usual = float(np.mean([spent for _, spent in batches] or [0]))
+        if len(came) < 2 or usual < BEHIND * float(np.diff(came).mean()):
+            continue
+        for consumer, spent in batches:
             waited = int(min(loading[consumer], spent)) - HAND_OVER_NS[0]
             if waited <= 0:
                 continue
