@@ -19,7 +19,7 @@ HAND_OVER_NS = {-1: 0, 0: 100_000, 1: 1_000_000}
 """What taking a ready batch from worker processes costs the training thread, by case: queue, wake-up, pinning."""
 
 BEHIND = 0.05
-"""Of the time between batches: less than that waited for one on average is what taking it costs, its workers keep up."""
+"""Of the time between batches: if less is waited for one on average, that is what taking it costs: workers keep up."""
 
 
 def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rewritten:
