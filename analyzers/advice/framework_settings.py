@@ -84,8 +84,6 @@ def needed(case: Case, rank: RankEntry, *parts: PartName) -> int:
 
 
 PartName = Literal["compute", "exposed_communication", "exposed_memory"]
-BUSY: tuple[PartName, ...] = ("compute", "exposed_communication", "exposed_memory")
-"""All that a device does: what is left of a step without idle time."""
 
 
 def device_waits(case: Case) -> bool:

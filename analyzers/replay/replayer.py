@@ -14,6 +14,8 @@ from gpuscope.analyzers.base.sections import REPLAY
 from gpuscope.analyzers.changes import (
     UNMATCHED,
     Change,
+    LoaderWorkers,
+    MoreLoaderWorkers,
     Predicted,
     Refused,
     RegroupedCommunication,
@@ -29,10 +31,12 @@ from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.from_trace.recording import Recorded, variation
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.link_sharing import reaches
+from gpuscope.analyzers.replay.paced_marks import paced_by_kernels
 from gpuscope.analyzers.replay.pipeline_times import as_replayed
-from gpuscope.analyzers.replay.prediction_bounds import INFERRED_ERROR, MODEL_ERROR, bounds
+from gpuscope.analyzers.replay.prediction_bounds import bounds, model_error
 from gpuscope.analyzers.replay.ranks_joined import joined, unmatched_messages
 from gpuscope.analyzers.replay.rewrite import Setting
+from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.analyzers.replay.step_parts import compute_floor, parts
@@ -93,13 +97,13 @@ class Replayer:
         self._facts = facts
         self._before = _step_ns(facts)
         self._counted = _counted(facts, recorded)
-        self._variation = _variation(recorded, self._counted)
         self._core_waits = {entry.rank: entry.core_waits for entry in recorded if entry.core_waits}
         self._fixed = _mean_shares([entry.fixed for entry in recorded])
         self._pauses = _mean_shares([entry.pauses for entry in recorded])
         self._numbers = recorded[0].numbers if recorded else ()
         processes = any(entry.loader_processes for entry in recorded)
         self._setting = replace(_setting(facts), loader_processes=processes, stand_ins=self._stand_ins)
+        self._variation = _variation(recorded, self._counted, bool(self._setting.gpu))
         if not self.why:
             self._build(recorded)
 
@@ -116,7 +120,7 @@ class Replayer:
         self.steps = int(self._counted.sum())
         self.measured_step_ns, self.replayed_step_ns = round(measured), round(replayed)
         self.error_frac = abs(replayed - measured) / measured if measured > 0 else 0.0
-        self._graph = graph
+        self._graph = paced_by_kernels(graph)
         if self.error_frac > MAX_ERROR:
             self.why = (
                 f"the baseline replay error is {self.error_frac:.1%} of the step, more than {MAX_ERROR:.0%}: "
@@ -141,7 +145,7 @@ class Replayer:
         scale = self._before / unchanged
         times = [max(outcome.step_ns * scale, outcome.floor_ns) for outcome in outcomes]
         after = times[0]
-        low, high = self._bounds(self._before, times, max(self._error, outcomes[0].pipeline_error))
+        low, high = self._bounds(changes, self._before, times, max(self._error, outcomes[0].pipeline_error))
         regrouped = self._absent() and any(isinstance(one, RegroupedCommunication) for one in changes)
         if regrouped:  # what is waiting for the others, and stays
             high = max(high, round(self._before))
@@ -228,19 +232,23 @@ class Replayer:
         if self._graph is not None:
             floor = compute_floor(self._graph, self._unchanged, self._counted, changes)
         times = [max(before - pipeline.saved(changes, bias), floor, 0.0) for bias in (0, -1, 1)]
-        low, high = self._bounds(before, times, pipeline.error_frac)
+        low, high = self._bounds(changes, before, times, pipeline.error_frac)
         low = max(low, round(min(floor, times[0])))
         basis, provenance = pipeline.basis(changes), pipeline.provenance(changes)
         return Predicted(round(before), round(times[0]), low, high, basis, provenance)
 
-    def _bounds(self, before: float, times: Sequence[float], error: float) -> tuple[int, int]:
+    def _bounds(
+        self, changes: Sequence[Change], before: float, times: Sequence[float], error: float
+    ) -> tuple[int, int]:
         """The range of a step of `times[0]` ns; the others are its cases.
 
         The baseline replay error may remain after a change; other steps differ as the recorded ones do; what no source
         of error covers is in proportion to what the change moves.
         """
         after = times[0]
-        return bounds(after, times, (error * after, self._variation * after, self._model_error * abs(before - after)))
+        inferred = self._graph is not None and self._graph.inferred > 0
+        missed = model_error(changes, bool(self._setting.gpu), inferred)
+        return bounds(after, times, (error * after, self._variation * after, missed * abs(before - after)))
 
     def pipeline_places(self, flush: Flush, change: PipelineChange) -> dict[Key, tuple[int, int]]:
         """Start and end of each computation of a flush with a change, as `predict` replays it, in ns after the pipeline
@@ -289,6 +297,9 @@ class Replayer:
         replaced = frozenset(change.rank for change in changes if isinstance(change, ReplacedRank))
         setting = replace(self._setting, bias=bias, cores_known=self._slowdown.significant, replaced=replaced)
         pipelined = [change for change in changes if isinstance(change, PipelineChange)]
+        loaded = any(isinstance(change, LoaderWorkers | MoreLoaderWorkers) for change in changes)
+        if graph is not None and changes and setting.loader_processes and not loaded:
+            graph = as_they_came(graph, replaced)
         for change in changes:
             if isinstance(change, PipelineChange):
                 continue
@@ -362,11 +373,6 @@ class Replayer:
     def _error(self) -> float:
         return self.error_frac or 0.0
 
-    @property
-    def _model_error(self) -> float:
-        """Share of what a change moves by which its prediction may be off, beside the sources of error known."""
-        return INFERRED_ERROR if self._graph is not None and self._graph.inferred else MODEL_ERROR
-
     def _absent(self) -> int:
         """Ranks of the job that no file holds, as far as the trace records its size."""
         return max(0, (self._facts.world_size or 0) - len(self._facts.trace.ranks))
@@ -427,9 +433,9 @@ def _step_ns(facts: RunFacts) -> float:
     return float(max((lane.breakdown.window for lane in facts.lanes), default=0))
 
 
-def _variation(recorded: Sequence[Recorded], counted: Mask) -> float:
-    """How far the mean step may lie off by chance, relative; `MAX_ERROR` where there is only a single step."""
-    found = [own for entry in recorded if (own := variation(entry, counted)) is not None]
+def _variation(recorded: Sequence[Recorded], counted: Mask, gpu: bool) -> float:
+    """How far the step may lie off by chance, relative; `MAX_ERROR` where there is only a single step."""
+    found = [own for entry in recorded if (own := variation(entry, counted, gpu)) is not None]
     return float(np.mean(found)) if found else MAX_ERROR
 
 

@@ -18,24 +18,39 @@ from simulator.catalogue import CASES
 from simulator.counterfactuals import COUNTERFACTUALS, varied
 from simulator.judged import Case
 from simulator.kineto_rows import Profiler
+from simulator.structures import draw
 from simulator.variation import varied_case
 
+from benchmarks.verdicts.advised import advice_table, advised, by_code, failures
 from benchmarks.verdicts.calibration import calibration_table
+from benchmarks.verdicts.drawn_changes import FAULTS_OF
+from benchmarks.verdicts.drawn_changes import outcomes as changed
 from benchmarks.verdicts.labelled import Rates, judge, verdict_summary, verdict_table
 from benchmarks.verdicts.predicted import predict, prediction_summary, prediction_table
 
+CATALOGUED = ("verdicts", "predictions", "varied")
 console = Console(width=None if sys.stdout.isatty() else 200)
 
 
 @click.command()
-@click.option("--only", type=click.Choice(["verdicts", "predictions", "varied"]), help="One of the tables.")
+@click.option("--only", type=click.Choice([*CATALOGUED, "advice", "changes"]), help="One of the tables.")
 @click.option("--case", "pattern", default="", help="Only jobs whose names hold this.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep the recordings in this folder.")
-@click.option("--seed", type=int, multiple=True, help="Jobs varied by this seed (again and again).")
-def main(only: str | None, pattern: str, keep: Path | None, seed: tuple[int, ...]) -> None:
+@click.option("--seed", type=int, multiple=True, help="Jobs varied by it (again and again), or drawn from it on.")
+@click.option("--jobs", default=100, show_default=True, help="Drawn jobs: of `advice`, and of `changes`.")
+def main(only: str | None, pattern: str, keep: Path | None, seed: tuple[int, ...], jobs: int) -> None:
     """Analyse every simulated job and set what gpuscope says beside what is so."""
     with TemporaryDirectory() as temporary:
         folder = keep or Path(temporary)
+        drawn = range(seed[0] if seed else 0, (seed[0] if seed else 0) + jobs)
+        if only == "advice":
+            found = [advised(draw(number), folder) for number in drawn]
+            console.print(failures(found), by_code(found), advice_table(found))
+        if only == "changes":
+            kinds = list(FAULTS_OF)
+            outcomes = [one for number in drawn for one in changed(kinds[number % len(kinds)], number, folder)]
+            console.print("Truths held by ranges that are to hold so many:", calibration_table(outcomes))
+            console.print(prediction_summary(outcomes))
         if only in (None, "varied") and seed:
             _varied([varied_case(case, number) for number in seed for case in CASES if pattern in case.name], folder)
         if only in (None, "verdicts"):

@@ -48,7 +48,7 @@ def calibration_table(outcomes: Iterable[Outcome]) -> Table:
     for one in outcomes:
         if one.told is not None:
             groups["all"].append(one)
-            groups[one.case.family].append(one)
+            groups[one.family].append(one)
     table = Table("family", "predictions", *(f"{level:.0%}" for level in LEVELS), "median width")
     for family, own in groups.items():
         distances = [distance(one) for one in own]

@@ -17,6 +17,7 @@ from gpuscope.analyzers.run.runner import analyze
 
 OVERCLAIM = 1.5
 """A promised saving of more than this many true ones is an overclaim…"""
+NO_CHANGE = "no such change"
 NOTICED = 0.02
 """… where the promise is at least this share of the step."""
 
@@ -25,7 +26,8 @@ NOTICED = 0.02
 class Outcome:
     """Step times in ns. Without a prediction `why` says why there is none."""
 
-    case: Counterfactual
+    name: str
+    family: str
     before: float
     after: float
     told: Predicted | None
@@ -53,14 +55,14 @@ def predict(case: Counterfactual, folder: Path) -> Outcome:
     before, after = case.before.truth.step_ns, case.after.truth.step_ns
     replayer = analyze(case.before.write(folder)).replayer
     if not case.changes:
-        return Outcome(case, before, after, None, "no such change")
+        return Outcome(case.name, case.family, before, after, None, NO_CHANGE)
     if replayer is None:
-        return Outcome(case, before, after, None, "no replay")
+        return Outcome(case.name, case.family, before, after, None, "no replay")
     asked: list[Any] = [getattr(changes, name)(**arguments) for name, arguments in case.changes]
     told = replayer.predict(asked)
     if isinstance(told, Predicted):
-        return Outcome(case, before, after, told, "")
-    return Outcome(case, before, after, None, told.why)
+        return Outcome(case.name, case.family, before, after, told, "")
+    return Outcome(case.name, case.family, before, after, None, told.why)
 
 
 def prediction_table(outcomes: Sequence[Outcome]) -> Table:
@@ -74,9 +76,7 @@ def prediction_table(outcomes: Sequence[Outcome]) -> Table:
         cells = [f"{time / 1e6:.3f}" for time in times] + [""] * (6 - len(times))
         error = "" if one.error is None else f"{one.error:+.1%}"
         note = "OVERCLAIM" if one.overclaims else one.why
-        table.add_row(
-            one.case.name, one.case.family, *cells, error, "yes" if one.inside else "NO" if told else "", note
-        )
+        table.add_row(one.name, one.family, *cells, error, "yes" if one.inside else "NO" if told else "", note)
     return table
 
 
@@ -85,7 +85,7 @@ def prediction_summary(outcomes: Sequence[Outcome]) -> str:
     told = [one for one in outcomes if one.error is not None]
     if not told:
         return "nothing predicted"
-    asked = [one for one in outcomes if one.case.changes]
+    asked = [one for one in outcomes if one.why != NO_CHANGE]
     errors = [abs(one.error or 0.0) for one in told]
     return (
         f"{len(told)} of {len(asked)} predicted: median error {median(errors):.1%}, worst {max(errors):.1%}; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from simulator.counterfactuals import COUNTERFACTUALS
 
 from benchmarks.verdicts.calibration import coverage, distance, scale
 from benchmarks.verdicts.predicted import Outcome
@@ -11,7 +10,7 @@ from gpuscope.analyzers.changes import Predicted
 
 
 def outcome(truth: float, low: int, high: int) -> Outcome:
-    return Outcome(COUNTERFACTUALS[0], 2_000, truth, Predicted(2_000, 1_000, low, high, "a test"), "")
+    return Outcome("a job", "bytes", 2_000, truth, Predicted(2_000, 1_000, low, high, "a test"), "")
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ class Batch:
     prefetch: int
     load: int
     own: int = 50_000
+    apart: bool = False
+    """When the recording begins, the processes are done one after the other."""
 
 
 @dataclass(frozen=True)

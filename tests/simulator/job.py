@@ -58,6 +58,8 @@ class Job:
     rate: float = 150.0
     """Bytes per ns of bus bandwidth."""
     bucket_bytes: int = 25 * MIB
+    first_bucket: int = 0
+    """Bytes of the first bucket, where it has others (ddp)."""
     wire: float = 1.0
     """Bytes of gradients sent, of those there are."""
     overlap: bool = True
@@ -119,6 +121,8 @@ class Job:
     """Those whose loader is slow; that of the others takes a hundredth of it."""
     workers: int = 4
     """Loader processes; 0 loads on the training thread."""
+    workers_apart: bool = False
+    """They deliver one after the other when the recording begins, else all at once."""
     copy_bytes: int = 0
     copies: int = 1
     copy: str = "pinned"
@@ -127,6 +131,8 @@ class Job:
     """`.item()` calls in a forward pass…"""
     item_own_ns: int = 2_000
     """… and what the host does with the number before it goes on."""
+    read_late: bool = False
+    """The numbers are read, and that is done, behind the step's last launch."""
     device_syncs: int = 0
     """torch.cuda.synchronize() calls in a backward pass."""
     blocking: bool = True

@@ -94,8 +94,9 @@ class _Loader:
         """When the next batch is there; the one that takes its place is asked for then."""
         ahead = batch.workers * batch.prefetch
         if not self.asked:
-            # The job has run before the recording begins: each worker is just done with a batch.
-            self.asked = [-batch.load] * ahead
+            # The job has run before the recording begins: each worker is just done with a batch, or will be in turn.
+            turn = batch.load // batch.workers if batch.apart else 0
+            self.asked = [min(k, batch.workers - 1) * turn - batch.load for k in range(ahead)]
         k, self.taken = self.taken, self.taken + 1
         last = self.ready[k - batch.workers] if k >= batch.workers else UNSET
         self.ready.append(max(self.asked[k], last) + batch.load if last != UNSET else self.asked[k] + batch.load)

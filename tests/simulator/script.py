@@ -57,6 +57,7 @@ class Script:
         self._used: set[str] = set()
         self._sequence: dict[str, int] = {}
         self._written = 0
+        self._unread = 0
 
     def add(self, *instructions: Instruction) -> None:
         self.out += instructions
@@ -162,8 +163,22 @@ class Script:
         self.flush()
         work = Work("Memcpy DtoH (Device -> Pinned)", 1_500, COMPUTE_STREAM, Kind.MEMORY, "gpu_memcpy", {"bytes": 4})
         with self.range("aten::item"), self.range("aten::_local_scalar_dense"):
-            self.add(Host(3_000), Launch(work, "cudaMemcpyAsync", 5_000), *self._wait(COMPUTE_STREAM))
-        own = self.job.item_own_ns
+            waits = () if self.job.read_late else self._wait(COMPUTE_STREAM)
+            self.add(Host(3_000), Launch(work, "cudaMemcpyAsync", 5_000), *waits)
+        if self.job.read_late:
+            self._unread += 1
+            self.add(Record(f"read {self.step}", COMPUTE_STREAM))
+        else:
+            self._use(self.job.item_own_ns)
+
+    def read(self) -> None:
+        """What the step did not read yet."""
+        if self._unread:
+            self.add(Synchronize(f"read {self.step}"))
+            self._use(self._unread * self.job.item_own_ns)
+            self._unread = 0
+
+    def _use(self, own: int) -> None:
         self.add(Host(own, Reason.LONG if own >= LONG_NS else Reason.OWN))
 
     def synchronize(self) -> None:

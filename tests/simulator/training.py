@@ -80,7 +80,7 @@ def _input(script: Script) -> None:
         )
         kind = "_MultiProcessing" if job.workers else "_SingleProcess"
         script.add(Begin(f"enumerate(DataLoader)#{kind}DataLoaderIter.__next__", "user_annotation"))
-        script.add(Batch(job.workers, 2, load) if job.workers else Host(load, Reason.INPUT))
+        script.add(Batch(job.workers, 2, load, apart=job.workers_apart) if job.workers else Host(load, Reason.INPUT))
         script.add(End())
     for number in range(job.copies if job.copy_bytes else 0):
         script.copy_batch(number)
@@ -119,6 +119,7 @@ def _data_parallel_step(script: Script) -> None:
         _copy_gradients(script)
         script.turn(MAIN_THREAD)
     optimizer(script)
+    script.read()
     if job.empty_cache:
         script.flush()
         script.add(*(Allocate("cudaFree", job.allocation_ns, drains=True) for _ in range(job.empty_cache)))
@@ -208,6 +209,7 @@ def _backward(script: Script, sync: bool = True) -> list[str]:
     job = script.job
     pending: list[str] = []
     held: list[int] = []
+    sent = False
     late: list[int] = []
     gathered: dict[int, str] = {}
     tensor = job.layer_bytes // job.gemms
@@ -227,11 +229,12 @@ def _backward(script: Script, sync: bool = True) -> list[str]:
             for size in filter(None, (job.bias_bytes, tensor)):
                 last = layer == 0 and n == 0 and size == tensor
                 held.append(size)
-                full = (sum(held) >= job.bucket_bytes or last) and job.parallel in ("ddp", "tensor") and sync
+                limit = job.first_bucket if job.first_bucket and not sent else job.bucket_bytes
+                full = (sum(held) >= limit or last) and job.parallel in ("ddp", "tensor") and sync
                 _accumulate(script, size, sum(held) if full and job.overlap else 0, pending)
                 if full:
                     late += [sum(held)] if not job.overlap else []
-                    held = []
+                    sent, held = True, []
         if job.parallel == "fsdp" and sync:
             pending.append(_scatter(script, layer))
         _freed(script, "backward", layer)

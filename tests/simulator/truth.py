@@ -7,7 +7,7 @@ calls and launching by running each rank alone once more, its calls returning at
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -29,6 +29,7 @@ from simulator.instructions import (
 )  # fmt: skip
 from simulator.machine import Programs, execute
 from simulator.recorded import Operation, Recorded, Run
+from simulator.script import COPY_STREAM
 from simulator.spans import Spans
 
 CLASSES = {
@@ -75,9 +76,7 @@ def truth_of(
     """`unlike`: steps injected to be unlike the others; `ranks`: those the recording holds."""
     held = sorted(run.ranks if ranks is None else ranks)
     bounds = {rank: device_steps(run.ranks[rank]) for rank in run.ranks}
-    numbers = sorted(set.intersection(*(set(own) for own in bounds.values())))
-    steps = {k: max(bounds[rank][k][1] - bounds[rank][k][0] for rank in held) for k in numbers}
-    steady = tuple(k for k in numbers[:-1] if k not in set(unlike))
+    steps, steady = _judged(bounds, unlike, held)
     total: Counter[str] = Counter()
     for rank in held:
         free = run_alone(run.ranks[rank], programs[rank], hardware)
@@ -88,11 +87,29 @@ def truth_of(
     return Truth(steps, steady, _verdict(shares), waits)
 
 
-def device_steps(recorded: Recorded) -> dict[int, tuple[int, int]]:
-    """Start and end of each device step: the first operation launched in the host step, to that of the next."""
+def step_ns(run: Run, unlike: Iterable[int] = ()) -> float:
+    """«The step» of a run, in a fraction of the time that its whole truth takes. Copies on a stream of their own, which
+    may run steps ahead, begin none."""
+    bounds = {rank: device_steps(recorded, ahead=COPY_STREAM) for rank, recorded in run.ranks.items()}
+    steps, steady = _judged(bounds, unlike, sorted(bounds))
+    return float(median(steps[k] for k in steady))
+
+
+def _judged(
+    bounds: Mapping[int, Mapping[int, tuple[int, int]]], unlike: Iterable[int], held: Sequence[int]
+) -> tuple[dict[int, int], tuple[int, ...]]:
+    """The steps' times, the largest over ranks, and which of them are judged."""
+    numbers = sorted(set.intersection(*(set(own) for own in bounds.values())))
+    steps = {k: max(bounds[rank][k][1] - bounds[rank][k][0] for rank in held) for k in numbers}
+    return steps, tuple(k for k in numbers[:-1] if k not in set(unlike))
+
+
+def device_steps(recorded: Recorded, ahead: int | None = None) -> dict[int, tuple[int, int]]:
+    """Start and end of each device step: the first operation launched in the host step, to that of the next. Those of
+    the stream `ahead` begin none."""
     begin: dict[int, int] = {}
     for operation in recorded.operations:
-        if operation.step >= 0:
+        if operation.step >= 0 and operation.stream != ahead:
             begin[operation.step] = min(operation.start, begin.get(operation.step, operation.start))
     starts = sorted(begin.items())
     ends = [start for _, start in starts[1:]] + [max(o.end for o in recorded.operations)]

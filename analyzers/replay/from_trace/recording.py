@@ -15,7 +15,7 @@ from gpuscope.analyzers.replay.from_trace.device_graph import device_graph
 from gpuscope.analyzers.replay.from_trace.recorded_steps import STEPS_WANTED, window
 from gpuscope.analyzers.replay.from_trace.training_thread import thread_graph
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
-from gpuscope.analyzers.replay.prediction_bounds import by_chance
+from gpuscope.analyzers.replay.prediction_bounds import by_chance, median_by_chance
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
@@ -119,11 +119,11 @@ def _core_waits(trace: Trace, rank: int, numbers: Sequence[int]) -> tuple[int, .
     return tuple(waited[number] for number in numbers) if set(numbers) <= set(waited) else ()
 
 
-def variation(entry: Recorded, counted: Mask) -> float | None:
-    """How far another run's mean step may lie from this one's by chance, relative. `counted`: which steps these means
-    are over. None where there are fewer than two comparable steps."""
+def variation(entry: Recorded, counted: Mask, gpu: bool) -> float | None:
+    """How far another run's step may lie from this one's by chance, relative. `counted`: which steps are judged. On a
+    CPU, where anything may hold up a step, as means would. None where there are fewer than two comparable steps."""
     if len(counted) != len(entry.steps_ns):
         return None
     whole = counted & (np.arange(len(counted)) < len(counted) - entry.closed)
     times = np.array(entry.steps_ns, np.float64)[whole]
-    return by_chance(times)
+    return median_by_chance(times) if gpu else by_chance(times)

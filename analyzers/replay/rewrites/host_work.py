@@ -20,6 +20,7 @@ from gpuscope.analyzers.changes import (
 )
 from gpuscope.analyzers.device_time.idleness.own_work import least_stretch
 from gpuscope.analyzers.replay.graph import CAUSES, COPY_CALL_NS, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.paced_marks import beside_kernels
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, on_host
 from gpuscope.hardware.link_rates import gpu_pcie
 from gpuscope.trace.columns.table import Mask, Times
@@ -209,7 +210,7 @@ def copy_stream(graph: Graph, change: CopyStream, setting: Setting) -> Rewritten
     _device_waits(graph, setting, "copies to it")
     nodes, why = graph.nodes, graph.edges["why"]
     crossing = np.array([label.startswith("HtoD") for label in graph.labels] + [False], np.bool_)
-    copies = graph.of(Node.DEVICE) & crossing[nodes["label"]] & _beside_kernels(graph)
+    copies = graph.of(Node.DEVICE) & crossing[nodes["label"]] & beside_kernels(graph)
     ordered = (why == Edge.STREAM) & copies[graph.edges["dst"]] & ~copies[graph.edges["src"]]
     if not ordered.any():
         raise UnreplayableError("the replayed steps hold no copy to the device on a stream that computes")
@@ -224,13 +225,6 @@ def copy_stream(graph: Graph, change: CopyStream, setting: Setting) -> Rewritten
     after = dict(zip(*ends, strict=True))
     found = replace(found, marks={rank: _past(own, copies, after) for rank, own in graph.marks.items()})
     return Rewritten(found, f"{int(copies.sum())} copies on a stream of their own, one after the other")
-
-
-def _beside_kernels(graph: Graph) -> Mask:
-    """Which nodes are on a stream that runs kernels."""
-    lane = graph.nodes["rank"] * (int(graph.nodes["lane"].max(initial=0)) + 2) + graph.nodes["lane"]
-    kernels = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
-    return np.asarray(np.isin(lane, np.unique(lane[kernels])))
 
 
 def _past(marks: Times, copies: Mask, after: Mapping[int, int]) -> Times:
@@ -272,18 +266,19 @@ def _pinned(graph: Graph, copies: Mask, dur: Times, setting: Setting) -> tuple[T
 
 
 def _around(graph: Graph, copies: Mask) -> list[tuple[int, int, int, int]]:
-    """Stream order of the operations before and behind copies, once the copies are beside them."""
-    stream = graph.edges["why"] == Edge.STREAM
-    before = dict(zip(graph.edges["dst"][stream].tolist(), graph.edges["src"][stream].tolist(), strict=True))
+    """What came behind copies in stream order, or waited for an event behind one, still waits for the operation before
+    them, once the copies are beside both."""
+    src, dst, why = (graph.edges[name] for name in ("src", "dst", "why"))
+    stream = why == Edge.STREAM
+    before = dict(zip(dst[stream].tolist(), src[stream].tolist(), strict=True))
+    passed = (stream | (why == Edge.EVENT)) & copies[src] & ~copies[dst]
     edges: list[tuple[int, int, int, int]] = []
-    for node, source in before.items():
-        if copies[node] or not copies[source]:
-            continue
+    for source, node, kind in zip(src[passed].tolist(), dst[passed].tolist(), why[passed].tolist(), strict=True):
         behind: int | None = source
         while behind is not None and copies[behind]:
             behind = before.get(behind)
         if behind is not None:
-            edges.append((behind, node, 0, Edge.STREAM))
+            edges.append((behind, node, 0, kind))
     return edges
 
 

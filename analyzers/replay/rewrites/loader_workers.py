@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from gpuscope.analyzers.changes import LoaderWorkers, MoreLoaderWorkers
@@ -13,8 +15,11 @@ from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
 from gpuscope.words import units
 
-HAND_OVER_NS = 1_000_000
-"""What taking a ready batch from worker processes costs at worst: queue, wake-up and pinning, 0.1–1 ms."""
+HAND_OVER_NS = {-1: 0, 0: 100_000, 1: 1_000_000}
+"""What taking a ready batch from worker processes costs the training thread, by case: queue, wake-up, pinning."""
+
+BEHIND = 0.05
+"""Of the time between batches: if less is waited for one on average, that is what taking it costs: workers keep up."""
 
 
 def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rewritten:
@@ -23,8 +28,7 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
     What a batch takes is what the training thread itself spends on loading it: so it is known only for a loader
     without workers. The replayed steps begin amid others: what the first batches are waited for is what those before
     them were.
-    Where it turns out badly, a batch takes `HAND_OVER_NS` to be handed over, where it turns out well, none; and batches
-    take as much longer or shorter as their mean may by chance: where workers can't keep up, they are the step.
+    Batches take as much longer or shorter as their mean may by chance: where workers can't keep up, they are the step.
     """
     loading = np.where(on_host(graph), graph.nodes["input"], 0)
     if not loading.any():
@@ -39,7 +43,7 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
     free = graph.with_nodes(dur=graph.nodes["dur"] - loading, input=graph.nodes["input"] - loading)
     done = replay(free)
     own = float(np.mean([times.mean() for times in done.steps(free).values()]))
-    extra = {-1: 0, 0: HAND_OVER_NS // 10, 1: HAND_OVER_NS}[setting.bias]
+    extra = HAND_OVER_NS[setting.bias]
     nodes: list[dict[str, int]] = []
     edges: list[tuple[int, int, int, int]] = []
     src = free.edges["src"].copy()
@@ -60,7 +64,8 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
             step = int(graph.nodes["step"][consumer])
             nodes.append({"kind": Node.MARK, "rank": rank, "start": end, "end": end, "step": step})
             src[src == consumer] = taken
-            edges += [(consumer, taken, 0, Edge.PROGRAM), (made, taken, min(extra, spent), Edge.SYNC)]
+            own_part = min(extra, spent)
+            edges += [(consumer, taken, own_part, Edge.PROGRAM), (made, taken, own_part, Edge.SYNC)]
             if not begun:
                 edges.append((made - 2 * change.workers, made, 0, Edge.STREAM))
             if place >= (ahead := change.workers * change.prefetch):
@@ -77,7 +82,8 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
 def more_workers(graph: Graph, change: MoreLoaderWorkers, setting: Setting) -> Rewritten:
     """Where every batch is waited for, the workers are all busy, so that batches come `times` as often from `times` as
     many. Between two that were not both waited for, workers had time to spare: they come no later than so.
-    Where it turns out badly, batches take as much longer as their mean may by chance.
+    Taking one costs the thread no less than the shortest wait, up to `HAND_OVER_NS`. Where it turns out badly, batches
+    take as much longer as their mean may by chance.
     """
     loading = np.where(on_host(graph), graph.nodes["input"], 0)
     if not loading.any():
@@ -89,7 +95,9 @@ def more_workers(graph: Graph, change: MoreLoaderWorkers, setting: Setting) -> R
     edges: list[tuple[int, int, int, int]] = []
     src = free.edges["src"].copy()
     for rank in graph.ranks:
-        consumers = [consumer for consumer, _ in _batches(graph, loading, rank)]
+        batches = _batches(graph, loading, rank)
+        consumers = [consumer for consumer, _ in batches]
+        extra = min([HAND_OVER_NS[setting.bias], *(spent for _, spent in batches)])
         came = graph.nodes["end"][consumers]
         between = np.diff(came)
         if not len(between):
@@ -104,12 +112,41 @@ def more_workers(graph: Graph, change: MoreLoaderWorkers, setting: Setting) -> R
             nodes.append({"kind": Node.MARK, "rank": rank, "dur": int(every[place]), "release": release})
             nodes.append({"kind": Node.MARK, "rank": rank, "start": end, "end": end, "step": step})
             src[src == consumer] = taken
-            edges += [(consumer, taken, 0, Edge.PROGRAM), (made, taken, 0, Edge.SYNC)]
+            edges += [(consumer, taken, extra, Edge.PROGRAM), (made, taken, 0, Edge.SYNC)]
             edges += [(made - 2, made, 0, Edge.STREAM)] if place else []
     return Rewritten(
         free.with_edges(src=src).add(nodes, edges),
         f"batches {change.times:g} times as often, from {change.times:g} times as many workers with a core each",
     )
+
+
+def as_they_came(graph: Graph, but: Collection[int]) -> Graph:
+    """Where workers fall behind, batches come no sooner because the training thread asks sooner: these were at work all
+    the time. `but`: ranks whose loaders are other ones."""
+    loading = np.where(on_host(graph), graph.nodes["input"], 0)
+    dur, src = graph.nodes["dur"].copy(), graph.edges["src"].copy()
+    nodes: list[dict[str, int]] = []
+    edges: list[tuple[int, int, int, int]] = []
+    for rank in set(graph.ranks).difference(but):
+        batches = _batches(graph, loading, rank)
+        came = graph.nodes["end"][[consumer for consumer, _ in batches]]
+        usual = float(np.mean([spent for _, spent in batches] or [0]))
+        if len(came) < 2 or usual < BEHIND * float(np.diff(came).mean()):
+            continue
+        for consumer, spent in batches:
+            waited = int(min(loading[consumer], spent)) - HAND_OVER_NS[0]
+            if waited <= 0:
+                continue
+            end, step = int(graph.nodes["end"][consumer]), int(graph.nodes["step"][consumer])
+            made, taken = len(graph) + len(nodes), len(graph) + len(nodes) + 1
+            dur[consumer] -= waited
+            nodes.append({"kind": Node.MARK, "rank": rank, "dur": 0, "release": end})
+            nodes.append({"kind": Node.MARK, "rank": rank, "start": end, "end": end, "step": step})
+            src[src == consumer] = taken
+            edges += [(consumer, taken, 0, Edge.PROGRAM), (made, taken, 0, Edge.SYNC)]
+    if not nodes:
+        return graph
+    return graph.with_nodes(dur=dur).with_edges(src=src).add(nodes, edges)
 
 
 def _pace_error(came: Times) -> float:

@@ -39,11 +39,11 @@ def test_graphs_where_steady_steps_repeat() -> None:
 
 
 def test_graphs_leave_what_the_device_does() -> None:
-    """60 ms of each of the two steps are busy: 50 compute, 8 communication, 2 copies."""
+    """50 ms of each of the two steps compute; waiting for ranks whose launches were late may go with these."""
     case = launching()
     parts = {"compute": 100_000_000, "exposed_communication": 16_000_000, "exposed_memory": 4_000_000, "idle": 0}
     case["ranks"][0]["breakdown_ns"] = parts  # type: ignore[typeddict-item]
-    assert graphs(case) == (["60000000"], [])
+    assert graphs(case) == (["50000000"], [])
 
 
 def test_one_step_gets_a_figure_that_says_what_it_assumes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import BUSY, by_framework, config, device_floor, on_cpu, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_floor, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.blocking_rules import SHOWN, Place, batches, freed, places
 from gpuscope.analyzers.changes import CapturedGraphs, Change, PinnedCopies, Refused
@@ -91,7 +91,8 @@ class BoundToNode(Suggestion):
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """Graphs, if the run can be one; the cores beside each GPU."""
-    if on_cpu(case) or finding["share_frac"] < max(_others(case), default=0.0):
+    largest = finding["share_frac"] >= max(_others(case), default=0.0)
+    if on_cpu(case) or not (largest or case.report["verdict"]["cause"] == finding["code"]):
         return
     setting = None if _in_graphs(case) else _setting(case)
     blocking, shapes = _blocking(case), _unlike_shapes(case)
@@ -100,7 +101,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         record = GraphsOnceFree(steps, blocking) if blocking else Graphs(steps)
         changes = (*_freeing(blocking), CapturedGraphs())
         refused = Refused(shapes or NO_STEPS) if shapes or not steps else None
-        yield Proposal(finding, record, setting, changes, refused, device_floor(case, *BUSY))
+        yield Proposal(finding, record, setting, changes, refused, device_floor(case, "compute"))
     if not dominates(case, finding):
         return
     if (case.program == "pytorch" or case.program is None) and (case.report["trace"]["world_size"] or 1) > 1:

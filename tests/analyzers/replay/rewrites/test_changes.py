@@ -34,6 +34,7 @@ from gpuscope.analyzers.changes import (
 )
 from gpuscope.analyzers.replay.graph import Gradient, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Setting
+from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.collective_costs.message_cost import assume
 from gpuscope.trace.schema import Kind
@@ -111,13 +112,24 @@ def test_loader_workers_load_beside_the_step() -> None:
     assert [after(graph, LoaderWorkers(4), bias=bias) for bias in (-1, 0, 1)] == [30 * ms, 30.1 * ms, 31 * ms]
 
 
+def test_batches_of_busy_workers_come_no_sooner_for_a_host_that_asks_sooner() -> None:
+    """A batch every 50 ms, 30 of them waited for. Without the 10 of the collector the thread waits 40; without
+    that of a rank whose loader is replaced, the step is that much shorter. One that was there at once binds nobody."""
+    ms = 1_000_000
+    waited = job([Step(), *(Host(30 * ms, input=30 * ms), Host(20 * ms, gc=10 * ms), Step()) * 4])
+    ready = job([Step(), *(Host(50_000, input=50_000), Host(20 * ms, gc=10 * ms), Step()) * 4])
+    assert steps(as_they_came(waited, ())) == [50 * ms] * 4
+    for graph, but, last in ((waited, (), 50 * ms), (waited, (0,), 40 * ms), (ready, (), 10 * ms + 50_000)):
+        assert steps(rewrite(as_they_came(graph, but), NoCollector(), ALL_RANKS).graph)[-1] == last
+
+
 def test_twice_the_workers_deliver_twice_as_often() -> None:
     """A batch every 50 ms, 40 of them waited for: one every 25 then, with four times as many one every 12.5, and
-    never sooner than the 10 that the rest takes."""
+    never sooner than the 10 that the rest takes, with 0.1 to take a batch."""
     ms = 1_000_000
     batch = (Host(40 * ms, input=40 * ms), Host(10 * ms), Step())
     graph, workers = job([Step(), *batch * 4]), replace(ALL_RANKS, loader_processes=True)
-    for times, last in ((2.0, 25.0), (4.0, 12.5), (8.0, 10.0)):
+    for times, last in ((2.0, 25.0), (4.0, 12.5), (8.0, 10.1)):
         assert steps(rewrite(graph, MoreLoaderWorkers(times), workers).graph)[-1] == last * ms
     with pytest.raises(UnreplayableError, match="no workers yet"):
         after(graph, MoreLoaderWorkers(2.0))

@@ -1,0 +1,38 @@
+"""Changes of drawn jobs that once were predicted far off, beside the simulated truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from simulator.counterfactuals import ANEW
+from simulator.judged import Case
+from simulator.structures import draw
+from simulator.truth import step_ns
+
+from benchmarks.verdicts.drawn_changes import changes_of
+from gpuscope.analyzers.changes import Change, CopyStream, Predicted, RemovedSyncs
+from gpuscope.analyzers.run.runner import analyze
+
+
+@pytest.mark.parametrize(
+    ("seed", "change"),
+    [
+        # A gather that waited for an event behind the copy still waits for what came before the copy.
+        pytest.param(5, CopyStream(), id="events_behind_copies"),
+        # Copies on a stream of their own begin the steps, and run ahead once the host does.
+        pytest.param(81, RemovedSyncs(), id="steps_begin_with_copies_ahead"),
+    ],
+)
+def test_the_prediction_is_the_truth(seed: int, change: Change, tmp_path: Path) -> None:
+    job = draw(seed, "slow link").job
+    (fields,) = (fields for _, changed, fields in changes_of(job) if changed == (change,))
+    after = Case(replace(job, seed=job.seed + ANEW, **fields), "")
+    replayer = analyze(Case(job, "").write(tmp_path), advice=False, replay=True).replayer
+    assert replayer is not None
+    told = replayer.predict(change)
+    assert isinstance(told, Predicted), told
+    truth = step_ns(after.run, after.unlike)
+    assert told.after == pytest.approx(truth, rel=0.01)
+    assert told.low <= truth <= told.high
