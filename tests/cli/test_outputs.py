@@ -48,7 +48,7 @@ OUTPUTS = [
     ["analyze", "{trace}", "--html"], ["analyze", "{trace}", "--csv"], ["export", "{trace}", "--perfetto"],
     ["export", "{trace}", "--nccl-tuner"], ["reduce", "{trace}", "-o"], ["convert", "{trace}"],
     ["check", "{trace}", "--baseline", "{other}", "--junit"],
-    ["bench", "tune", "--size", "64K", "--nccl-tuner"], ["bench", "tune", "--size", "64K", "--proof"],
+    ["tune", "--html", "{out}", "--", "python", "train.py"], ["tune", "--take", "{out}", "--", "python", "train.py"],
 ]  # fmt: skip
 
 
@@ -58,7 +58,8 @@ def test_what_can_t_be_written_is_an_error_before_any_work(trace: Path, tmp_path
     other = tmp_path / "other.json"
     other.write_bytes(trace.read_bytes())
     before = below(tmp_path)
-    done = gpuscope(*(arg.format(trace=trace, other=other) for arg in args), other / "out" / "file.csv")
+    named = args if "{out}" in args else [*args, "{out}"]
+    done = gpuscope(*(arg.format(trace=trace, other=other, out=other / "out" / "file.csv") for arg in named))
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
     assert str(other) in done.stderr
     assert "Traceback" not in done.stderr

@@ -36,7 +36,7 @@ class Published:
 
 DOCUMENTS: Mapping[str, Published] = {
     "report": Published(Report, SCHEMA_VERSION, ("analyze", "hang", "runs show")),
-    "diff": Published(Diff, DIFF_VERSION, ("diff", "check")),
+    "diff": Published(Diff, DIFF_VERSION, ("diff", "check", "again")),
     "plan": Published(Plan, PLAN_VERSION, ("advise",)),
     "tune": Published(TuneDocument, TUNE_VERSION, ("tune",)),
     "info": Published(Info, 1, ("info",)),
