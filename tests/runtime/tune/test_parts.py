@@ -142,11 +142,11 @@ def of(*values: float) -> Run:
 
 def test_losses_of_a_script_without_a_seed_are_compared_with_their_own_noise() -> None:
     runs = [of(1.0, 0.5), of(1.1, 0.6)]
-    assert losses.compared(runs) == "within_noise"
-    limit = losses.limit(runs, alters=False)
+    assert losses.compared([runs]) == "within_noise"
+    limit = losses.limit([runs], alters=False)
     assert limit == pytest.approx(2 / 6)
     assert losses.moved(runs, of(1.0, 0.7)) == pytest.approx(1 / 7)
-    assert losses.limit([Run(Path("run"))] * 2, alters=False) is None
+    assert losses.limit([[Run(Path("run"))] * 2], alters=False) is None
 
 
 PATCHED = [
