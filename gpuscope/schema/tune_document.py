@@ -62,10 +62,10 @@ class TriedChange(TypedDict):
 
 
 class ByHand(TypedDict):
-    """A suggestion that can't be tried from outside the script."""
+    """A suggestion that can't be tried from outside the script, or work of the script's own."""
 
     code: str
-    """The suggestion's code."""
+    """The suggestion's code; of the script's own work that none answers the finding's, `host_other`."""
     action: str
     """What to do."""
     setting: str

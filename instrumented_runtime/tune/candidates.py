@@ -6,7 +6,7 @@ Another source of candidates is another function of this kind, given to the sess
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,6 +85,7 @@ class Advice:
     by_hand: list[ByHand]
 
 
+BY_SCRIPT = "the script has to change"
 Source = Callable[[Mapping[str, Any]], Advice]
 """From a report to what to try."""
 
@@ -104,6 +105,9 @@ def of_advice(applicable: Applicable, group: Group, allowed: Sequence[str]) -> S
                 continue
             one = replace(_candidate(entry, tuple(changes)), findings=frozenset({str(entry.get("finding"))}))
             found.setdefault(tuple(changes), one)
+        answered = {str(entry.get("finding")) for entry in _entries(report)}
+        for row in _own_code(report, answered):
+            by_hand.setdefault((row["code"], row["setting"]), row)
         return Advice(sorted(found.values(), key=lambda one: one.order), list(by_hand.values()))
 
     return source
@@ -132,7 +136,19 @@ def shown(setting: Mapping[str, Any]) -> str:
     return f"{setting['name']}={setting['value']}" if setting["value"] else str(setting["name"])
 
 
+OWN_CODE, LEAST_SHARE = "host_other", 0.05
+"""The finding of what the script itself does beside training, and the share of the step from which it is work."""
+
+
+def _own_code(report: Mapping[str, Any], answered: Collection[str]) -> Iterator[ByHand]:
+    """What the script's own code takes, where no suggestion answers that."""
+    for finding in report.get("findings") or () if OWN_CODE not in answered else ():
+        if finding["code"] == OWN_CODE and (finding.get("share_frac") or 0.0) >= LEAST_SHARE:
+            where = next((one["name"] for one in finding["evidence"]), "")
+            yield {"code": OWN_CODE, "action": finding["message"], "setting": where, "why": BY_SCRIPT}
+
+
 def _by_hand(entry: Mapping[str, Any], groups: Sequence[str]) -> ByHand:
     options = " ".join(f"--allow {name}" for name in groups)
-    why = f"it may alter training: {options} tries it" if groups else "the script has to change"
+    why = f"it may alter training: {options} tries it" if groups else BY_SCRIPT
     return {"code": entry["code"], "action": entry["action"], "setting": shown(entry["setting"]), "why": why}

@@ -152,7 +152,11 @@ def more_workers(graph: Graph, change: MoreLoaderWorkers, setting: Setting) -> R
         if usual < BEHIND * float(between.mean()):
             return Rewritten(graph, "its workers keep up: batches are ready when they are asked for")
         slower = max(0.0, 1 + setting.bias * _pace_error(came))
-        every = np.rint(np.append(between.mean(), between) * slower / change.times).astype(np.int64)
+        use = setting.core_use.get(rank)
+        # What they compute is not recorded: at worst they have no more cores than now.
+        held = setting.bias > 0 and use is not None and use.free < change.times
+        times = 1.0 if held else change.times
+        every = np.rint(np.append(between.mean(), between) * slower / times).astype(np.int64)
         begin = int(came[0] - between.mean())
         for place, consumer in enumerate(consumers):
             made, taken = len(graph) + len(nodes), len(graph) + len(nodes) + 1
