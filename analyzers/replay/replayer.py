@@ -21,13 +21,12 @@ from gpuscope.analyzers.changes import (
     RegroupedCommunication,
     ReplacedRank,
 )
-from gpuscope.analyzers.facts.counted_by_step.core_waits import threads_and_cores
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.facts.setup import cores_counted
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.nccl.measured.timed_series import tool_fits
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
+from gpuscope.analyzers.replay.core_use import core_use
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.from_trace.recording import Recorded, variation
@@ -37,7 +36,7 @@ from gpuscope.analyzers.replay.paced_marks import paced_by_kernels
 from gpuscope.analyzers.replay.pipeline_times import as_replayed
 from gpuscope.analyzers.replay.prediction_bounds import bounds, model_error
 from gpuscope.analyzers.replay.ranks_joined import joined, unmatched_messages
-from gpuscope.analyzers.replay.rewrite import CoreUse, Setting
+from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
@@ -457,22 +456,5 @@ def _setting(facts: RunFacts) -> Setting:
         stage_of={rank: stage for rank, (_, stage) in stages.items()},
         measured=tool_fits(facts),
         nccl=RunChoices(facts),
-        core_use=_core_use(facts),
+        core_use=core_use(facts),
     )
-
-
-def _core_use(facts: RunFacts) -> dict[int, CoreUse]:
-    cores = cores_counted(facts.trace)
-    if cores is None:
-        return {}
-    found = {}
-    for lane in facts.lanes:
-        counted = facts.core_times.get(lane.rank, {})
-        asleep = [
-            step.end - step.start - own.ran - own.waited
-            for step in lane.steps
-            if (own := counted.get(step.step)) is not None and own.ran is not None and facts.steady.judged(step.step)
-        ]
-        threads = threads_and_cores(facts.trace, lane.rank)[0] if lane.device == NA else 0
-        found[lane.rank] = CoreUse(cores, max(threads, 1), max(float(np.mean(asleep)), 0.0) if asleep else None)
-    return found

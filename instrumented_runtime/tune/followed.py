@@ -113,8 +113,8 @@ def _wanted(value: str, old: int | None) -> int | None:
 
 
 def the_one(report: Report, before: Seen, after: Seen) -> str:
-    """The code of the one suggestion that was followed, if need be with another value. Raises `UsageError` where that is
-    none or several."""
+    """The code of the one suggestion that was followed, if need be with another value. Raises `UsageError` where
+    that is none or several."""
     codes = followed(report, before, after)
     if not codes:
         codes = [one.code for one in otherwise(report, before, after)]
