@@ -55,6 +55,12 @@ def _by_affinity(told: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Iterato
         yield len(cores) // sharing
 
 
+def cores_counted(trace: Trace) -> int | None:
+    """The fewest cores that a rank has, as its files tell; None where none does."""
+    counted = list(_by_file(trace))
+    return max(min(counted), 1) if counted else None
+
+
 def _by_file(trace: Trace) -> Iterator[int]:
     """The cores that a recorder counted in its process, or nsys on its host, by the ranks of that host: those at hand,
     of a larger job as many as it has devices."""

@@ -26,6 +26,7 @@ from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.nccl.measured.timed_series import tool_fits
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
+from gpuscope.analyzers.replay.core_use import core_use
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.from_trace.recording import Recorded, variation
@@ -455,4 +456,5 @@ def _setting(facts: RunFacts) -> Setting:
         stage_of={rank: stage for rank, (_, stage) in stages.items()},
         measured=tool_fits(facts),
         nccl=RunChoices(facts),
+        core_use=core_use(facts),
     )

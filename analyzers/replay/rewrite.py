@@ -18,6 +18,23 @@ from gpuscope.trace.columns.table import Mask, Times
 
 
 @dataclass(frozen=True)
+class CoreUse:
+    """What a rank has of its host's cores."""
+
+    cores: int
+    """For each rank."""
+    threads: int
+    """That training computes in."""
+    asleep: float | None
+    """ns of a step in which the training thread was neither on a core nor ready for one; None where not recorded."""
+
+    @property
+    def free(self) -> int:
+        """Cores that training leaves to others."""
+        return max(self.cores - self.threads, 0)
+
+
+@dataclass(frozen=True)
 class Setting:
     """What of a run costs depend on, and where between the bounds of what is assumed a rewrite stands."""
 
@@ -38,6 +55,8 @@ class Setting:
     """NCCL's choices as recorded in the run; None where they are not needed."""
     loader_processes: bool = False
     """Whether the data loader has worker processes already."""
+    core_use: Mapping[int, CoreUse] = field(default_factory=dict)
+    """By rank, where it is recorded."""
     stage_of: Mapping[int, int] = field(default_factory=dict)
     """The stage of each rank of a pipeline: ranks of other stages do other work."""
     replaced: frozenset[int] = frozenset()

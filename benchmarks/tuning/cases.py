@@ -42,7 +42,7 @@ CASES = (
     Case("garbage", "settings", ("manual_gc",)),
     Case("optimizer", "settings", ("fused_optimizer",)),
     Case("threads", "settings", ("cpu_threads",), environment={"OMP_NUM_THREADS": "8"}),
-    Case("histograms", "by hand", ("host_work_named", "host_work_aside")),
+    Case("histograms", "by hand", ("host_work_named", "host_work_aside", "host_other")),
     Case("pageable", "nothing"),
     Case("unused", "nothing", processes=2),
     Case("healthy_loader", "nothing"),

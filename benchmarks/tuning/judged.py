@@ -102,7 +102,7 @@ class Row:
         notes = [self.failure] if self.failure else []
         if len(self.truth.losses) > 1:
             notes.append("the fixed variant's loss differs")
-        tried = {change["code"] for change in self.changes}
+        tried = {code for change in self.changes for code in change["code"].split(" + ")}
         by_hand = {row["code"] for row in self.tuned["by_hand"]} if self.tuned else set()
         if self.case.removable == "by hand" and by_hand & set(self.case.codes):
             notes.append("named as work by hand")

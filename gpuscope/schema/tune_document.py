@@ -14,7 +14,7 @@ Outcome = Literal[
     "no_steps", "budget", "not_confirmed",
 ]  # fmt: skip
 Ended = Literal["done", "nothing_applicable", "no_advice", "budget", "interrupted"]
-Compared = Literal["equal", "within_noise", "not_seen"]
+Compared = Literal["equal", "within_noise", "seen_once", "not_seen"]
 
 
 class Setting(TypedDict):
@@ -62,10 +62,10 @@ class TriedChange(TypedDict):
 
 
 class ByHand(TypedDict):
-    """A suggestion that can't be tried from outside the script."""
+    """A suggestion that can't be tried from outside the script, or work of the script's own."""
 
     code: str
-    """The suggestion's code."""
+    """The suggestion's code; of the script's own work that none answers the finding's, `host_other`."""
     action: str
     """What to do."""
     setting: str
@@ -95,10 +95,11 @@ class TuneDocument(TypedDict):
     """Lower end of the 95 % interval of best / baseline; null where nothing is kept."""
     ratio_high: float | None
     """Its upper end."""
-    noise_frac: float
-    """How much one run's step differs from the next one's with the same settings, standard deviation."""
+    noise_frac: float | None
+    """How much one run's step differs from the next one's with the same settings, standard deviation; null where none
+    ran twice."""
     losses: Compared
-    """How the first losses of the baseline's runs compare with each other."""
+    """How the first losses of runs with the same settings compare with each other."""
     changes: list[TriedChange]
     """What was tried, in order."""
     by_hand: list[ByHand]
@@ -107,6 +108,10 @@ class TuneDocument(TypedDict):
     """Recordings made."""
     seconds: float
     """Time it took."""
+    seconds_of_runs: float
+    """Of it, runs of the command."""
+    seconds_of_analysis: float
+    """Of it, the analysis of profiled ones."""
     budget: str
     """As given."""
     take: list[str]

@@ -17,7 +17,7 @@ from gpuscope.instrumented_runtime.record.applied.table import knob
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.instrumented_runtime.record.files.manifest import Manifest
 from gpuscope.instrumented_runtime.record.run_folder import read_manifest
-from gpuscope.instrumented_runtime.tune.followed import followed, seen, the_one
+from gpuscope.instrumented_runtime.tune.followed import followed, otherwise, seen, the_one
 from gpuscope.instrumented_runtime.tune.output_argument import with_output
 from gpuscope.recorded_environment import NAMES, TAKEN_OUT, allowed
 from gpuscope.schema.document import Report
@@ -62,6 +62,10 @@ def again(asked: Asked) -> int:
     _analysed(asked.out, asked)
     before, after = seen(asked.run), seen(asked.out)
     codes = followed(report, before, after)
+    others = [] if codes else otherwise(report, before, after)
+    for one in others:
+        print(f"gpuscope: {one}", file=sys.stderr)
+    codes = codes or [one.code for one in others]
     suggestion = the_one(report, before, after) if asked.suggestion == AUTO else asked.suggestion
     if suggestion is None and len(codes) == 1:
         suggestion = codes[0]

@@ -35,11 +35,6 @@ class Budget:
         return True
 
     @property
-    def quarter(self) -> int | None:
-        """A quarter of the runs; None where time is counted."""
-        return None if self._most is None else self._most // 4
-
-    @property
     def left_s(self) -> float:
         """Seconds left; without end where runs are counted."""
         return float("inf") if self._seconds is None else self._seconds - self.spent_s

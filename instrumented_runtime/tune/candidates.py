@@ -5,8 +5,9 @@ Another source of candidates is another function of this kind, given to the sess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuscope.instrumented_runtime.record.applied.change import Change
@@ -32,6 +33,8 @@ class Candidate:
     high: float | None = None
     bound: float | None = None
     """The least that it can lead to, where no replay tells."""
+    findings: frozenset[str] = frozenset()
+    """Codes of those that it answers."""
 
     @property
     def order(self) -> tuple[int, float]:
@@ -39,6 +42,39 @@ class Candidate:
         if self.high is not None:
             return 0, self.high
         return 1, 1.0 if self.bound is None else self.bound
+
+
+SURE = 0.95
+"""Of the step: what a change leads to at most that is tried together with others before it was tried alone."""
+
+
+def together(waiting: Sequence[Candidate]) -> Candidate | None:
+    """The changes that are sure to gain much, each of a finding and of knobs that no other touches, as one; None of
+    fewer than two."""
+    chosen: list[Candidate] = []
+    for one in waiting:
+        apart = all(one.findings.isdisjoint(other.findings) and not _names(one) & _names(other) for other in chosen)
+        if one.high is not None and one.high < SURE and one.findings and apart:
+            chosen.append(one)
+    return _joined(chosen) if len(chosen) > 1 else None
+
+
+def _joined(members: Sequence[Candidate]) -> Candidate:
+    """At best what each takes off the step is taken off it, at worst what each leaves of it is left of what the others
+    leave; as expected in the middle."""
+    low = max(1 - sum(1 - one.low for one in members if one.low is not None), 0.0)
+    after = math.prod(one.after for one in members if one.after is not None)
+    added = max(1 - sum(1 - one.after for one in members if one.after is not None), low)
+    return Candidate(
+        " + ".join(one.code for one in members), "; ".join(one.action for one in members),
+        ", ".join(one.setting for one in members), tuple(change for one in members for change in one.changes),
+        (after + added) / 2, low, math.prod(one.high for one in members if one.high is not None),
+        findings=frozenset().union(*(one.findings for one in members)),
+    )  # fmt: skip
+
+
+def _names(one: Candidate) -> set[str]:
+    return {change.name for change in one.changes}
 
 
 @dataclass(frozen=True)
@@ -49,6 +85,7 @@ class Advice:
     by_hand: list[ByHand]
 
 
+BY_SCRIPT = "the script has to change"
 Source = Callable[[Mapping[str, Any]], Advice]
 """From a report to what to try."""
 
@@ -66,7 +103,11 @@ def of_advice(applicable: Applicable, group: Group, allowed: Sequence[str]) -> S
                 row = _by_hand(entry, groups)
                 by_hand.setdefault((row["code"], row["setting"]), row)
                 continue
-            found.setdefault(tuple(changes), _candidate(entry, tuple(changes)))
+            one = replace(_candidate(entry, tuple(changes)), findings=frozenset({str(entry.get("finding"))}))
+            found.setdefault(tuple(changes), one)
+        answered = {str(entry.get("finding")) for entry in _entries(report)}
+        for row in _own_code(report, answered):
+            by_hand.setdefault((row["code"], row["setting"]), row)
         return Advice(sorted(found.values(), key=lambda one: one.order), list(by_hand.values()))
 
     return source
@@ -95,7 +136,19 @@ def shown(setting: Mapping[str, Any]) -> str:
     return f"{setting['name']}={setting['value']}" if setting["value"] else str(setting["name"])
 
 
+OWN_CODE, LEAST_SHARE = "host_other", 0.05
+"""The finding of what the script itself does beside training, and the share of the step from which it is work."""
+
+
+def _own_code(report: Mapping[str, Any], answered: Collection[str]) -> Iterator[ByHand]:
+    """What the script's own code takes, where no suggestion answers that."""
+    for finding in report.get("findings") or () if OWN_CODE not in answered else ():
+        if finding["code"] == OWN_CODE and (finding.get("share_frac") or 0.0) >= LEAST_SHARE:
+            where = next((one["name"] for one in finding["evidence"]), "")
+            yield {"code": OWN_CODE, "action": finding["message"], "setting": where, "why": BY_SCRIPT}
+
+
 def _by_hand(entry: Mapping[str, Any], groups: Sequence[str]) -> ByHand:
     options = " ".join(f"--allow {name}" for name in groups)
-    why = f"it may alter training: {options} tries it" if groups else "the script has to change"
+    why = f"it may alter training: {options} tries it" if groups else BY_SCRIPT
     return {"code": entry["code"], "action": entry["action"], "setting": shown(entry["setting"]), "why": why}

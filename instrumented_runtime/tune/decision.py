@@ -1,8 +1,9 @@
 """Keep or roll back: a change is kept where its whole interval lies beyond one per cent, as `gpuscope diff` judges
 an improvement, and its losses are those of the baseline.
 
-One run shows most changes to gain nothing. What looks faster is run again, at most `ROUNDS` times: beside the best each
-time where the noise is high (best, change, best, change), so that what drifts meets both.
+One run shows most changes to gain nothing, and a large gain: one beyond what runs differ by on a busy machine. What
+looks faster but is not as clear is run again, at most `ROUNDS` times, beside the best each time (best, change, best,
+change), so that what drifts meets both.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Literal
 
 from gpuscope.instrumented_runtime.tune import losses
 from gpuscope.instrumented_runtime.tune.measured import Run
-from gpuscope.instrumented_runtime.tune.noise import Noise, change, near, noise
+from gpuscope.instrumented_runtime.tune.noise import PRIOR, Noise, assumed, at_least, change, near, noise
 from gpuscope.schema.tune_document import Outcome
 from gpuscope.welch import Interval
 
 LEAST_GAIN = 0.01
 """Of the step: `gpuscope diff`'s threshold, below which two runs of one job differ by themselves."""
-ROUNDS, LEAST_ROUNDS = 5, 2
-"""Runs of a change at most, and at least of one that is kept: its interval has to hold twice in a row."""
+ROUNDS = 6
+"""Runs of a change at most."""
 WIDER = 1.15
 """Times a single comparison's interval: a session has several changes and looks at each after every run. With it noise
 alone keeps a change in at most 5 of 100 sessions (tests/runtime/tune/test_decision.py), whatever the noise."""
@@ -58,54 +59,75 @@ class Standing:
         others = [one for one in near(self.groups, self.best) if one is not trial]
         return noise([*others, trial])
 
+    def repeat(self, run: Run) -> None:
+        """One more run of the best; steps behind the profiler's give way to the first one of its own."""
+        self.best[:] = [one for one in self.best if run.beside_profiler or not one.beside_profiler] + [run]
+
 
 def judge(standing: Standing, take: Take, *, alters: bool = False) -> Judgement:
     """Run a change until it is settled; the best is run again beside it where that helps."""
     made = Judgement("not_beyond_chance")
     standing.groups.append(made.runs)
     for number in range(ROUNDS):
-        if number and not _decisive(made.interval):
-            beside = take("best")
-            if beside is None:
-                made.outcome = "budget"
-                return made
-            if beside.failed is None:
-                standing.best.append(beside)
+        if number and not _beside(standing, take, made):
+            return made
         run = take("trial")
         if run is None or run.failed is not None:
             made.outcome, made.detail = (run.failed or "failed", run.detail) if run else ("budget", "")
             return made
         made.runs.append(run)
-        if (wrong := _losses(standing, run, made, alters=alters)) is not None:
+        wrong = _losses(standing, run, made, alters=alters)
+        if wrong == "losses_moved" and losses.own_noise([standing.baseline, standing.best]) is None:
+            # What runs differ by without any change is not known yet.
+            if not _beside(standing, take, made):
+                return made
+            wrong = _losses(standing, run, made, alters=alters)
+        if wrong is not None:
             made.outcome = wrong
             return made
         known, before = standing.noise(made.runs), made.interval
-        if known is None:
-            continue
-        made.interval = change(standing.best, made.runs, known).scaled(WIDER)
+        made.interval = change(standing.best, made.runs, assumed(known)).scaled(WIDER)
         if (made.interval.low + made.interval.high) / 2 > math.log1p(-LEAST_GAIN):
             made.outcome = "no_gain"
             return made
-        if _decisive(before) and _decisive(made.interval):
+        clear = change(standing.best, made.runs, at_least(PRIOR, known)).scaled(WIDER)
+        if _decisive(clear) or (_decisive(before) and _decisive(made.interval)):
             made.outcome = "faster"
             return made
     return made
 
 
-def confirmed(standing: Standing, take: Take) -> tuple[bool, Interval | None]:
+def _beside(standing: Standing, take: Take, made: Judgement) -> bool:
+    """Run the best once more; False where the budget does not allow it."""
+    run = take("best")
+    if run is None:
+        made.outcome = "budget"
+        return False
+    if run.failed is None:
+        standing.repeat(run)
+    return True
+
+
+def clearly_faster(standing: Standing) -> bool:
+    """Whether the best, run twice or more, is faster than the baseline beyond what runs differ by on a busy machine."""
+    known = noise([standing.baseline, standing.best])
+    return len(standing.best) > 1 and _decisive(change(standing.baseline, standing.best, at_least(PRIOR, known)))
+
+
+def confirmed(standing: Standing, take: Take) -> bool:
     """Whether all that was kept is faster than the baseline, both run once more where the budget allows it."""
-    for side, runs in (("best", standing.best), ("trial", standing.baseline)):
+    for side, runs in (("trial", standing.baseline), ("best", standing.best)):
         again = take(side)  # type: ignore[arg-type]
         if again is not None and again.failed is None:
             runs.append(again)
     interval = overall(standing)
-    return interval is not None and interval.high < 0, interval
+    return interval.high < 0
 
 
-def overall(standing: Standing) -> Interval | None:
+def overall(standing: Standing) -> Interval:
     """The interval of the logarithm of best / baseline."""
     known = noise([standing.baseline, standing.best])
-    return None if known is None else change(standing.baseline, standing.best, known)
+    return change(standing.baseline, standing.best, assumed(known))
 
 
 def _decisive(interval: Interval | None) -> bool:
@@ -114,7 +136,7 @@ def _decisive(interval: Interval | None) -> bool:
 
 def _losses(standing: Standing, run: Run, made: Judgement, *, alters: bool) -> Outcome | None:
     """What is wrong with a run's losses beside the best's; None where nothing is, or the baseline's were not seen."""
-    made.limit = losses.limit(standing.baseline, alters=alters)
+    made.limit = losses.limit([standing.baseline, standing.best], alters=alters)
     if made.limit is None:
         return None
     made.moved = losses.moved(standing.best, run)

@@ -26,6 +26,12 @@ class Seen:
     settings: Mapping[str, frozenset[str]]
     command: Sequence[str]
 
+    def number(self, name: str) -> int | None:
+        """The value of a setting, where it has one that is a number."""
+        values = self.settings.get(name, frozenset())
+        (value,) = values if len(values) == 1 else ("",)
+        return int(value) if value.isdigit() else None
+
     def shows(self, change: Change, before: Seen) -> bool:
         """Whether a change of the run before is in effect here."""
         values, old = self.settings.get(change.name, frozenset()), before.settings.get(change.name, frozenset())
@@ -68,9 +74,50 @@ def followed(report: Report, before: Seen, after: Seen) -> list[str]:
     return list(dict.fromkeys(codes))
 
 
+@dataclass(frozen=True)
+class Otherwise:
+    """A suggestion that was followed, with another value than it advised."""
+
+    code: str
+    name: str
+    value: str
+    advised: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: followed with {self.name}={self.value} instead of {self.advised}"
+
+
+def otherwise(report: Report, before: Seen, after: Seen) -> list[Otherwise]:
+    """Suggestions of the report before whose setting, a number, the run after has at another value that lies on the way
+    from the old one to the advised one, or beyond that. Those followed to the letter are not among them."""
+    found: dict[str, Otherwise] = {}
+    exact = followed(report, before, after)
+    for entry in report["suggestions"]:
+        for change in _changes(entry):
+            old, new = before.number(change.name), after.number(change.name)
+            wanted = _wanted(change.value, old)
+            if wanted is None or new is None or entry["code"] in exact or new == old:
+                continue
+            if old is None or (new - old) * (wanted - old) > 0:
+                one = Otherwise(entry["code"], change.name, f"{new}", f"{wanted}")
+                found.setdefault(entry["code"], one)
+    return list(found.values())
+
+
+def _wanted(value: str, old: int | None) -> int | None:
+    """The number that a change leads to; None where it is none."""
+    times = value.removeprefix("x")
+    if times != value and times.isdigit():
+        return None if old is None else old * int(times)
+    return int(value) if value.isdigit() else None
+
+
 def the_one(report: Report, before: Seen, after: Seen) -> str:
-    """The code of the one suggestion that was followed. Raises `UsageError` where that is none or several."""
+    """The code of the one suggestion that was followed, if need be with another value. Raises `UsageError` where
+    that is none or several."""
     codes = followed(report, before, after)
+    if not codes:
+        codes = [one.code for one in otherwise(report, before, after)]
     if len(codes) == 1:
         return codes[0]
     named = list(dict.fromkeys(entry["code"] for entry in report["suggestions"]))

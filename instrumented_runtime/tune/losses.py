@@ -30,25 +30,27 @@ def distance(one: Losses, other: Losses) -> float | None:
     return max((_apart(*pair) for pair in pairs), default=None)
 
 
-def own_noise(runs: Sequence[Run]) -> float | None:
-    """What runs with the same settings differ by at most; None where their losses were not seen."""
-    found = [distance(one.losses, other.losses) for one, other in combinations(runs, 2)]
+def own_noise(groups: Sequence[Sequence[Run]]) -> float | None:
+    """What runs with the same settings differ by at most; None where no two showed their losses."""
+    found = [distance(one.losses, other.losses) for runs in groups for one, other in combinations(runs, 2)]
     known = [one for one in found if one is not None]
     return max(known, default=None)
 
 
-def compared(runs: Sequence[Run]) -> Literal["equal", "within_noise", "not_seen"]:
+def compared(groups: Sequence[Sequence[Run]]) -> Literal["equal", "within_noise", "seen_once", "not_seen"]:
     """How the losses of runs with the same settings compare."""
-    found = own_noise(runs)
-    return "not_seen" if found is None else "equal" if not found else "within_noise"
-
-
-def limit(baseline: Sequence[Run], *, alters: bool) -> float | None:
-    """By how much a change may move losses, as a fraction; None where the baseline's were not seen."""
-    found = own_noise(baseline)
+    found = own_noise(groups)
     if found is None:
+        return "seen_once" if any(run.losses for runs in groups for run in runs) else "not_seen"
+    return "within_noise" if found else "equal"
+
+
+def limit(groups: Sequence[Sequence[Run]], *, alters: bool) -> float | None:
+    """By how much a change may move losses, as a fraction; None where the baseline's were not seen. Until two runs with
+    the same settings showed theirs, these are taken to be equal."""
+    if not any(run.losses for runs in groups for run in runs):
         return None
-    return max(TIMES * found, ALLOWED if alters else REDUCTION_ORDER)
+    return max(TIMES * (own_noise(groups) or 0.0), ALLOWED if alters else REDUCTION_ORDER)
 
 
 def moved(best: Sequence[Run], trial: Run) -> float | None:

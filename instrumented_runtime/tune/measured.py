@@ -38,6 +38,8 @@ class Run:
     failed: Failed | None = None
     detail: str = ""
     """What it said last, or for how long nothing was heard."""
+    beside_profiler: bool = False
+    """Whether its steps are those behind the profiler's: more hooks stay beside them than in other runs."""
 
 
 def queued(parts: Sequence[RankPart]) -> int:
@@ -47,11 +49,12 @@ def queued(parts: Sequence[RankPart]) -> int:
     return workers * max((_largest(one.get("dataloader.prefetch_factor")) for one in seen), default=0)
 
 
-def step_of(parts: Sequence[RankPart]) -> Sample | None:
-    """The logarithm of the step time of a run, over its blocks; of several ranks the slowest's. None of too few."""
+def step_of(parts: Sequence[RankPart], profiled: int = 0) -> Sample | None:
+    """The logarithm of the step time of a run, over its blocks; of several ranks the slowest's. None of too few.
+    The first `profiled` steps and what the profiler's end held up count in no case."""
     ranks = [[float(ns) for ns in part.facts.get("step_ns") or ()] for part in parts]
     count = min((len(steps) for steps in ranks), default=0)
-    warm_up = min(WARM_UP + queued(parts), max(count // 2, LEAST_WARM_UP))
+    warm_up = max(min(max(WARM_UP, profiled) + queued(parts), max(count // 2, LEAST_WARM_UP)), profiled)
     blocks = [_blocks(steps[warm_up:count]) for steps in ranks]
     slowest = [max(of_ranks) for of_ranks in zip(*blocks, strict=True)]
     return sample([math.log(max(ns, 1.0)) for ns in slowest])

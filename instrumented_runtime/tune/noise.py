@@ -34,6 +34,25 @@ class Noise:
         return median_interval(Sample(middle, self.variance * (1 / before + 1 / after), self.freedom))
 
 
+PRIOR = Noise(0.072**2, 4)
+"""What is assumed until runs have shown it: a standard deviation of 7.2 %, as measured between the runs of the session
+in docs/tuning.md, on two cores that other jobs kept busy. On quiet machines runs differ by a tenth of that."""
+ENOUGH = 3
+"""Degrees of freedom from which a session's own runs tell it."""
+
+
+def assumed(known: Noise | None) -> Noise:
+    """What runs have shown, where these are enough; else no less than the prior."""
+    if known is not None and known.freedom >= ENOUGH:
+        return known
+    return at_least(PRIOR, known)
+
+
+def at_least(one: Noise, known: Noise | None) -> Noise:
+    """The larger variance, known as well as the first one is."""
+    return one if known is None else Noise(max(one.variance, known.variance), one.freedom)
+
+
 NEAR = 1.5
 """Steps that differ by no more than this factor are taken to be as noisy as each other."""
 

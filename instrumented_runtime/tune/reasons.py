@@ -36,7 +36,7 @@ def why(made: Judgement) -> str:
         case "budget":
             return "the budget ended before it was settled"
         case "not_confirmed":
-            return "with the others kept, beside the baseline, no gain was left beyond chance"
+            return "with all that was kept, beside the baseline once more, no gain was left beyond chance"
 
 
 def _interval(made: Judgement) -> str:

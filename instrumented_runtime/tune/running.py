@@ -63,19 +63,18 @@ def tune(asked: Asked) -> TuneDocument:
     source = of_advice(applicable(asked.command), group, asked.allow)
     searches = [CommunicationSearch(folder, lambda: budget.left_s * SEARCH_SHARE)] if asked.nccl else []
     session = Session(recorder, [source, *searches], lambda change: not knob(change.name).preserving)
-    session.most_of_baseline = budget.quarter or session.most_of_baseline
     here = Path.cwd()
     before = written_files.seen(here, folder)
 
     def document() -> TuneDocument:
         written = written_files.changed(before, here, folder)
-        return _document(asked, session, budget, written)
+        return _document(asked, session, recorder, written)
 
     with shown() as told, _sigterm_interrupts():
         session.told = _saving(told, document, folder)
         for search in searches:
             search.told = lambda what: session.told(session, what)
-        _refuse_failed(session, session.measure_baseline(), budget)
+        _refuse_failed(session, session.begin(), budget)
         try:
             session.improve()
         except KeyboardInterrupt:
@@ -108,11 +107,11 @@ def _made(folder: Path) -> Path:
 
 def _refuse_failed(session: Session, failed: Run | None, budget: Budget) -> None:
     """Raise where the command as it stands gives nothing to judge others by."""
-    if failed is None and len(session.baseline) > 1:
+    if session.baseline:
         return
     if failed is None or failed.failed == "budget":
         raise UsageError(
-            f"--budget {budget.text} is too little for a baseline", hint="it takes two runs of the command at least"
+            f"--budget {budget.text} is too little for a baseline", hint="it takes one run of the command at least"
         )
     log = failed.folder.with_name(f"{failed.folder.name}.log")
     if failed.failed == "no_steps":
@@ -162,11 +161,13 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _document(asked: Asked, session: Session, budget: Budget, written: list[str]) -> TuneDocument:
+def _document(asked: Asked, session: Session, recorder: Recorder, written: list[str]) -> TuneDocument:
+    budget = recorder.budget
     return {
         "tune_version": TUNE_VERSION, "gpuscope_version": __version__, "command": redacted_command(asked.command),
         "folder": str(asked.folder), "ended": session.ended, **session.figures(),  # type: ignore[typeddict-item]
         "changes": session.tried, "by_hand": session.by_hand, "runs": budget.runs, "seconds": round(budget.spent_s, 1),
+        "seconds_of_runs": round(recorder.runs_s, 1), "seconds_of_analysis": round(recorder.analysis_s, 1),
         "budget": asked.budget, "take": take_along(session, asked.command), "written": written,
     }  # fmt: skip
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from gpuscope.errors import GpuscopeError
@@ -44,6 +45,9 @@ class Recorder:
     allow: Sequence[str] = ()
     output_argument: str = ""
     longest_s: float = 0.0
+    runs_s: float = 0.0
+    analysis_s: float = 0.0
+    """Spent in runs of the command, and in their analysis."""
     queue: int = 0
     """Batches that loader workers of a run held ready at most."""
     numbers: dict[str, int] = field(default_factory=dict)
@@ -54,7 +58,25 @@ class Recorder:
         recorded = self._record(name, changes, [*TIMED, "--stop-after", str(steps)])
         if recorded is None:
             return None
-        made, ended = recorded
+        return self._seen(*recorded, changes)
+
+    def profiled(self, name: str, changes: Sequence[Change] = ()) -> tuple[dict[str, Any], Run] | None:
+        """The report of the command with changes under the profiler, and its steps behind those; None where the budget
+        allows none. The report is empty where the recording or its analysis failed."""
+        steps = PROFILED_STEPS + self._queued(changes) + self.steps
+        recorded = self._record(name, changes, ["--stop-after", str(steps)])
+        if recorded is None:
+            return None
+        run = self._seen(*recorded, changes, PROFILED_STEPS)
+        if recorded[1].code != 0:
+            return {}, run
+        begun = monotonic()
+        report = analysed(recorded[0], min(self.budget.left_s, ANALYSIS_LIMIT_S))
+        self.analysis_s += monotonic() - begun
+        return report, run
+
+    def _seen(self, made: Path, ended: Ended, changes: Sequence[Change], profiled: int = 0) -> Run:
+        """What a recording came to."""
         if ended.code is None:
             over = self.budget.left_s <= 0
             return Run(made, ended.seconds, failed="budget" if over else "hung", detail=f"{ended.seconds:.0f}")
@@ -66,21 +88,11 @@ class Recorder:
         if (why := _not_applied(parts, changes)) is not None:
             return Run(made, ended.seconds, failed="not_applied", detail=why)
         self.queue = max(self.queue, queued(parts))
-        step = step_of(parts)
+        step = step_of(parts, profiled)
         if step is None:
             return Run(made, ended.seconds, failed="no_steps")
         self.longest_s = max(self.longest_s, ended.seconds)
-        return Run(made, ended.seconds, step, losses_of(parts))
-
-    def profiled(self, name: str, changes: Sequence[Change] = ()) -> dict[str, Any] | None:
-        """The report of the command with changes under the profiler; None where the budget allows none, empty where
-        the recording or its analysis failed."""
-        recorded = self._record(name, changes, ["--stop-after", str(PROFILED_STEPS)])
-        if recorded is None:
-            return None
-        made, ended = recorded
-        report = analysed(made, min(self.budget.left_s, ANALYSIS_LIMIT_S)) if ended.code == 0 else {}
-        return None if not report and self.budget.left_s <= 0 else report
+        return Run(made, ended.seconds, step, losses_of(parts), beside_profiler=profiled > 0)
 
     def _queued(self, changes: Sequence[Change]) -> int:
         """Batches that workers will hold ready, as far as changes and the runs before tell."""
@@ -105,7 +117,9 @@ class Recorder:
             words += ["--allow", group]
         command = with_output(self.command, self.output_argument, scratch)
         limit = TIMES * self.longest_s + MORE_S if self.longest_s else FIRST_LIMIT_S
-        return made, run([*words, "--", *command], _log(made), min(limit, self.budget.left_s))
+        ended = run([*words, "--", *command], _log(made), min(limit, self.budget.left_s))
+        self.runs_s += ended.seconds
+        return made, ended
 
 
 def analysed(folder: Path, limit_s: float) -> dict[str, Any]:

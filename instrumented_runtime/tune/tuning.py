@@ -1,4 +1,7 @@
-"""The loop of `gpuscope tune`: baseline, advice, one change at a time against the best so far, then all kept ones."""
+"""The loop of `gpuscope tune`: a profiled run gives advice and the first baseline, its steps behind the profiler's;
+then changes against the best so far, those that are sure and apart together first; a profile of what is kept gives the
+next advice and confirms it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,8 @@ from typing import Any, Literal, Protocol
 
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.tune import losses
-from gpuscope.instrumented_runtime.tune.baseline import MOST, baseline
-from gpuscope.instrumented_runtime.tune.candidates import Candidate, Source
-from gpuscope.instrumented_runtime.tune.decision import Judgement, Standing, confirmed, judge, overall
+from gpuscope.instrumented_runtime.tune.candidates import Candidate, Source, together
+from gpuscope.instrumented_runtime.tune.decision import Judgement, Standing, clearly_faster, confirmed, judge, overall
 from gpuscope.instrumented_runtime.tune.measured import Run, step_ns
 from gpuscope.instrumented_runtime.tune.noise import noise
 from gpuscope.instrumented_runtime.tune.reasons import why
@@ -24,8 +26,8 @@ class Runs(Protocol):
     def timed(self, name: str, changes: Sequence[Change] = ()) -> Run | None:
         """Without a profiler."""
 
-    def profiled(self, name: str, changes: Sequence[Change] = ()) -> dict[str, Any] | None:
-        """The report of a run under the profiler; empty where there is none."""
+    def profiled(self, name: str, changes: Sequence[Change] = ()) -> tuple[dict[str, Any], Run] | None:
+        """The report of a run under the profiler, empty where there is none; and its steps behind the profiler's."""
 
 
 @dataclass
@@ -44,8 +46,6 @@ class Session:
     sources: Sequence[Source]
     alters: Callable[[Change], bool]
     """Whether a change may alter what is trained, because that was allowed."""
-    most_of_baseline: int = MOST
-    """Runs of the baseline, at most."""
     told: Callable[[Session, str], None] = lambda *_: None
     """Called with what begins now."""
     baseline: list[Run] = field(default_factory=list)
@@ -56,6 +56,7 @@ class Session:
     groups: list[list[Run]] = field(default_factory=list)
     trying: Candidate | None = None
     ended: Ended = "interrupted"
+    _waiting: list[Candidate] | Literal["budget", "no_advice"] = "budget"
     _seen: set[tuple[Change, ...]] = field(default_factory=set)
 
     @property
@@ -68,30 +69,30 @@ class Session:
         """What is judged against."""
         return Standing(self.baseline, self.best, self.groups)
 
-    def measure_baseline(self) -> Run | None:
-        """Run the command as it stands until its spread allows a verdict; the run that failed, if one did."""
-
-        def take() -> Run | None:
-            self.told(self, f"the command as it stands, run {len(self.baseline) + 1}")
-            run = self.runs.timed("baseline")
-            if run is not None and run.failed is None:
-                self.baseline.append(run)
+    def begin(self) -> Run | None:
+        """Profile the command as it stands: its first baseline, too, unless it has too few steps behind the profiler's.
+        The run that failed, if no baseline could be had."""
+        self.best, self.groups = self.baseline, [self.baseline]
+        self._waiting = self._advice()
+        if self.baseline:
+            return None
+        self.told(self, "the command as it stands")
+        run = self.runs.timed("baseline")
+        if run is None or run.failed is not None:
             return run
-
-        made = baseline(take, self.most_of_baseline)
-        self.best = self.baseline
-        self.groups = [self.baseline]
-        return made[-1] if made and made[-1].failed is not None else None
+        self.baseline.append(run)
+        return None
 
     def improve(self) -> None:
         """Follow advice until none is left or the budget ends. Leaves the best found, and how it ended."""
-        waiting = self._advice()
+        waiting = self._waiting
         if isinstance(waiting, str) or not waiting:
             self.ended = waiting if isinstance(waiting, str) else "nothing_applicable"
             return
         self.ended = "done"
         while waiting:
-            self.trying = waiting.pop(0)
+            joined = together(waiting)
+            self.trying = waiting.pop(0) if joined is None or joined.changes in self._seen else joined
             made = self._try(self.trying)
             self.trying = None
             if made.outcome == "budget":
@@ -99,22 +100,44 @@ class Session:
                 break
             if made.outcome == "faster":
                 again = self._advice()
-                waiting = waiting if isinstance(again, str) else again
-        if len(self.kept) > 1:
+                if self._proved() and not isinstance(again, str):
+                    waiting = again
+                waiting = [one for one in waiting if one.changes not in self._seen]
+        if len(self.kept) > 1 and not clearly_faster(self.standing):
             self._confirm()
 
+    def _proved(self) -> bool:
+        """Whether what is kept is faster than the command as it stands in more than one run: the first may have been
+        long by chance, or as its files were read for the first time. Else nothing is kept any more."""
+        if len(self.baseline) > 1:
+            return True
+        self.told(self, "the command as it stands, again")
+        run = self.runs.timed("baseline")
+        if run is not None and run.failed is None:
+            self.baseline.append(run)
+        if overall(self.standing).high < 0:
+            return True
+        self._roll_back()
+        return False
+
     def _advice(self) -> list[Candidate] | Literal["budget", "no_advice"]:
-        """What to try on top of the best, by a new profile of it; or why there is none."""
+        """What to try on top of the best, by a new profile of it, whose other steps are a run of the best; or why there
+        is none."""
         self.told(self, "the best so far, under the profiler")
-        report = self.runs.profiled("profile", self.changes)
+        found = self.runs.profiled("profile", self.changes)
+        if found is None:
+            return "budget"
+        report, run = found
+        if run.failed is None:
+            self.best.append(run)
         if not report:
-            return "budget" if report is None else "no_advice"
-        found = [source(report) for source in self.sources]
+            return "no_advice"
+        advised = [source(report) for source in self.sources]
         known = {(row["code"], row["setting"]) for row in self.by_hand}
-        self.by_hand += [row for one in found for row in one.by_hand if (row["code"], row["setting"]) not in known]
+        self.by_hand += [row for one in advised for row in one.by_hand if (row["code"], row["setting"]) not in known]
         made = set(self.changes)
         return [
-            one for advice in found for one in advice.candidates
+            one for advice in advised for one in advice.candidates
             if one.changes not in self._seen and not set(one.changes) <= made
         ]  # fmt: skip
 
@@ -150,22 +173,25 @@ class Session:
             self.told(self, "all that was kept, beside the command as it stands")
             return self.runs.timed("kept", changes) if side == "best" else self.runs.timed("baseline")
 
-        sure, _ = confirmed(self.standing, take)
-        if not sure:
-            for one in self.kept:
-                one.row["kept"], one.row["outcome"] = False, "not_confirmed"
-                one.row["why"] = why(Judgement("not_confirmed"))
-            self.kept, self.best = [], self.baseline
+        if not confirmed(self.standing, take):
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        for one in self.kept:
+            one.row["kept"], one.row["outcome"] = False, "not_confirmed"
+            one.row["why"] = why(Judgement("not_confirmed"))
+        self.kept, self.best = [], self.baseline
 
     def figures(self) -> dict[str, Any]:
         """The numbers of the document."""
-        known = noise([self.baseline])
+        known = noise([self.baseline, self.best] if self.kept else [self.baseline])
         interval = overall(self.standing) if self.kept else None
         return {
             "baseline_step_ns": step_ns(self.baseline), "best_step_ns": step_ns(self.best),
             "ratio_low": math.exp(interval.low) if interval else None,
             "ratio_high": math.exp(interval.high) if interval else None,
-            "noise_frac": known.fraction if known else 0.0, "losses": losses.compared(self.baseline),
+            "noise_frac": known.fraction if known else None,
+            "losses": losses.compared([self.baseline, self.best]),
         }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,17 @@ class Job:
     between: float = 0.01
     within: float = 0.05
     drift: float = 0.002
+    tails: float = math.inf
+    """Degrees of freedom of the noise between runs: few make outliers frequent."""
+    jump: float = 0.0
+    """From a run on that is drawn, all are longer or shorter by this share."""
     most: int = 1000
     interrupt_at: int | None = None
     runs: list[tuple[str, tuple[Change, ...]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random, self.drifted = random.Random(self.seed), 0.0
+        self.jumps_at, self.jump = self.random.randrange(2, 10), self.random.choice((-1, 1)) * self.jump
 
     def timed(self, name: str, changes: Sequence[Change] = ()) -> Run | None:
         if len(self.runs) >= self.most:
@@ -47,7 +52,7 @@ class Job:
             if change.name in self.fails:
                 return Run(Path(name), 1.0, failed=self.fails[change.name], detail="Segmentation fault")
         self.drifted += self.random.gauss(0, self.drift)
-        level = math.log(50e6) + self.random.gauss(0, self.between) + self.drifted
+        level = math.log(50e6) + self._between() + self.drifted + self.jump * (len(self.runs) >= self.jumps_at)
         level += sum(math.log1p(-self.gains.get(change.name, 0.0)) for change in changes)
         steps = [
             round(math.exp(level + abs(self.random.gauss(0, self.within))) * (5 if self.random.random() < 0.005 else 1))
@@ -57,21 +62,31 @@ class Job:
         part = RankPart(rank=0, facts={"step_ns": steps, "losses": [moved * loss for loss in LOSSES]})
         return Run(Path(name), 1.0, step_of([part]), losses_of([part]))
 
-    def profiled(self, name: str, changes: Sequence[Change] = ()) -> dict[str, Any] | None:
-        if len(self.runs) >= self.most:
-            return None
-        self.runs.append((name, tuple(changes)))
-        return {"suggestions": []}
+    def _between(self) -> float:
+        """Student's, scaled to the standard deviation asked for."""
+        drawn = self.random.gauss(0, self.between)
+        if math.isinf(self.tails):
+            return drawn
+        worth = self.random.gammavariate(self.tails / 2, 2) / self.tails
+        return drawn / math.sqrt(worth) * math.sqrt((self.tails - 2) / self.tails)
+
+    def profiled(self, name: str, changes: Sequence[Change] = ()) -> tuple[dict[str, Any], Run] | None:
+        run = self.timed(name, changes)
+        return None if run is None else ({"suggestions": []}, replace(run, beside_profiler=True))
 
 
-def candidate(name: str, predicted: float = 0.9) -> Candidate:
-    return Candidate(name, f"set {name}", f"{name}=1", (Change(name, "1"),), predicted, predicted, predicted)
+def candidate(name: str, predicted: float = 0.9, finding: str = "") -> Candidate:
+    findings = frozenset({finding} if finding else ())
+    changes = (Change(name, "1"),)
+    return Candidate(name, f"set {name}", f"{name}=1", changes, predicted, predicted, predicted, findings=findings)
 
 
-def session(job: Job, *names: str) -> Session:
-    """A session whose advice is to set each of these once, in this order; run to its end."""
-    made = Session(job, [lambda _: Advice([candidate(name) for name in names], [])], lambda _: False)
-    made.measure_baseline()
+def session(job: Job, *names: str, apart: bool = False) -> Session:
+    """A session whose advice is to set each of these once, in this order; run to its end. `apart`: each answers a
+    finding of its own."""
+    advised = [candidate(name, finding=name if apart else "") for name in names]
+    made = Session(job, [lambda _: Advice(advised, [])], lambda _: False)
+    made.begin()
     try:
         made.improve()
     except KeyboardInterrupt:

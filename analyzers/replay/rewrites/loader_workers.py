@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from gpuscope.analyzers.changes import LoaderWorkers, MoreLoaderWorkers
 from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.prediction_bounds import by_chance
-from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, on_host
+from gpuscope.analyzers.replay.rewrite import CoreUse, Rewritten, Setting, on_host
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
 from gpuscope.words import units
@@ -29,6 +29,7 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
     without workers. The replayed steps begin amid others: what the first batches are waited for is what those before
     them were.
     Batches take as much longer or shorter as their mean may by chance: where workers can't keep up, they are the step.
+    What workers compute (`_computing`) where training leaves no core free takes cores from it (`_taken`).
     """
     loading = np.where(on_host(graph), graph.nodes["input"], 0)
     if not loading.any():
@@ -40,7 +41,12 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
         )
     if change.workers < 1:
         raise UnreplayableError("without workers the training thread loads itself; how long is not recorded")
-    free = graph.with_nodes(dur=graph.nodes["dur"] - loading, input=graph.nodes["input"] - loading)
+    dur = graph.nodes["dur"] - loading
+    computing = {rank: _computing(graph, loading, rank, setting) for rank in graph.ranks}
+    for rank, ns in computing.items():
+        consumers = [consumer for consumer, _ in _batches(graph, loading, rank)]
+        dur[consumers] += _taken(ns, change.workers, setting.core_use.get(rank), setting.bias)
+    free = graph.with_nodes(dur=dur, input=graph.nodes["input"] - loading)
     done = replay(free)
     own = float(np.mean([times.mean() for times in done.steps(free).values()]))
     extra = HAND_OVER_NS[setting.bias]
@@ -52,14 +58,17 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
         taking = np.array([spent for _, spent in batches] or [0], np.float64)
         longer = max(0.0, 1 + setting.bias * (by_chance(taking) or 0.0))
         every = float(taking.mean()) * longer / change.workers
+        use = setting.core_use.get(rank)
+        if use is not None and use.free and setting.bias >= 0:
+            every = max(every, computing[rank] / use.free)
         origin = int(done.end[batches[0][0]] + max(0.0, every - own)) if batches else 0
         first = len(graph) + len(nodes)
         for place, (consumer, spent) in enumerate(batches):
             made, taken = first + 2 * place, first + 2 * place + 1
             begun = place < change.workers
-            dur = round(place * every if begun else spent * longer)
+            lasts = round(place * every if begun else max(spent * longer, every * change.workers))
             # Neither is a host segment or a blocking call: no change of these shortens them.
-            nodes.append({"kind": Node.MARK, "rank": rank, "dur": dur, "release": origin if begun else NA})
+            nodes.append({"kind": Node.MARK, "rank": rank, "dur": lasts, "release": origin if begun else NA})
             end = int(graph.nodes["end"][consumer])
             step = int(graph.nodes["step"][consumer])
             nodes.append({"kind": Node.MARK, "rank": rank, "start": end, "end": end, "step": step})
@@ -75,7 +84,44 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
     return Rewritten(
         free.with_edges(src=src).add(nodes, edges),
         f"{longest / steps / 1e6:.1f} ms of loading per batch spread over {units.plural(change.workers, 'worker')}, "
-        "assumed to have a core each",
+        + _cores_told(computing, setting),
+    )
+
+
+def _computing(graph: Graph, loading: Times, rank: int, setting: Setting) -> float:
+    """ns of loading a batch in which the thread was on a core: all but what it slept in a step beside its calls that
+    wait. Where that is not recorded, none, and at worst all."""
+    batches = _batches(graph, loading, rank)
+    each = float(np.mean([spent for _, spent in batches] or [0]))
+    use = setting.core_use.get(rank)
+    if use is None or use.asleep is None:
+        return each if setting.bias > 0 else 0.0
+    waits = graph.blocking() & (graph.nodes["rank"] == rank)
+    waited = float((graph.nodes["end"] - graph.nodes["start"])[waits].sum()) / max(len(graph.marks[rank]) - 1, 1)
+    return each - min(max(use.asleep - waited, 0.0), each)
+
+
+def _taken(computing: float, workers: int, use: CoreUse | None, bias: int) -> int:
+    """ns that training is held up for a batch by what workers compute without a core of their own.
+
+    Where none is free: at best its threads and the workers share all cores evenly, as expected all its threads wait for
+    the one that gave way, at worst they hold their cores meanwhile, spinning. Where some are free, the workers beyond
+    them at worst take turns with training.
+    """
+    if use is None:
+        return 0
+    times = {-1: 0.0, 0: 0.0, 1: 1.0} if use.free else {-1: 1 / use.cores, 0: 1.0, 1: 2.0}
+    return round(computing * max(0.0, 1 - use.free / workers) * times[bias])
+
+
+def _cores_told(computing: Mapping[int, float], setting: Setting) -> str:
+    """What is known of the cores that workers have."""
+    if not setting.core_use:
+        return "assumed to have a core each"
+    rank, use = min(setting.core_use.items(), key=lambda one: one[1].free)
+    return (
+        f"{computing.get(rank, 0.0) / 1e6:.1f} ms of it computing; training leaves {use.free} of "
+        f"{units.plural(use.cores, 'core')} free"
     )
 
 
@@ -102,8 +148,15 @@ def more_workers(graph: Graph, change: MoreLoaderWorkers, setting: Setting) -> R
         between = np.diff(came)
         if not len(between):
             raise UnreplayableError("one step tells nothing of how often batches come: record two or more")
+        usual = float(np.mean([spent for _, spent in batches]))
+        if usual < BEHIND * float(between.mean()):
+            return Rewritten(graph, "its workers keep up: batches are ready when they are asked for")
         slower = max(0.0, 1 + setting.bias * _pace_error(came))
-        every = np.rint(np.append(between.mean(), between) * slower / change.times).astype(np.int64)
+        use = setting.core_use.get(rank)
+        # What they compute is not recorded: at worst they have no more cores than now.
+        held = setting.bias > 0 and use is not None and use.free < change.times
+        times = 1.0 if held else change.times
+        every = np.rint(np.append(between.mean(), between) * slower / times).astype(np.int64)
         begin = int(came[0] - between.mean())
         for place, consumer in enumerate(consumers):
             made, taken = len(graph) + len(nodes), len(graph) + len(nodes) + 1

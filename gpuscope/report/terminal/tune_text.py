@@ -17,9 +17,10 @@ ENDED = {
     "interrupted": "interrupted",
 }
 LOSSES = {
-    "equal": "the baseline's runs have equal losses, so a change of what is trained shows",
-    "within_noise": "the losses of the baseline's runs differ by themselves: a change of what is trained shows only "
-    "beyond that (a seed would help)",
+    "equal": "runs with the same settings have equal losses, so a change of what is trained shows",
+    "within_noise": "the losses of runs with the same settings differ by themselves: a change of what is trained shows "
+    "only beyond that (a seed would help)",
+    "seen_once": "losses were seen in one run only: what runs differ by themselves is not known",
     "not_seen": "no losses were seen: whether a change alters what is trained was not checked",
 }
 
@@ -40,10 +41,14 @@ def headline(found: TuneDocument) -> str:
 def facts(found: TuneDocument) -> list[str]:
     """What the result rests on."""
     spent = units.long_duration(found["seconds"] * 1e9)
+    known = found["noise_frac"]
+    noise = "no settings ran twice, so what runs differ by was assumed"
+    if known is not None:
+        noise = f"two runs with the same settings differ by {units.share(known)} (standard deviation)"
     told = [
-        f"{ENDED[found['ended']]}; {units.plural(found['runs'], 'run')} in {spent} (budget {found['budget']})",
-        f"two runs with the same settings differ by {units.share(found['noise_frac'])} (standard deviation); "
-        f"{LOSSES[found['losses']]}",
+        f"{ENDED[found['ended']]}; {units.plural(found['runs'], 'run')} in {spent} (budget {found['budget']}): "
+        f"{_took(found['seconds_of_runs'])} of the command, {_took(found['seconds_of_analysis'])} of analysis",
+        f"{noise}; {LOSSES[found['losses']]}",
         f"recordings: {found['folder']}",
     ]
     if found["written"]:
@@ -81,6 +86,10 @@ def tried(rows: Sequence[TriedChange], writer: Writer) -> Columns:
         mark = writer.text("kept", "green") if row["kept"] else writer.text("not kept", "dim")
         table.add_row(*(writer.text(cell) for cell in (row["code"], *times, _ratio(row))), mark)
     return table
+
+
+def _took(seconds: float) -> str:
+    return units.long_duration(seconds * 1e9)
 
 
 def _settings(row: TriedChange) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
-from helpers.simulated_tuning import Job, kept, session
+from helpers.simulated_tuning import Job, candidate, kept, session
 
 from gpuscope.instrumented_runtime.record.files.manifest import RankPart
-from gpuscope.instrumented_runtime.tune.measured import step_of
+from gpuscope.instrumented_runtime.tune.candidates import together
+from gpuscope.instrumented_runtime.tune.measured import Run, step_of
 
 SESSIONS = 100
 
@@ -17,6 +19,13 @@ SESSIONS = 100
 def test_noise_alone_keeps_nothing(between: float, within: float) -> None:
     """Five useless changes a session: at most five sessions of a hundred keep one."""
     jobs = (Job(seed, between=between, within=within) for seed in range(SESSIONS))
+    assert sum(bool(kept(session(job, *"abcde"))) for job in jobs) <= 5
+
+
+@pytest.mark.parametrize("between", [0.003, 0.01, 0.03])
+@pytest.mark.parametrize("worse", [{"tails": 3.0}, {"jump": 0.1}, {"tails": 3.0, "jump": 0.1}])
+def test_nor_do_outliers_and_a_jump_of_the_machine(between: float, worse: dict[str, float]) -> None:
+    jobs = (Job(seed, between=between, **worse) for seed in range(SESSIONS))  # type: ignore[arg-type]
     assert sum(bool(kept(session(job, *"abcde"))) for job in jobs) <= 5
 
 
@@ -34,14 +43,52 @@ def test_what_is_kept_is_what_the_next_change_starts_from() -> None:
     numbers = found.figures()
     assert numbers["best_step_ns"] / numbers["baseline_step_ns"] == pytest.approx(0.49, rel=0.05)
     assert numbers["ratio_low"] < 0.49 < numbers["ratio_high"]
-    assert numbers["ratio_high"] < 0.55
+    assert numbers["ratio_high"] < 0.9
     assert found.ended == "done"
-    assert job.runs[-2:] == [("kept", found.changes), ("baseline", ())]  # all of it together, beside the baseline
+    assert job.runs[-1] == ("profile", found.changes)  # all of it together
+    assert ("baseline", ()) in job.runs
 
 
-def test_a_useless_change_costs_one_run_and_a_clear_gain_two() -> None:
+def test_a_useless_change_costs_one_run_as_does_a_clear_gain() -> None:
     found = session(Job(gains={"a": -0.3, "b": 0.6}), "a", "b")
-    assert [(row["outcome"], row["runs"]) for row in found.tried] == [("no_gain", 1), ("faster", 2)]
+    assert [(row["outcome"], row["runs"]) for row in found.tried] == [("no_gain", 1), ("faster", 1)]
+
+
+def test_two_faults_at_once_cost_four_runs() -> None:
+    """Profile, both together, a profile of both that confirms them, and the command as it stands again."""
+    job = Job(gains={"a": 0.4, "b": 0.5})
+    found = session(job, "a", "b", apart=True)
+    assert (len(job.runs), kept(found)) == (4, ["a + b"])
+    assert [change.name for change in found.changes] == ["a", "b"]
+
+
+def test_what_fails_together_is_tried_alone() -> None:
+    found = session(Job(gains={"a": 0.4, "b": 0.5}, fails={"b": "failed"}), "a", "b", apart=True)
+    assert [(row["code"], row["outcome"]) for row in found.tried] == [
+        ("a + b", "failed"), ("a", "faster"), ("b", "failed"),
+    ]  # fmt: skip
+
+
+def test_what_touches_one_knob_or_answers_one_finding_is_not_tried_together() -> None:
+    both = [candidate("a", 0.5, "input"), candidate("b", 0.5, "input")]
+    assert together(both) is None
+    assert together([both[0], replace(both[0], code="c", findings=frozenset({"gc"}))]) is None
+    assert together([both[0], candidate("c", 0.99, "gc")]) is None  # as good as nothing is gained
+
+
+def test_a_gain_that_the_machine_made_up_is_not_confirmed() -> None:
+    """The first run was long by chance: what looked like a gain is none beside the command as it stands."""
+    job = Job()
+    first, rest = iter([1.7]), job.timed
+    job.timed = lambda *asked: _longer(rest(*asked), next(first, 1.0))  # type: ignore[method-assign]
+    found = session(job, "a")
+    assert (kept(found), found.tried[0]["outcome"]) == ([], "not_confirmed")
+
+
+def _longer(run: Run | None, times: float) -> Run | None:
+    assert run is not None
+    assert run.step is not None
+    return replace(run, step=replace(run.step, median=run.step.median + math.log(times)))
 
 
 def test_what_is_not_clear_is_run_beside_the_best() -> None:
@@ -56,7 +103,7 @@ def test_what_is_not_clear_is_run_beside_the_best() -> None:
 def test_a_moved_loss_is_rolled_back_however_fast(moved: float) -> None:
     found = session(Job(gains={"a": 0.5}, moves={"a": moved}), "a")
     row = found.tried[0]
-    assert (row["kept"], row["outcome"], row["runs"]) == (False, "losses_moved", 1)
+    assert (row["kept"], row["outcome"], row["runs"]) == (False, "losses_moved", 2)
     assert "losses of the first steps moved" in row["why"]
 
 
@@ -81,7 +128,7 @@ def test_the_budget_is_never_exceeded(most: int) -> None:
 
 
 def test_ctrl_c_leaves_the_best_found() -> None:
-    job = Job(gains={"a": 0.5, "b": 0.5}, interrupt_at=9)
+    job = Job(gains={"a": 0.5, "b": 0.5}, interrupt_at=4)
     found = session(job, "a", "b")
     assert (found.ended, kept(found)) == ("interrupted", ["a"])
     assert found.figures()["best_step_ns"] < 0.6 * found.figures()["baseline_step_ns"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -15,12 +16,15 @@ import pytest
 
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.applied.change import Change
+from gpuscope.instrumented_runtime.record.files.manifest import RankPart
 from gpuscope.instrumented_runtime.tune import losses, supervised, written_files
 from gpuscope.instrumented_runtime.tune.budget import Budget
 from gpuscope.instrumented_runtime.tune.candidates import of_advice
-from gpuscope.instrumented_runtime.tune.measured import Run
+from gpuscope.instrumented_runtime.tune.followed import Seen, otherwise, the_one
+from gpuscope.instrumented_runtime.tune.measured import Run, step_of
 from gpuscope.instrumented_runtime.tune.output_argument import with_output
 from gpuscope.instrumented_runtime.tune.source_patch import with_keywords
+from gpuscope.welch import Sample
 
 
 def entry(code: str, **more: Any) -> dict[str, Any]:
@@ -142,11 +146,11 @@ def of(*values: float) -> Run:
 
 def test_losses_of_a_script_without_a_seed_are_compared_with_their_own_noise() -> None:
     runs = [of(1.0, 0.5), of(1.1, 0.6)]
-    assert losses.compared(runs) == "within_noise"
-    limit = losses.limit(runs, alters=False)
+    assert losses.compared([runs]) == "within_noise"
+    limit = losses.limit([runs], alters=False)
     assert limit == pytest.approx(2 / 6)
     assert losses.moved(runs, of(1.0, 0.7)) == pytest.approx(1 / 7)
-    assert losses.limit([Run(Path("run"))] * 2, alters=False) is None
+    assert losses.limit([[Run(Path("run"))] * 2], alters=False) is None
 
 
 PATCHED = [
@@ -188,3 +192,39 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "Traceback" not in told
     assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_a_suggestion_followed_with_another_value_is_the_same_one() -> None:
+    """Of sixteen workers four; not the other way, nor to the letter."""
+    setting = {"kind": "python", "name": "DataLoader.num_workers", "value": "16"}
+    report: Any = {"suggestions": [{"code": "loader_workers", "setting": setting, "facts": {"workers": 16}}]}
+
+    def with_workers(count: str) -> Seen:
+        return Seen({"dataloader.num_workers": frozenset({count})}, ["python", "train.py"])
+
+    (found,) = otherwise(report, with_workers("0"), with_workers("4"))
+    assert str(found) == "loader_workers: followed with dataloader.num_workers=4 instead of 16"
+    assert the_one(report, with_workers("0"), with_workers("4")) == "loader_workers"
+    assert otherwise(report, with_workers("0"), with_workers("0")) == []
+    assert otherwise(report, with_workers("8"), with_workers("4")) == []
+
+
+@pytest.mark.parametrize(("share", "answered", "listed"), [(0.6, False, 1), (0.02, False, 0), (0.6, True, 0)])
+def test_work_of_the_script_that_nothing_answers_is_work_by_hand(share: float, answered: bool, listed: int) -> None:
+    finding = {"code": "host_other", "share_frac": share, "message": "Host code", "evidence": []}
+    setting = {"kind": "python", "name": "log", "value": "in a thread"}
+    entry = {"code": "host_work_aside", "finding": "host_other", "action": "Move it", "setting": setting}
+    report = {"findings": [finding], "suggestions": [entry] if answered else []}
+    advice = of_advice(lambda *_: None, lambda _: "", ())(report)
+    assert sum(row["code"] == "host_other" for row in advice.by_hand) == listed
+
+
+def test_steps_under_the_profiler_are_no_baseline() -> None:
+    facts = {"step_ns": [200] * 11 + [5000] + [100] * 40}
+    assert math.exp(known(step_of([RankPart(rank=0, facts=facts)], 12)).median) == pytest.approx(100)
+    assert step_of([RankPart(rank=0, facts={"step_ns": [200] * 12})], 12) is None
+
+
+def known(found: Sample | None) -> Sample:
+    assert found is not None
+    return found

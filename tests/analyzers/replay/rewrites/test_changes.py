@@ -33,7 +33,7 @@ from gpuscope.analyzers.changes import (
     WireBytes,
 )
 from gpuscope.analyzers.replay.graph import Gradient, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import Setting
+from gpuscope.analyzers.replay.rewrite import CoreUse, Setting
 from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.collective_costs.message_cost import assume
@@ -110,6 +110,41 @@ def test_loader_workers_load_beside_the_step() -> None:
     with pytest.raises(UnreplayableError, match="num_workers=0"):
         after(graph, LoaderWorkers(2), replace(ALL_RANKS, loader_processes=True))
     assert [after(graph, LoaderWorkers(4), bias=bias) for bias in (-1, 0, 1)] == [30 * ms, 30.1 * ms, 31 * ms]
+
+
+@pytest.mark.parametrize(
+    ("threads", "asleep", "steps_ms"),
+    [
+        (2, 0, [75, 120.1, 211]),  # no core free, all computing: half of it, all of it, twice
+        (2, 90, [45, 45, 45]),  # all sleeping: no core is needed
+        (2, None, [45, 45, 211]),  # not recorded: at worst all computing
+        (1, 0, [45, 90, 90]),  # the one free core makes a batch in 90
+    ],
+)
+def test_what_workers_compute_takes_cores_from_training(
+    threads: int, asleep: float | None, steps_ms: list[float]
+) -> None:
+    """A batch takes 90 ms, the rest 30, on two cores with two workers."""
+    ms = 1_000_000
+    graph = job([Step(), *(Host(90 * ms, input=90 * ms), Host(30 * ms), Step()) * 6])
+    use = CoreUse(2, threads, None if asleep is None else asleep * ms)
+    found = [
+        steps(rewrite(graph, LoaderWorkers(2), replace(ALL_RANKS, core_use={0: use}, bias=bias)).graph)
+        for bias in (-1, 0, 1)
+    ]
+    assert [sum(own[-4:]) / 4 / ms for own in found] == pytest.approx(steps_ms, abs=0.5)
+
+
+def test_workers_that_keep_up_stay_as_they_are() -> None:
+    """Two per cent of the time between batches is what taking one costs; on as many cores as there are threads, twice
+    the workers of others may at worst deliver no sooner."""
+    ms = 1_000_000
+    workers = replace(ALL_RANKS, loader_processes=True)
+    ready = job([Step(), *(Host(ms, input=ms), Host(49 * ms), Step()) * 4])
+    assert steps(rewrite(ready, MoreLoaderWorkers(2.0), workers).graph) == steps(ready)
+    behind = job([Step(), *(Host(40 * ms, input=40 * ms), Host(10 * ms), Step()) * 4])
+    held = replace(workers, core_use={0: CoreUse(2, 2, None)}, bias=1)
+    assert steps(rewrite(behind, MoreLoaderWorkers(2.0), held).graph)[-1] >= 50 * ms
 
 
 def test_batches_of_busy_workers_come_no_sooner_for_a_host_that_asks_sooner() -> None:
