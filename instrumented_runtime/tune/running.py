@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuscope.errors import GpuscopeError, InputError, MissingExtraError, UsageError
 from gpuscope.instrumented_runtime.record.applied.table import knob
@@ -20,7 +20,6 @@ from gpuscope.instrumented_runtime.tune import written_files
 from gpuscope.instrumented_runtime.tune.applying import applicable, check_groups, group
 from gpuscope.instrumented_runtime.tune.budget import DEFAULT, Budget
 from gpuscope.instrumented_runtime.tune.candidates import of_advice
-from gpuscope.instrumented_runtime.tune.communication.source import CommunicationSearch
 from gpuscope.instrumented_runtime.tune.live import Told, shown
 from gpuscope.instrumented_runtime.tune.measured import Run
 from gpuscope.instrumented_runtime.tune.take_along import take_along
@@ -29,6 +28,9 @@ from gpuscope.instrumented_runtime.tune.tuning import Session
 from gpuscope.recorded_environment import redacted_command
 from gpuscope.schema.tune_document import TUNE_VERSION, TuneDocument
 from gpuscope.version import __version__
+
+if TYPE_CHECKING:
+    from gpuscope.instrumented_runtime.tune.communication.source import CommunicationSearch
 
 RESULT, TAKE = "result.json", "take.txt"
 STEPS = 40
@@ -61,7 +63,7 @@ def tune(asked: Asked) -> TuneDocument:
     folder = _made(asked.folder)
     recorder = Recorder(asked.command, folder, budget, asked.steps, asked.allow, asked.output_argument)
     source = of_advice(applicable(asked.command), group, asked.allow)
-    searches = [CommunicationSearch(folder, lambda: budget.left_s * SEARCH_SHARE)] if asked.nccl else []
+    searches = [_search(folder, budget)] if asked.nccl else []
     session = Session(recorder, [source, *searches], lambda change: not knob(change.name).preserving)
     here = Path.cwd()
     before = written_files.seen(here, folder)
@@ -83,6 +85,12 @@ def tune(asked: Asked) -> TuneDocument:
     write_json(folder / RESULT, found)
     (folder / TAKE).write_text("".join(f"{line}\n" for line in found["take"]), encoding="utf-8")
     return found
+
+
+def _search(folder: Path, budget: Budget) -> CommunicationSearch:
+    from gpuscope.instrumented_runtime.tune.communication.source import CommunicationSearch  # it imports torch
+
+    return CommunicationSearch(folder, lambda: budget.left_s * SEARCH_SHARE)
 
 
 def _check(asked: Asked) -> None:
