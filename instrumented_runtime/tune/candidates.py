@@ -96,16 +96,17 @@ def of_advice(applicable: Applicable, group: Group, allowed: Sequence[str]) -> S
     def source(report: Mapping[str, Any]) -> Advice:
         found: dict[tuple[Change, ...], Candidate] = {}
         by_hand: dict[tuple[str, str], ByHand] = {}
+        answered = {str(entry.get("finding")) for entry in report.get("suggestions") or ()}
         for entry in _entries(report):
             changes = applicable(entry["setting"], entry["code"], entry.get("facts") or {})
             groups = sorted({name for one in changes or () if (name := group(one)) and name not in allowed})
             if not changes or groups:
                 row = _by_hand(entry, groups)
+                answered.add(str(entry.get("finding")))
                 by_hand.setdefault((row["code"], row["setting"]), row)
                 continue
             one = replace(_candidate(entry, tuple(changes)), findings=frozenset({str(entry.get("finding"))}))
             found.setdefault(tuple(changes), one)
-        answered = {str(entry.get("finding")) for entry in _entries(report)}
         for row in _own_code(report, answered):
             by_hand.setdefault((row["code"], row["setting"]), row)
         return Advice(sorted(found.values(), key=lambda one: one.order), list(by_hand.values()))
@@ -141,7 +142,7 @@ OWN_CODE, LEAST_SHARE = "host_other", 0.05
 
 
 def _own_code(report: Mapping[str, Any], answered: Collection[str]) -> Iterator[ByHand]:
-    """What the script's own code takes, where no suggestion answers that."""
+    """What the script's own code takes, where no predicted suggestion answers that."""
     for finding in report.get("findings") or () if OWN_CODE not in answered else ():
         if finding["code"] == OWN_CODE and (finding.get("share_frac") or 0.0) >= LEAST_SHARE:
             where = next((one["name"] for one in finding["evidence"]), "")

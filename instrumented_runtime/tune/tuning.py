@@ -108,17 +108,17 @@ class Session:
 
     def _proved(self) -> bool:
         """Whether what is kept is faster than the command as it stands in more than one run: the first may have been
-        long by chance, or as its files were read for the first time. Else nothing is kept any more."""
+        long by chance, or as its files were read for the first time. What is in doubt runs once more; else nothing is
+        kept any more."""
         if len(self.baseline) > 1:
             return True
         self.told(self, "the command as it stands, again")
         run = self.runs.timed("baseline")
         if run is not None and run.failed is None:
             self.baseline.append(run)
-        if overall(self.standing).high < 0:
-            return True
-        self._roll_back()
-        return False
+        if overall(self.standing).high >= 0:
+            self._confirm()
+        return bool(self.kept)
 
     def _advice(self) -> list[Candidate] | Literal["budget", "no_advice"]:
         """What to try on top of the best, by a new profile of it, whose other steps are a run of the best; or why there
