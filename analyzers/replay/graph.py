@@ -31,6 +31,8 @@ NONE = -1
 
 QUEUE = "launch queue"
 """Label of a wait for room in the launch queue."""
+ALLOCATION = "allocation"
+"""Label of an allocator call that waits for all the device's work; its own time is the node's `allocator`."""
 COPY_CALL_NS = 6_000
 """What issuing an asynchronous copy costs the host, 5–7 µs as of a launch."""
 
@@ -211,9 +213,14 @@ class Graph:
         return found
 
     def blocking(self) -> Mask:
-        """Per node, whether it is a call that waits; a launch into a full queue is none."""
-        full = np.array([label == QUEUE for label in self.labels] + [False], np.bool_)
-        return np.asarray(self.of(Node.WAIT) & ~full[self.nodes["label"]])
+        """Per node, whether it is a call that waits; a launch into a full queue is none, nor is an allocation."""
+        others = np.array([label in (QUEUE, ALLOCATION) for label in self.labels] + [False], np.bool_)
+        return np.asarray(self.of(Node.WAIT) & ~others[self.nodes["label"]])
+
+    def allocating(self) -> Mask:
+        """Per node, whether it is an allocator call that waits for the device."""
+        own = np.array([label == ALLOCATION for label in self.labels] + [False], np.bool_)
+        return np.asarray(self.of(Node.WAIT) & own[self.nodes["label"]])
 
     @cached_property
     def memo(self) -> dict[Hashable, Any]:

@@ -112,5 +112,5 @@ def edges_into(graph: Graph, nodes: Mask, *why: Edge) -> Mask:
 
 
 def on_host(graph: Graph) -> Mask:
-    """Per node, whether it is a host segment."""
-    return graph.of(Node.HOST)
+    """Per node, whether it is the host's own time: a segment, or an allocator call behind what it waits for."""
+    return graph.of(Node.HOST) | graph.allocating()

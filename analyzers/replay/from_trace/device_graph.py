@@ -19,6 +19,7 @@ from gpuscope.analyzers.device_time.kernels.kernel_facts import KernelFacts, ker
 from gpuscope.analyzers.device_time.stream_waits import node_waits, recorded_waits
 from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import gradient_hooks
 from gpuscope.analyzers.host_time.blocking_sites import sites
+from gpuscope.analyzers.replay.from_trace.draining_calls import draining_calls
 from gpuscope.analyzers.replay.from_trace.gradients import with_gradients
 from gpuscope.analyzers.replay.from_trace.graph_builder import (
     Builder,
@@ -30,6 +31,7 @@ from gpuscope.analyzers.replay.from_trace.graph_builder import (
 )
 from gpuscope.analyzers.replay.from_trace.recorded_steps import UNLINKED_FRAC, Window
 from gpuscope.analyzers.replay.graph import (
+    ALLOCATION,
     CAUSES,
     COPY_CALL_NS,
     NONE,
@@ -206,6 +208,8 @@ class Returns:
     """The places of the program, as the report's `host_calls` tells them apart."""
     queue: Mask
     """Launches that waited for room in the queue; they begin as that wait does."""
+    drains: Mask
+    """Allocator calls that waited for all that was launched, and then went to work."""
 
 
 def _returns(trace: Trace, view: LaneView, ops: Operations, rows: Times) -> Returns:
@@ -217,15 +221,25 @@ def _returns(trace: Trace, view: LaneView, ops: Operations, rows: Times) -> Retu
     full, excess = queue_waits(trace, view, np.unique(launches))
     kept = np.isin(full, launches) & (host["end"][full] <= ops.at.max()) & ~np.isin(full, found)
     full, excess = full[kept], excess[kept]
-    both = np.concatenate((found, full))
-    end = host["end"][both]
-    begin = np.concatenate((host["start"][found], host["end"][full] - excess))
-    labels = [*_labels(trace, found, rows), *[QUEUE] * len(full)]
-    places = [*sites(trace, view, rows, found), *[""] * len(full)]
+    drains = _drains(trace, ops, rows)
+    parts = (found, full, drains)
+    every = np.concatenate(parts)
+    end = host["end"][every]
+    begin = np.concatenate((host["start"][found], host["end"][full] - excess, host["start"][drains]))
+    labels = [*_labels(trace, found, rows), *[QUEUE] * len(full), *[ALLOCATION] * len(drains)]
+    places = [*sites(trace, view, rows, found), *[""] * (len(full) + len(drains))]
     order = np.argsort(end, kind="stable")
-    queue = np.arange(len(both)) >= len(found)
+    part = np.repeat(range(len(parts)), [len(own) for own in parts])[order]
     labels, places = ([own[place] for place in order.tolist()] for own in (labels, places))
-    return Returns(both[order], begin[order], end[order], labels, places, queue[order])
+    return Returns(every[order], begin[order], end[order], labels, places, part == 1, part == 2)
+
+
+def _drains(trace: Trace, ops: Operations, rows: Times) -> Times:
+    """Allocator calls of the launching threads that waited for the device."""
+    host, launches = trace["host_events"], ops.launch[ops.launch != NA]
+    rows = rows[np.isin(host["thread"][rows], np.unique(host["thread"][launches]))]
+    rows = rows[(host["start"][rows] >= host["start"][launches].min()) & (host["end"][rows] <= ops.at.max())]
+    return draining_calls(trace, rows, ops.at, ops.end, CLOCK_NS)
 
 
 def _labels(trace: Trace, calls: Times, rows: Times) -> list[str]:
@@ -524,7 +538,7 @@ def _waits(
     """Operation → the call that waited for it: on each stream the last one launched before and done by then."""
     copied = {int(call): place for place, call in enumerate(ops.launch.tolist()) if call != NA}
     own_copy = np.array([copied.get(call, NONE) for call in returns.rows.tolist()], np.int64)
-    own_copy[returns.queue] = NONE
+    own_copy[returns.queue | returns.drains] = NONE
     sources = _waited_for(ops, returns, own_copy)
     reached = [max((int(ops.end[source]) for source in found), default=NA) for found in sources]
     # Calls of one name that copy in one direction return in the same way.
@@ -532,7 +546,13 @@ def _waits(
     names = np.where(returns.queue, NO_NAME, trace["host_events"]["name"][returns.rows]).tolist()
     same: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place, key in enumerate(zip(names, copy_kind.tolist(), strict=True)):
-        same[key].append(place)
+        if not returns.drains[place]:
+            same[key].append(place)
+    for place in np.flatnonzero(returns.drains).tolist():
+        own = max(0, int(returns.end[place]) - max(int(returns.begin[place]), reached[place]))
+        builder.nodes[ends[waiter[place]]] |= {"dur": own, "allocator": own}
+        for source in sources[place]:
+            builder.edge(nodes[source][1], ends[waiter[place]], 0, Edge.SYNC)
     for key, places in same.items():
         held = [place for place in places if reached[place] > returns.begin[place] + CLOCK_NS]
         delay = median(np.array([returns.end[place] - reached[place] for place in held], np.int64), 0)

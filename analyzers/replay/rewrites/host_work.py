@@ -59,9 +59,9 @@ def no_collector(graph: Graph, change: NoCollector, setting: Setting) -> Rewritt
 
 
 def no_allocator(graph: Graph, change: NoAllocatorStalls, setting: Setting) -> Rewritten:
-    """Host time without allocator calls."""
+    """Host time without allocator calls, and without their waits for the device."""
     del change, setting
-    return _without(graph, "allocator")
+    return _without(graph.keep_edges(~edges_into(graph, graph.allocating(), Edge.SYNC)), "allocator")
 
 
 def no_host_work(graph: Graph, change: NoHostWork, setting: Setting) -> Rewritten:
@@ -121,8 +121,8 @@ def removed_syncs(graph: Graph, change: RemovedSyncs, setting: Setting) -> Rewri
 
 
 def _read_later(graph: Graph, freed: Graph, waits: Times) -> Graph:
-    """Behind the last host node of each step stands a wait for what the `waits` of that step waited for, and the host's
-    own work that followed each: what is longer there than the way to a launch usually is."""
+    """Behind the last launch or wait of each step stands a wait for what the `waits` of that step waited for, and the
+    host's own work that followed each: what is longer there than the way to a launch usually is."""
     host, nodes = graph.of(Node.HOST), graph.nodes
     usual = int(np.median(nodes["dur"][host & (nodes["dur"] > 0)])) if host.any() else 0
     program = graph.edges["why"] == Edge.PROGRAM
@@ -130,8 +130,9 @@ def _read_later(graph: Graph, freed: Graph, waits: Times) -> Graph:
     dur = freed.nodes["dur"].copy()
     added: list[dict[str, int]] = []
     edges: list[tuple[int, int, int, int]] = []
-    chain = np.flatnonzero(graph.of(Node.HOST, Node.WAIT))
-    last = {(int(nodes["rank"][node]), int(nodes["step"][node])): int(node) for node in chain}
+    acting = graph.blocking()
+    acting[graph.edges["src"][graph.edges["why"] == Edge.LAUNCH]] = True
+    last = {(int(nodes["rank"][node]), int(nodes["step"][node])): int(node) for node in np.flatnonzero(acting)}
     reads: dict[tuple[int, int], list[int]] = defaultdict(list)
     for wait in waits.tolist():
         reads[int(nodes["rank"][wait]), int(nodes["step"][wait])].append(wait)
@@ -292,7 +293,7 @@ def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> R
     """
     del change
     _device_waits(graph, setting, "launches")
-    host = on_host(graph)
+    host = graph.of(Node.HOST)
     dur = graph.nodes["dur"]
     kept = sum((graph.nodes[cause] for cause in CAUSES), graph.nodes["unlaunching"])
     if setting.bias > 0:
@@ -301,7 +302,7 @@ def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> R
     kept = np.where(dur >= least_stretch(float(np.median(ways)) if len(ways) else 0.0), dur, kept)
     if setting.bias >= 0:
         breaks = np.zeros(len(graph), np.bool_)
-        ends = graph.blocking() | graph.of(Node.ARRIVAL)
+        ends = graph.blocking() | graph.allocating() | graph.of(Node.ARRIVAL)
         breaks[graph.edges["src"][edges_into(graph, ends, Edge.PROGRAM, Edge.LAUNCH)]] = True
         launches = (graph.edges["why"] == Edge.LAUNCH) & graph.of(Node.DEVICE)[graph.edges["dst"]]
         breaks[graph.edges["src"][launches]] = False

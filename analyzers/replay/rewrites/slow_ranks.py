@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuscope.analyzers.changes import ReplacedRank, SharedWork
 from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, weights
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, on_host, weights
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import Kind
 from gpuscope.words import units
@@ -29,7 +29,7 @@ def replaced_rank(graph: Graph, change: ReplacedRank, setting: Setting) -> Rewri
     _need_peers(graph, change.rank)
     peers = _peers_of(graph, change.rank, setting)
     counts = weights(setting, peers)
-    host = graph.of(Node.HOST)
+    host = on_host(graph)
     device = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
     stretch = _stretches(graph)
     dur = graph.nodes["dur"].astype(np.float64)

@@ -12,21 +12,24 @@ from simulator.structures import draw
 from simulator.truth import step_ns
 
 from benchmarks.verdicts.drawn_changes import changes_of
-from gpuscope.analyzers.changes import Change, CopyStream, Predicted, RemovedSyncs
+from gpuscope.analyzers.changes import Change, CopyStream, PinnedCopies, Predicted, RemovedSyncs
 from gpuscope.analyzers.run.runner import analyze
 
 
 @pytest.mark.parametrize(
-    ("seed", "change"),
+    ("seed", "faults", "change"),
     [
         # A gather that waited for an event behind the copy still waits for what came before the copy.
-        pytest.param(5, CopyStream(), id="events_behind_copies"),
+        pytest.param(5, ["slow link"], CopyStream(), id="events_behind_copies"),
         # Copies on a stream of their own begin the steps, and run ahead once the host does.
-        pytest.param(81, RemovedSyncs(), id="steps_begin_with_copies_ahead"),
+        pytest.param(81, ["slow link"], RemovedSyncs(), id="steps_begin_with_copies_ahead"),
+        # Without other waits the host still waits for the device in cudaFree.
+        pytest.param(24, [], RemovedSyncs(), id="frees_wait_behind_reads"),
+        pytest.param(77, [], PinnedCopies(), id="frees_wait_behind_copies"),
     ],
 )
-def test_the_prediction_is_the_truth(seed: int, change: Change, tmp_path: Path) -> None:
-    job = draw(seed, "slow link").job
+def test_the_prediction_is_the_truth(seed: int, faults: list[str], change: Change, tmp_path: Path) -> None:
+    job = draw(seed, *faults).job
     (fields,) = (fields for _, changed, fields in changes_of(job) if changed == (change,))
     after = Case(replace(job, seed=job.seed + ANEW, **fields), "")
     replayer = analyze(Case(job, "").write(tmp_path), advice=False, replay=True).replayer
