@@ -31,6 +31,7 @@ from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.from_trace.recording import Recorded, variation
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
+from gpuscope.analyzers.replay.host_pace import hosts_alone
 from gpuscope.analyzers.replay.link_sharing import reaches
 from gpuscope.analyzers.replay.paced_marks import paced_by_kernels
 from gpuscope.analyzers.replay.pipeline_times import as_replayed
@@ -229,14 +230,23 @@ class Replayer:
         """Raises `UnreplayableError` or `CircleError`."""
         pipeline = self._trusted_pipeline
         before = self._before or pipeline.step_ns
-        floor = 0.0
+        floor = hosts = 0.0
         if self._graph is not None:
             floor = compute_floor(self._graph, self._unchanged, self._counted, changes)
-        times = [max(before - pipeline.saved(changes, bias), floor, 0.0) for bias in (0, -1, 1)]
+            hosts = self._hosts_alone(self._graph, changes) if self._setting.gpu else 0.0
+        times = [max(before - pipeline.saved(changes, bias), floor, hosts) for bias in (0, -1, 1)]
         low, high = self._bounds(changes, before, times, pipeline.error_frac)
         low = max(low, round(min(floor, times[0])))
         basis, provenance = pipeline.basis(changes), pipeline.provenance(changes)
         return Predicted(round(before), round(times[0]), low, high, basis, provenance)
+
+    def _hosts_alone(self, graph: Graph, changes: Sequence[PipelineChange]) -> float:
+        """ns that hosts need for a step with such changes. Raises `CircleError`."""
+        stages = self._facts.stages
+        assert stages is not None  # else there is no pipeline
+        flushes, paced = self._trusted_pipeline.flushes, self._setting.loader_processes
+        alone = hosts_alone(graph, changes, flushes, stages, paced=paced)
+        return self._step(alone, replay(alone)) * self._before / self._step(self._graph or graph, self._unchanged)
 
     def _bounds(
         self, changes: Sequence[Change], before: float, times: Sequence[float], error: float

@@ -71,17 +71,27 @@ def no_host_work(graph: Graph, change: NoHostWork, setting: Setting) -> Rewritte
 
 
 def _graph_launches(graph: Graph, captured: Mask, saved: Times, setting: Setting) -> Times:
-    """Per node, what launching a graph takes the host: once where a run of captured segments begins, and no more than
-    capturing it saves."""
+    """Per node, what launching a graph takes the host: once where a run of captured segments of a step begins. At best and at worst
+    it costs what it may, but no more than capturing saves: such runs are better left alone."""
     added = np.zeros(len(graph), np.int64)
     for rank in graph.ranks:
         chain = np.flatnonzero(graph.of(Node.HOST, Node.WAIT) & (graph.nodes["rank"] == rank))
         inside = captured[chain]
-        first = np.flatnonzero(inside & ~np.append(False, inside[:-1]))
+        goes_on = np.append(False, inside[:-1] & (np.diff(graph.nodes["step"][chain]) == 0))
+        first = np.flatnonzero(inside & ~goes_on)
         if len(first):
             runs = np.add.reduceat(np.where(inside, saved[chain], 0), first)
-            added[chain[first]] = np.minimum(runs, GRAPH_LAUNCH_NS[setting.bias])
+            cost = GRAPH_LAUNCH_NS[setting.bias]
+            added[chain[first]] = np.minimum(runs, cost) if setting.bias else cost
     return added
+
+
+def _after(graph: Graph, broken: Mask) -> Mask:
+    """Host nodes that follow one of these on their thread."""
+    program = graph.edges["why"] == Edge.PROGRAM
+    found = np.zeros(len(graph), np.bool_)
+    found[graph.edges["dst"][program & broken[graph.edges["src"]]]] = True
+    return found
 
 
 def _device_waits(graph: Graph, setting: Setting, what: str) -> Mask:
@@ -307,6 +317,11 @@ def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> R
         launches = (graph.edges["why"] == Edge.LAUNCH) & graph.of(Node.DEVICE)[graph.edges["dst"]]
         breaks[graph.edges["src"][launches]] = False
         host &= ~breaks
+        # What follows a break holds the rest of it: the records, waits and changes of threads behind a collective.
+        first = _after(graph, ~host)
+        within = dur[host & ~first & (dur > 0)]
+        usual = int(np.median(within)) if len(within) else 0
+        kept = np.where(first, np.maximum(kept, dur - usual), kept)
     device, why = graph.of(Node.DEVICE), graph.edges["why"]
     between = (why == Edge.STREAM) & device[graph.edges["src"]] & device[graph.edges["dst"]]
     between &= graph.nodes["step"][graph.edges["src"]] == graph.nodes["step"][graph.edges["dst"]]

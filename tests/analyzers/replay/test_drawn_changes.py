@@ -12,7 +12,7 @@ from simulator.structures import draw
 from simulator.truth import step_ns
 
 from benchmarks.verdicts.drawn_changes import changes_of
-from gpuscope.analyzers.changes import Change, CopyStream, PinnedCopies, Predicted, RemovedSyncs
+from gpuscope.analyzers.changes import CapturedGraphs, Change, CopyStream, PinnedCopies, Predicted, RemovedSyncs, Schedule
 from gpuscope.analyzers.run.runner import analyze
 
 
@@ -26,11 +26,16 @@ from gpuscope.analyzers.run.runner import analyze
         # Without other waits the host still waits for the device in cudaFree.
         pytest.param(24, [], RemovedSyncs(), id="frees_wait_behind_reads"),
         pytest.param(77, [], PinnedCopies(), id="frees_wait_behind_copies"),
+        # The host needs all of the step to launch it, in whatever order.
+        pytest.param(12, [], Schedule("1f1b"), id="pipeline_bound_by_its_host"),
+        # What stands between a collective and the first launch behind it is no launch, and each graph costs one.
+        pytest.param(95, [], CapturedGraphs(), id="graphs_of_few_kernels"),
     ],
 )
 def test_the_prediction_is_the_truth(seed: int, faults: list[str], change: Change, tmp_path: Path) -> None:
     job = draw(seed, *faults).job
-    (fields,) = (fields for _, changed, fields in changes_of(job) if changed == (change,))
+    graphs = {"graphs": True} if isinstance(change, CapturedGraphs) else None
+    fields = graphs or next(fields for _, changed, fields in changes_of(job) if changed == (change,))
     after = Case(replace(job, seed=job.seed + ANEW, **fields), "")
     replayer = analyze(Case(job, "").write(tmp_path), advice=False, replay=True).replayer
     assert replayer is not None
