@@ -140,6 +140,8 @@ class Call:
     """What `bytes` is estimated from; empty where it is recorded."""
     behind: bool = False
     """Issued behind the first launch of its step's backward pass, and not within one."""
+    passes: int = 0
+    """Backward passes begun in the window until its issue: of accumulated gradients, several in a step."""
 
 
 @dataclass(frozen=True)

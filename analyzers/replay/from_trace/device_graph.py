@@ -28,6 +28,7 @@ from gpuscope.analyzers.replay.from_trace.graph_builder import (
     causes,
     median,
     not_before,
+    passes,
 )
 from gpuscope.analyzers.replay.from_trace.recorded_steps import UNLINKED_FRAC, Window
 from gpuscope.analyzers.replay.graph import (
@@ -323,6 +324,7 @@ def _device_nodes(
     began = np.full(int(step_of.max(initial=0)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(began, step_of[in_backward], ops.at[in_backward])
     behind_it = ~in_backward & (ops.at > began[step_of])
+    begun = passes(behind, ops.at[ops.work == Kind.COMPUTE], ops.at).tolist()
     found: list[tuple[int, int]] = []
     columns = (ops.rows, ops.start, ops.end, ops.stream, step_of, ops.work)
     facts = kernel_facts(trace)
@@ -341,7 +343,7 @@ def _device_nodes(
         place, call = len(found), NONE
         if row is not None:
             own_call = call_of(trace, row, bool(in_backward[place]))
-            call = builder.call(replace(own_call, behind=bool(behind_it[place])))
+            call = builder.call(replace(own_call, behind=bool(behind_it[place]), passes=begun[place]))
         arrival = builder.node(Node.ARRIVAL, start=start, end=start, call=call, **common)
         transfer = builder.node(Node.TRANSFER, dur=end - start, start=start, end=end, call=call, **common)
         builder.edge(arrival, transfer, 0, Edge.JOIN)

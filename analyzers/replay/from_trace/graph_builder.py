@@ -122,6 +122,15 @@ def backward(trace: Trace, rows: Times) -> Spans:
     return union(host["start"][picked], host["end"][picked])
 
 
+def passes(behind: Spans, launched: Times, at: Times) -> Times:
+    """Backward passes begun until each instant: something was `launched` within one (`behind`) after something that was
+    not."""
+    launched = np.sort(launched)
+    inside = measure_within(behind, launched, launched + 1) > 0
+    begun = launched[inside & ~np.append(False, inside[:-1])]
+    return np.searchsorted(begun, at, "right")
+
+
 def median(values: Times, otherwise: int) -> int:
     """The median, or `otherwise` of nothing."""
     return int(np.median(values)) if len(values) else otherwise

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuscope.analyzers.changes import AccumulatedGradients, BucketSize, Overlap
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
-from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, by_issue, edges_into, nodes_by_call
 from gpuscope.analyzers.replay.rewrites.early_issue import EarlyIssue
 from gpuscope.analyzers.replay.rewrites.regroup import Bucket, Piece, Scale, regrouped
@@ -85,17 +85,21 @@ def accumulated(graph: Graph, change: AccumulatedGradients, setting: Setting) ->
 
 
 def buckets(calls: Sequence[Call], size: int, first: int) -> list[Bucket]:
-    """Old buckets cut and joined into new ones that close with at least `size` bytes.
+    """Old buckets cut and joined into new ones that close with at least `size` bytes, the `first` of a backward pass
+    apart, and at the end of one.
 
     They are cut between gradients where these are known, else into even parts.
     """
-    made: list[list[Piece]] = [[]]
+    made: list[list[Piece]] = []
+    held, limit, passes = 0, first, NONE
     for old, call in enumerate(calls):
         for piece in _pieces(old, call, size):
-            limit = first if len(made) == 1 else size
-            if made[-1] and sum(other.bytes for other in made[-1]) >= limit:
+            if call.passes != passes or held >= limit:
+                limit = first if call.passes != passes else size
+                held, passes = 0, call.passes
                 made.append([])
             made[-1].append(piece)
+            held += piece.bytes
     return list(made)
 
 
