@@ -133,7 +133,7 @@ class Call:
     backward: bool
     """Issued while the rank was in its backward pass."""
     issue: int = 0
-    """ns of the training thread that issuing it took; 0 where it is not the device."""
+    """ns of its thread that issuing it took; 0 where that is not recorded."""
     gradients: tuple[Gradient, ...] = ()
     """What it holds, in the order in which it became ready; empty where that is not recorded."""
     size_basis: str = ""

@@ -114,3 +114,17 @@ def edges_into(graph: Graph, nodes: Mask, *why: Edge) -> Mask:
 def on_host(graph: Graph) -> Mask:
     """Per node, whether it is the host's own time: a segment, or an allocator call behind what it waits for."""
     return graph.of(Node.HOST) | graph.allocating()
+
+
+def unissued(graph: Graph, calls: Iterable[int]) -> Times:
+    """Durations without the host time that issuing these calls took."""
+    cost = np.array([call.issue for call in graph.calls] + [0], np.int64)
+    gone = np.zeros(len(graph.calls) + 1, np.bool_)
+    gone[list(calls)] = True
+    call = graph.nodes["call"][graph.edges["dst"]]
+    issues = np.flatnonzero(
+        (graph.edges["why"] == Edge.LAUNCH) & edges_into(graph, graph.of(Node.ARRIVAL)) & gone[call]
+    )
+    dur = graph.nodes["dur"].copy()
+    np.subtract.at(dur, graph.edges["src"][issues], cost[call[issues]])
+    return np.maximum(dur, 0)

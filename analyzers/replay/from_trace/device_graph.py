@@ -22,6 +22,7 @@ from gpuscope.analyzers.host_time.blocking_sites import sites
 from gpuscope.analyzers.replay.from_trace.draining_calls import draining_calls
 from gpuscope.analyzers.replay.from_trace.gradients import with_gradients
 from gpuscope.analyzers.replay.from_trace.graph_builder import (
+    ISSUES,
     Builder,
     Point,
     backward,
@@ -325,6 +326,7 @@ def _device_nodes(
     np.minimum.at(began, step_of[in_backward], ops.at[in_backward])
     behind_it = ~in_backward & (ops.at > began[step_of])
     begun = passes(behind, ops.at[ops.work == Kind.COMPUTE], ops.at).tolist()
+    costs = _issue_costs(trace, ops).tolist()
     found: list[tuple[int, int]] = []
     columns = (ops.rows, ops.start, ops.end, ops.stream, step_of, ops.work)
     facts = kernel_facts(trace)
@@ -343,12 +345,28 @@ def _device_nodes(
         place, call = len(found), NONE
         if row is not None:
             own_call = call_of(trace, row, bool(in_backward[place]))
-            call = builder.call(replace(own_call, behind=bool(behind_it[place]), passes=begun[place]))
+            call = builder.call(
+                replace(own_call, behind=bool(behind_it[place]), passes=begun[place], issue=costs[place])
+            )
         arrival = builder.node(Node.ARRIVAL, start=start, end=start, call=call, **common)
         transfer = builder.node(Node.TRANSFER, dur=end - start, start=start, end=end, call=call, **common)
         builder.edge(arrival, transfer, 0, Edge.JOIN)
         found.append((arrival, transfer))
     return found
+
+
+def _issue_costs(trace: Trace, ops: Operations) -> Times:
+    """Of each collective the host time of the operator that issued it, by how many it issued; else 0."""
+    host = trace["host_events"]
+    issuing = trace.names.matching(lambda name: name.startswith(ISSUES))[host["name"]]
+    own = np.flatnonzero((ops.work == Kind.COMMUNICATION) & (ops.launch != NA))
+    launch = ops.launch[own]
+    operator = innermost(host, issuing & (host["category"] == Category.OP), host["thread"][launch], ops.at[own])
+    own, operator = own[operator != NA], operator[operator != NA]
+    _, of, count = np.unique(operator, return_inverse=True, return_counts=True)
+    costs = np.zeros(len(ops.rows), np.int64)
+    costs[own] = (host["end"][operator] - host["start"][operator]) // count[of]
+    return costs
 
 
 def _kernel(facts: KernelFacts, device: Table, event: int) -> dict[str, int]:

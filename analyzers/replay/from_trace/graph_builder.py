@@ -15,6 +15,12 @@ from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtrac
 from gpuscope.trace.schema import Category
 from gpuscope.trace.trace import Trace
 
+ISSUES = (
+    "c10d::allreduce", "c10d::allgather", "c10d::_allgather", "c10d::reduce_scatter", "c10d::_reduce_scatter",
+    "c10d::broadcast", "c10d::reduce_", "c10d::gather", "c10d::scatter", "c10d::alltoall", "c10d::barrier",
+    "c10d::send", "c10d::recv",
+)  # fmt: skip
+"""Operators that issue a collective."""
 _BACKWARD = (EVALUATED, "gpuscope::backward")
 
 

@@ -16,6 +16,7 @@ from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import gradien
 from gpuscope.analyzers.replay.from_trace.device_graph import call_of
 from gpuscope.analyzers.replay.from_trace.gradients import with_gradients
 from gpuscope.analyzers.replay.from_trace.graph_builder import (
+    ISSUES,
     Builder,
     Point,
     backward,
@@ -41,11 +42,6 @@ neither is seen. Where they are, one mean each per rank: on a busy machine delay
 """
 QUEUE_NS = 10_000
 """Between two collectives on one of gloo's threads, where none was seen to wait for another."""
-_ISSUES = (
-    "c10d::allreduce", "c10d::allgather", "c10d::_allgather", "c10d::reduce_scatter", "c10d::_reduce_scatter",
-    "c10d::broadcast", "c10d::reduce_", "c10d::gather", "c10d::scatter", "c10d::alltoall", "c10d::barrier",
-    "c10d::send", "c10d::recv",
-)  # fmt: skip
 _OPTIMIZER = ("Optimizer.step", "gpuscope::optimizer", "optimizer")
 
 
@@ -102,7 +98,7 @@ def _collectives(trace: Trace, rows: Times, own: Times, threads: Times, hooks: S
     table, host = trace["collectives"], trace["host_events"]
     found = np.flatnonzero(np.isin(table["host_event"], rows))
     found = _in_order_of_issue(trace, found[np.argsort(table["start"][found], kind="stable")])
-    issuing = own[trace.names.matching(lambda name: name.startswith(_ISSUES))[host["name"][own]]]
+    issuing = own[trace.names.matching(lambda name: name.startswith(ISSUES))[host["name"][own]]]
     issuing = issuing[(host["category"][issuing] == Category.OP)]
     issuing = issuing[np.argsort(host["start"][issuing], kind="stable")]
     start, thread = table["start"][found], host["thread"][table["host_event"][found]]

@@ -10,7 +10,7 @@ import numpy as np
 from gpuscope.analyzers.changes import AccumulatedGradients, BucketSize, Overlap
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, by_issue, edges_into, nodes_by_call
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, by_issue, edges_into, nodes_by_call, unissued
 from gpuscope.analyzers.replay.rewrites.early_issue import EarlyIssue
 from gpuscope.analyzers.replay.rewrites.regroup import Bucket, Piece, Scale, regrouped
 from gpuscope.analyzers.replay.rewrites.transfer_cost import gradients
@@ -66,21 +66,22 @@ def accumulated(graph: Graph, change: AccumulatedGradients, setting: Setting) ->
     if change.micro_batches < 2:
         raise UnreplayableError("gradients are reduced once in a step")
     kept, gone = 0, np.zeros(len(graph), np.bool_)
+    left: list[int] = []
     of = graph.nodes["call"]
     for calls in _by_step(graph, gradients(graph)).values():
         if len(calls) % change.micro_batches:
             raise UnreplayableError(f"a step's gradient collectives are no {change.micro_batches} times as many")
         last = len(calls) // change.micro_batches
         kept += last
-        gone |= np.isin(of, calls[: len(calls) - last]) & (of >= 0)
-    gone &= graph.of(Node.ARRIVAL, Node.TRANSFER)
+        left += calls[: len(calls) - last]
+    gone |= np.isin(of, left) & graph.of(Node.ARRIVAL, Node.TRANSFER)
     if not gone.any():
         raise UnreplayableError(
             "no step repeats its buckets: gradients are reduced once, or their sizes are not recorded"
         )
     joins = edges_into(graph, gone & graph.of(Node.TRANSFER), Edge.JOIN) & graph.of(Node.JOIN)[graph.edges["src"]]
     held = gone[graph.edges["src"]] & (graph.edges["why"] == Edge.SYNC)
-    changed = graph.keep_edges(~(joins | held)).with_nodes(dur=np.where(gone, 0, graph.nodes["dur"]))
+    changed = graph.keep_edges(~(joins | held)).with_nodes(dur=np.where(gone, 0, unissued(graph, left)))
     return Rewritten(changed, f"{int((gone & graph.of(Node.TRANSFER)).sum())} all-reduces left out, {kept} kept")
 
 

@@ -71,8 +71,8 @@ def no_host_work(graph: Graph, change: NoHostWork, setting: Setting) -> Rewritte
 
 
 def _graph_launches(graph: Graph, captured: Mask, saved: Times, setting: Setting) -> Times:
-    """Per node, what launching a graph takes the host: once where a run of captured segments of a step begins. At best and at worst
-    it costs what it may, but no more than capturing saves: such runs are better left alone."""
+    """Per node, what launching a graph takes the host: once where a run of captured segments of a step begins. At best
+    and at worst no more than capturing saves: other runs are left alone."""
     added = np.zeros(len(graph), np.int64)
     for rank in graph.ranks:
         chain = np.flatnonzero(graph.of(Node.HOST, Node.WAIT) & (graph.nodes["rank"] == rank))

@@ -10,7 +10,7 @@ import numpy as np
 from gpuscope.analyzers.changes import GroupModules, KeepParameters, Prefetch
 from gpuscope.analyzers.replay.collective_costs import costs
 from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, nodes_by_call
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, nodes_by_call, unissued
 from gpuscope.analyzers.replay.rewrites.gradient_buckets import scales
 from gpuscope.analyzers.replay.rewrites.regroup import Bucket, Piece, regrouped
 from gpuscope.trace.columns.table import Mask, Times
@@ -29,8 +29,8 @@ def gathers(graph: Graph) -> list[int]:
 
 
 def keep_parameters(graph: Graph, change: KeepParameters, setting: Setting) -> Rewritten:
-    """No all-gather in the backward pass; the host still does what it did to issue them."""
-    del change, setting
+    """No all-gather in the backward pass. Where it turns out badly, the host still does what it did to issue them."""
+    del change
     calls = [call for call in gathers(graph) if graph.calls[call].backward]
     if not calls:
         why = "no all-gather in the backward pass: parameters are kept, or the pass is not recorded"
@@ -46,8 +46,9 @@ def keep_parameters(graph: Graph, change: KeepParameters, setting: Setting) -> R
     )
     joins = graph.of(Node.JOIN) & gone
     kept &= ~(joins[graph.edges["src"]] | joins[graph.edges["dst"]])
-    found = graph.with_nodes(dur=np.where(gone, 0, graph.nodes["dur"])).keep_edges(kept)
-    return Rewritten(found, f"{len(calls)} all-gathers of the backward pass removed, their host time kept")
+    dur = graph.nodes["dur"] if setting.bias > 0 else unissued(graph, calls)
+    found = graph.with_nodes(dur=np.where(gone, 0, dur)).keep_edges(kept)
+    return Rewritten(found, f"{len(calls)} all-gathers of the backward pass removed, with the host time of their issue")
 
 
 def prefetch(graph: Graph, change: Prefetch, setting: Setting) -> Rewritten:

@@ -12,7 +12,15 @@ from simulator.structures import draw
 from simulator.truth import step_ns
 
 from benchmarks.verdicts.drawn_changes import changes_of
-from gpuscope.analyzers.changes import CapturedGraphs, Change, CopyStream, PinnedCopies, Predicted, RemovedSyncs, Schedule
+from gpuscope.analyzers.changes import (
+    CapturedGraphs,
+    Change,
+    CopyStream,
+    PinnedCopies,
+    Predicted,
+    RemovedSyncs,
+    Schedule,
+)
 from gpuscope.analyzers.run.runner import analyze
 
 
