@@ -75,7 +75,10 @@ def advise(
     kept = _undominated(_once(sorted(found.kept, key=_rank)), tries)
     plan = best_plan(found.candidates, tries)
     taken = {proposal.code for proposal, _ in kept}
-    suggestions = blame.in_order(report, [_suggestion(*_of_the_reason(one, found.kept), report, tries) for one in kept])
+    main = blame.main_finding(report)
+    trouble = main["code"] if main is not None else ""
+    told = [_of_the_reason(one, found.kept, trouble) for one in kept]
+    suggestions = blame.in_order(report, [_suggestion(*one, report, tries) for one in told])
     refused = [_unpredicted(report, *one) for one in _once(found.refused) if one[0].code not in taken]
     unpredicted = blame.answering_first(report, refused)
     advice: AdviceEntry = {
@@ -185,14 +188,15 @@ def _once(kept: Iterable[tuple[Proposal, Outcome]]) -> list[tuple[Proposal, Outc
 
 
 def _of_the_reason(
-    one: tuple[Proposal, Predicted], kept: Sequence[tuple[Proposal, Predicted]]
+    one: tuple[Proposal, Predicted], kept: Sequence[tuple[Proposal, Predicted]], trouble: str
 ) -> tuple[Proposal, Predicted]:
     """The same change as it was proposed for what makes the trouble (too few micro-batches, a slow stage), where it was
-    proposed for the trouble (the bubble) and for that."""
+    proposed for the trouble (the bubble) and for that; else for the trouble, where it was for others too."""
     if one[0].finding["code"] not in BY_CODE:
         return one
-    same = (other for other in kept if other[0].setting == one[0].setting and other[0].changes == one[0].changes)
-    return next((other for other in same if other[0].finding["code"] not in BY_CODE), one)
+    same = [other for other in kept if other[0].setting == one[0].setting and other[0].changes == one[0].changes]
+    reason = next((other for other in same if other[0].finding["code"] not in BY_CODE), None)
+    return reason or next((other for other in same if other[0].finding["code"] == trouble), one)
 
 
 def _undominated(kept: Sequence[tuple[Proposal, Predicted]], tries: Tries) -> list[tuple[Proposal, Predicted]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -177,9 +177,9 @@ def _collectives(graph: Graph, name: str | None) -> Mask:
 def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewritten:
     """Host-to-device copies from pageable memory neither block the host nor wait for compute before them.
 
-    The host does not stage them, and they run at the rate of the run's pinned copies, else of its link (`_pinned`).
-    Where it turns out badly, they run as long as measured, and the host still stages them (copying into pinned memory
-    is what the loader's own pinning thread would otherwise do).
+    A step that began with one begins with what follows it. The host does not stage them, and they run at the rate of the
+    run's pinned copies, else of its link (`_pinned`). Where it turns out badly, they run as long as measured, and the host still stages them (copying into
+    pinned memory is what the loader's own pinning thread would otherwise do).
     """
     del change
     waits = _device_waits(graph, setting, "copies to it")
@@ -207,7 +207,7 @@ def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewri
     itself = np.array(["memcpy" in label.rpartition("/")[2].lower() for label in labels], np.bool_)
     calls = np.where(itself[graph.nodes["label"]], np.minimum(COPY_CALL_NS, _lasted(graph)), 0)
     dur, rate = _pinned(graph, copies, np.where(blocked, calls, dur), setting)
-    found = found.with_nodes(dur=dur).add([], bypass)
+    found = replace(found.with_nodes(dur=dur).add([], bypass), marks=_past(graph, copies))
     return Rewritten(found, f"{int(copies.sum())} copies beside compute, {rate}, not staged by the host")
 
 
@@ -231,21 +231,21 @@ def copy_stream(graph: Graph, change: CopyStream, setting: Setting) -> Rewritten
         own = own[np.argsort(nodes["start"][own], kind="stable")]
         between += [(src, dst, 0, Edge.STREAM) for src, dst in pairwise(own.tolist())]
     found = graph.keep_edges(~ordered).add([], [*_around(graph, copies), *between])
-    within = (why == Edge.STREAM) & graph.of(Node.DEVICE)[graph.edges["dst"]]
-    ends = (graph.edges[name][within].tolist() for name in ("src", "dst"))
-    after = dict(zip(*ends, strict=True))
-    found = replace(found, marks={rank: _past(own, copies, after) for rank, own in graph.marks.items()})
+    found = replace(found, marks=_past(graph, copies))
     return Rewritten(found, f"{int(copies.sum())} copies on a stream of their own, one after the other")
 
 
-def _past(marks: Times, copies: Mask, after: Mapping[int, int]) -> Times:
+def _past(graph: Graph, copies: Mask) -> dict[int, Times]:
     """The marks, those on copies moved to what follows these on their stream."""
-    moved = marks.tolist()
-    for place, node in enumerate(moved):
+    within = (graph.edges["why"] == Edge.STREAM) & graph.of(Node.DEVICE)[graph.edges["dst"]]
+    after = dict(zip(*(graph.edges[name][within].tolist() for name in ("src", "dst")), strict=True))
+
+    def past(node: int) -> int:
         while copies[node] and node in after:
             node = after[node]
-        moved[place] = node
-    return np.array(moved, np.int64)
+        return node
+
+    return {rank: np.array([past(node) for node in own.tolist()], np.int64) for rank, own in graph.marks.items()}
 
 
 def _lasted(graph: Graph) -> Times:

@@ -60,11 +60,12 @@ def shared_work(graph: Graph, change: SharedWork, setting: Setting) -> Rewritten
     """What it computes beyond the median of its peers shared evenly by all n ranks: each gets 1/n of it. Without a rank
     all compute the mean of what they do in a step.
 
-    Step by step on devices; where training threads compute, stretch by stretch (`replaced_rank`).
+    Step by step on devices, kernel by kernel where all ranks run the same (an optimizer's take no longer on more data);
+    where training threads compute, stretch by stretch (`replaced_rank`).
     """
     _need_peers(graph, graph.ranks[0] if change.rank is None else change.rank)
     computes = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
-    key = graph.nodes["step"]
+    key = _kernels(graph, computes)
     if not computes.any():
         computes, key = graph.of(Node.HOST), _stretches(graph)
     sums = _sums(graph, computes, key)
@@ -120,6 +121,21 @@ def _stretches(graph: Graph) -> Times:
     even = all(len(set(own)) == 1 for own in counts.values())
     width = max((max(own) for own in counts.values()), default=0) + 2
     return np.asarray(graph.nodes["step"] * width + (found if even else 0))
+
+
+def _kernels(graph: Graph, computes: Mask) -> Times:
+    """Per node its step and, where all ranks run as many of each kernel in it, its kernel, as one number."""
+    nodes, step = graph.nodes, graph.nodes["step"]
+    width = int(nodes["kernel"].max(initial=0)) + 2
+    found = step * width + nodes["kernel"] + 1
+    for which in np.unique(step[computes]).tolist():
+        mine = computes & (step == which)
+        kinds, of = np.unique(found[mine], return_inverse=True)
+        rank = np.searchsorted(graph.ranks, nodes["rank"][mine])
+        counts = np.bincount(rank * len(kinds) + of, minlength=len(graph.ranks) * len(kinds))
+        if np.ptp(counts.reshape(len(graph.ranks), -1), axis=0).any():
+            found[mine] = which * width
+    return found
 
 
 def _median(sums: Sums, key: int, ranks: Sequence[int], counts: Sequence[int]) -> float:

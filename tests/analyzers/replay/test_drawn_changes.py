@@ -13,13 +13,16 @@ from simulator.truth import step_ns
 
 from benchmarks.verdicts.drawn_changes import changes_of
 from gpuscope.analyzers.changes import (
+    BucketSize,
     CapturedGraphs,
     Change,
     CopyStream,
+    KeepParameters,
     PinnedCopies,
     Predicted,
     RemovedSyncs,
     Schedule,
+    SharedWork,
 )
 from gpuscope.analyzers.run.runner import analyze
 
@@ -33,10 +36,17 @@ from gpuscope.analyzers.run.runner import analyze
         pytest.param(81, ["slow link"], RemovedSyncs(), id="steps_begin_with_copies_ahead"),
         # Without other waits the host still waits for the device in cudaFree.
         pytest.param(24, [], RemovedSyncs(), id="frees_wait_behind_reads"),
+        pytest.param(208, [], PinnedCopies(), id="steps_begin_with_pinned_copies"),
         pytest.param(77, [], PinnedCopies(), id="frees_wait_behind_copies"),
         # The host needs all of the step to launch it, in whatever order.
         pytest.param(12, [], Schedule("1f1b"), id="pipeline_bound_by_its_host"),
         # What stands between a collective and the first launch behind it is no launch, and each graph costs one.
+        # Kernels that take as long on all ranks (the optimizer's) are no part of what is shared.
+        pytest.param(13, [], SharedWork(0), id="work_of_a_longer_batch_shared"),
+        # Issuing a gather takes the host time too.
+        pytest.param(60, [], KeepParameters(), id="gathers_not_issued"),
+        # Buckets of one backward pass do not wait for the next one's.
+        pytest.param(404, ["synced accumulation"], BucketSize(25 << 20), id="buckets_of_one_pass"),
         pytest.param(95, [], CapturedGraphs(), id="graphs_of_few_kernels"),
     ],
 )

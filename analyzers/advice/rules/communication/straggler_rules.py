@@ -156,7 +156,8 @@ class WorkOutsidePipeline(OfRank):
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The late ranks, one or one group at a time, the costliest first, each by the reason that the trace shows.
 
-    A rank that is late no more often than by chance is not to blame, however long the others waited. Where training
+    A rank that is late no more often than by chance is not to blame, however long the others waited; where several take
+    turns on devices, one whose host is seen to be slower than the others' may be. Where training
     threads had no core to run on, the pace of a rank tells nothing: only more data, or a host that is late, does.
     """
     late = {entry["rank"]: entry for entry in case.report["stragglers"]}
@@ -173,6 +174,9 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         # Training threads that share cores take turns too, whatever their batches are.
         if in_turns and not (held or on_cpu(case) or "pipeline" in case.report):
             yield Proposal(finding, EvenBatches(), _SAMPLER, (SharedWork(),))
+            hosts = [late[rank] for rank in finding["ranks"] if rank in late and late[rank]["reason"] == "host"]
+            if hosts:
+                yield _by_reason(case, finding, max(hosts, key=lambda one: one["caused_wait_ns"]))
         blamed = [late[rank] for rank in finding["ranks"] if rank in late and _to_blame(case, late[rank])]
         excused = ("cores", "device", None) if held else ("cores",)
         done: set[int] = set()

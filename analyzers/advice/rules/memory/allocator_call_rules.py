@@ -33,7 +33,7 @@ _CONVOLUTIONS = ("conv", "miopen", "cudnn")
 class AllocatorCalls(Suggestion):
     """Fewer calls of the device's allocator."""
 
-    answers = ("allocator",)
+    answers = ("allocator", "sync", "launch")
     why = "{cost}; {calls}"
 
     allocations_per_step: float
@@ -151,10 +151,11 @@ def state(entry: HostCallsEntry) -> State | None:
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """By what the allocator does on the rank that asks most often."""
+    """By what the allocator does on the rank that asks most often. Frees wait for the device: what they cost is as well
+    a wait (that a blocking call before them took over), or launches that come late behind them."""
     entry = max(case.host_calls, key=lambda one: one["allocations_per_step"] + one["frees_per_step"], default=None)
     found = state(entry) if entry is not None else None
-    if entry is None or found is None:
+    if entry is None or found is None or (finding["code"] != "allocator" and not entry["frees_per_step"]):
         return
     answer = _answer(case, finding, entry, found)
     if answer is not None:
