@@ -177,9 +177,10 @@ def _collectives(graph: Graph, name: str | None) -> Mask:
 def pinned_copies(graph: Graph, change: PinnedCopies, setting: Setting) -> Rewritten:
     """Host-to-device copies from pageable memory neither block the host nor wait for compute before them.
 
-    A step that began with one begins with what follows it. The host does not stage them, and they run at the rate of the
-    run's pinned copies, else of its link (`_pinned`). Where it turns out badly, they run as long as measured, and the host still stages them (copying into
-    pinned memory is what the loader's own pinning thread would otherwise do).
+    A step that began with one begins with what follows it. The host does not stage them, and they run at the rate of
+    the run's pinned copies, else of its link (`_pinned`).
+    Where it turns out badly, they run as long as measured, and the host still stages them (copying into pinned memory
+    is what the loader's own pinning thread would otherwise do).
     """
     del change
     waits = _device_waits(graph, setting, "copies to it")

@@ -9,6 +9,7 @@ from gpuscope.analyzers.advice.framework_settings import config, device_floor, p
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
+from gpuscope.analyzers.host_time.fsdp_options import LIMITER
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.words import units
@@ -207,8 +208,9 @@ class OrderOfStreamForEach(NoBlocking):
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """The waiting calls gone or moved; for copies of data pinned memory is enough (memory/copy_rules.py)."""
-    where = in_loop(case)
+    """The waiting calls gone or moved; for copies of data pinned memory is enough (memory/copy_rules.py), and FSDP1's
+    limit of gathers is a setting of its own (communication/fsdp_rules.py)."""
+    where = [one for one in in_loop(case) if LIMITER not in (one.operator, one.within)]
     if case.host_calls and not where:
         return
     to_device = batches(where)
