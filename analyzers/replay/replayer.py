@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
@@ -23,58 +23,37 @@ from gpuscope.analyzers.changes import (
 )
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
-from gpuscope.analyzers.nccl.measured.timed_series import tool_fits
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
-from gpuscope.analyzers.replay.core_use import core_use
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
-from gpuscope.analyzers.replay.from_trace.recording import Recorded, variation
+from gpuscope.analyzers.replay.from_trace.recording import Recorded
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.host_pace import hosts_alone
-from gpuscope.analyzers.replay.link_sharing import reaches
+from gpuscope.analyzers.replay.outcome import Outcome
 from gpuscope.analyzers.replay.paced_marks import paced_by_kernels
 from gpuscope.analyzers.replay.pipeline_times import as_replayed
 from gpuscope.analyzers.replay.prediction_bounds import bounds, model_error
 from gpuscope.analyzers.replay.ranks_joined import joined, unmatched_messages
-from gpuscope.analyzers.replay.rewrite import Setting
+from gpuscope.analyzers.replay.recorded_run import (
+    MAX_ERROR,
+    chance,
+    counted_steps,
+    mean_shares,
+    missing,
+    setting_of,
+    step_of,
+)
 from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.analyzers.replay.step_parts import compute_floor, parts
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Replay
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Mask
-from gpuscope.trace.schema import NA
 from gpuscope.words import units
-
-MAX_ERROR = 0.05
-"""Relative error of the unchanged replay from which nothing is predicted. Published replays reach 3.3 % on average
-(Lumos, MLSys 2025) and below 5 % (dPRO, MLSys 2022); one that misses by more has missed a dependency."""
 
 _DEADLOCK = "in that order stages would deadlock"
 _WAITING = "how much of its collectives is waiting for those ranks is not recorded, at worst all that would be gained"
 _CIRCLE = "the job waits for results earlier than the change would produce them: it is not structured in that way"
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """A replay with changes: «the step» in ns, and what that rests on."""
-
-    step_ns: float
-    floor_ns: float
-    """What the device must compute in it, ns: a recorded time, which no error of the replay scales."""
-    basis: str
-    provenance: Provenance
-    lacking: str = ""
-    """Why costs of collectives in it are not known, and what to record."""
-    moved: bool = False
-    """Whether kernels and collectives run beside each other where they did not, or no longer."""
-    pipeline_error: float = 0.0
-    """Relative error of the pipelines' unchanged replay, where their computations are laid out anew."""
-    timeline: tuple[Graph, Replayed] | None = None
-    """Of the expected case, where all of the step is on it."""
 
 
 class Replayer:
@@ -85,7 +64,7 @@ class Replayer:
     ) -> None:
         """`stand_ins`: for each rank of which nothing is `recorded`, the one that stands for it."""
         self._stand_ins = dict(stand_ins or {})
-        self.why = _missing(recorded)
+        self.why = missing(recorded)
         self.broken = any(entry.broken for entry in recorded)
         self.ranks = len({entry.rank for entry in recorded})
         self.steps = 0
@@ -97,15 +76,15 @@ class Replayer:
         self._graph: Graph | None = None
         self._layouts: dict[tuple[PipelineChange, ...], Predicted | Refused] = {}
         self._facts = facts
-        self._before = _step_ns(facts)
-        self._counted = _counted(facts, recorded)
+        self._before = step_of(facts)
+        self._counted = counted_steps(facts, recorded)
         self._core_waits = {entry.rank: entry.core_waits for entry in recorded if entry.core_waits}
-        self._fixed = _mean_shares([entry.fixed for entry in recorded])
-        self._pauses = _mean_shares([entry.pauses for entry in recorded])
+        self._fixed = mean_shares([entry.fixed for entry in recorded])
+        self._pauses = mean_shares([entry.pauses for entry in recorded])
         self._numbers = recorded[0].numbers if recorded else ()
         processes = any(entry.loader_processes for entry in recorded)
-        self._setting = replace(_setting(facts), loader_processes=processes, stand_ins=self._stand_ins)
-        self._variation = _variation(recorded, self._counted, bool(self._setting.gpu))
+        self._setting = replace(setting_of(facts), loader_processes=processes, stand_ins=self._stand_ins)
+        self._variation = chance(recorded, self._counted, bool(self._setting.gpu))
         if not self.why:
             self._build(recorded)
 
@@ -172,7 +151,7 @@ class Replayer:
             saved=self._saved(outcomes[0], scale),
         )
 
-    def _saved(self, outcome: _Outcome, scale: float) -> dict[str, int]:
+    def _saved(self, outcome: Outcome, scale: float) -> dict[str, int]:
         if outcome.timeline is None:
             return {}
         now = parts(*outcome.timeline, self._counted)
@@ -295,14 +274,14 @@ class Replayer:
         counted = {number for number, own in zip(self._numbers, self._counted.tolist(), strict=True) if own}
         return replace(recorded, flushes=as_replayed(graph, done, recorded.flushes, stages, counted))
 
-    def _outcomes(self, changes: Sequence[Change]) -> list[_Outcome]:
+    def _outcomes(self, changes: Sequence[Change]) -> list[Outcome]:
         """As expected, then where the change and what overlaps turn out well or badly, in each combination that
         matters. Raises `UnreplayableError` or `CircleError`."""
         expected = self._replayed(changes, 0, 0)
         both = [(-1, -1), (1, 1)] + ([(-1, 1), (1, -1)] if expected.moved else [])
         return [expected] + [self._replayed(changes, bias, beside) for bias, beside in both]
 
-    def _replayed(self, changes: Sequence[Change], bias: int, beside: int) -> _Outcome:
+    def _replayed(self, changes: Sequence[Change], bias: int, beside: int) -> Outcome:
         graph, basis, lacking = self._graph, [], ""
         provenance: Provenance = "inferred"
         replaced = frozenset(change.rank for change in changes if isinstance(change, ReplacedRank))
@@ -340,7 +319,7 @@ class Replayer:
         floor = compute_floor(changed, done, self._counted, pipelined)
         text = "; ".join([*basis, *beside_basis])
         expected = bias == beside == 0 and not pipelined
-        return _Outcome(
+        return Outcome(
             step, floor, text, provenance, lacking, bool(beside_basis), pipeline_error,
             (changed, done) if expected else None,
         )  # fmt: skip
@@ -410,61 +389,3 @@ def _of_pipeline_alone(changes: Sequence[Change]) -> tuple[PipelineChange, ...]:
     """The changes, if all are of the pipeline; nothing else of the run need be replayed for these."""
     found = tuple(change for change in changes if isinstance(change, PipelineChange))
     return found if len(found) == len(changes) else ()
-
-
-def _mean_shares(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """By kind of computation, the share that does not shrink with the micro-batch, mean over ranks."""
-    kinds = {kind for own in found for kind in own}
-    return {kind: float(np.mean([own[kind] for own in found if kind in own])) for kind in kinds}
-
-
-def _missing(recorded: Sequence[Recorded]) -> str:
-    """Why these can't be replayed together; empty if they can."""
-    if not recorded:
-        return "no rank has anything that could be replayed"
-    for entry in recorded:
-        if entry.graph is None:
-            return entry.why
-    if len({entry.numbers for entry in recorded}) > 1:
-        return "the ranks recorded different steps: record the same ones on all, or choose them with --steps"
-    return ""
-
-
-def _counted(facts: RunFacts, recorded: Sequence[Recorded]) -> Mask:
-    """Which of the replayed steps count: the judged ones, all where none of them is."""
-    numbers = recorded[0].numbers if recorded else ()
-    judged = np.array([number != NA and facts.steady.judged(number) for number in numbers], np.bool_)
-    return judged if judged.any() else np.ones(len(numbers), np.bool_)
-
-
-def _step_ns(facts: RunFacts) -> float:
-    """«The step», from which predictions start; without steps the window, the longest over ranks."""
-    if facts.step_ns is not None:
-        return float(facts.step_ns)
-    return float(max((lane.breakdown.window for lane in facts.lanes), default=0))
-
-
-def _variation(recorded: Sequence[Recorded], counted: Mask, gpu: bool) -> float:
-    """How far the step may lie off by chance, relative; `MAX_ERROR` where there is only a single step."""
-    found = [own for entry in recorded if (own := variation(entry, counted, gpu)) is not None]
-    return float(np.mean(found)) if found else MAX_ERROR
-
-
-def _setting(facts: RunFacts) -> Setting:
-    trace = facts.trace
-    ranks = trace["ranks"]
-    if not len(ranks):
-        return Setting("", "", False)
-    backend, gpu = int(ranks["backend"][0]), int(ranks["device_name"][0])
-    hosts, stages = set(ranks["host"].tolist()), facts.stages.places if facts.stages is not None else {}
-    return Setting(
-        backend="" if backend == NO_NAME else trace.names[backend],
-        gpu="" if gpu == NO_NAME or int(ranks["device"][0]) == NA else trace.names[gpu],
-        one_host=len(hosts) == 1 and NO_NAME not in hosts,
-        complete=len(trace.ranks) >= (facts.world_size or 1),
-        reach=reaches(facts),
-        stage_of={rank: stage for rank, (_, stage) in stages.items()},
-        measured=tool_fits(facts),
-        nccl=RunChoices(facts),
-        core_use=core_use(facts),
-    )

@@ -21,7 +21,8 @@ from gpuscope.analyzers.changes import (
     Schedule,
 )
 from gpuscope.analyzers.replay.from_trace.recording import record
-from gpuscope.analyzers.replay.replayer import MAX_ERROR, Replayer
+from gpuscope.analyzers.replay.recorded_run import MAX_ERROR
+from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.analysis import Analysis
 
 MS = 1_000_000

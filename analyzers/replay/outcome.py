@@ -1,0 +1,28 @@
+"""What a replay with changes comes to, before it is made a prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuscope.analyzers.replay.engine import Replayed
+from gpuscope.analyzers.replay.graph import Graph
+from gpuscope.schema.provenance import Provenance
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A replay with changes: «the step» in ns, and what that rests on."""
+
+    step_ns: float
+    floor_ns: float
+    """What the device must compute in it, ns: a recorded time, which no error of the replay scales."""
+    basis: str
+    provenance: Provenance
+    lacking: str = ""
+    """Why costs of collectives in it are not known, and what to record."""
+    moved: bool = False
+    """Whether kernels and collectives run beside each other where they did not, or no longer."""
+    pipeline_error: float = 0.0
+    """Relative error of the pipelines' unchanged replay, where their computations are laid out anew."""
+    timeline: tuple[Graph, Replayed] | None = None
+    """Of the expected case, where all of the step is on it."""
