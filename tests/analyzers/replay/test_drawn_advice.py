@@ -1,0 +1,34 @@
+"""Suggestions for drawn jobs that once were missing or promised too much, beside the simulated truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from simulator.structures import draw
+
+from benchmarks.verdicts.advised import advised
+
+
+@pytest.mark.parametrize(
+    ("seed", "code"),
+    [
+        pytest.param(24, "expandable_segments", id="late_launches_behind_frees"),
+        pytest.param(89, "caching_allocator", id="reads_that_wait_for_frees"),
+        pytest.param(28, "late_host", id="one_of_two_late_ranks"),
+        pytest.param(264, "remove_syncs", id="without_the_limit_of_gathers"),
+    ],
+)
+def test_what_answers_the_trouble_comes_true(seed: int, code: str, tmp_path: Path) -> None:
+    found = advised(draw(seed), tmp_path)
+    (one,) = (figure for figure in found.figures if figure.code == code)
+    assert one.after is not None
+    assert one.error < 0.01
+    assert found.answer == "replayed"
+
+
+@pytest.mark.parametrize(("seed", "code"), [(12, "pipeline_schedule"), (12, "cuda_graphs"), (61, "cuda_graphs")])
+def test_what_gains_nothing_in_a_pipeline_bound_by_its_hosts_is_not_promised(
+    seed: int, code: str, tmp_path: Path
+) -> None:
+    assert code not in [figure.code for figure in advised(draw(seed), tmp_path).figures]
