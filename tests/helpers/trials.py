@@ -259,6 +259,11 @@ TESTED = [
         "test_compilation.py::test_the_idle_time_between_broken_graphs_is_the_cost_of_the_line",
         COMPILING,
     ),
+    Tested(
+        "whole_link",
+        "test_pcie_lanes.py::test_fewer_lanes_are_named_with_what_they_cost_at_most",
+        "test_pcie_lanes.py::test_full_width_is_no_finding",
+    ),
 ]
 """Carried out by the tests named."""
 
