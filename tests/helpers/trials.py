@@ -143,7 +143,7 @@ SHOWN = [
 
 
 @dataclass(frozen=True)
-class Tested:
+class Elsewhere:
     """A suggestion whose jobs are made within tests, named `file::function`."""
 
     code: str
@@ -159,107 +159,109 @@ FAILS = "test_faults_put_in.py::test_a_request_that_fails"
 FORCED = "test_nccl_settings.py::test_what_a_log_shows_to_be_forced_is_unset"
 OTHER_SIZES = "test_nccl_settings.py::test_sizes_that_the_job_does_not_send_are_none_of_its_business"
 PAGES = "test_paging_advice.py::test_what_is_prefetched_already_is_left_alone"
-TESTED = [
-    Tested("activation_checkpointing", FAILS),
-    Tested("alike_compiled", "test_compilation.py::test_ranks_that_compile_unlike_are_named", COMPILING),
-    Tested("allocate_once", "test_faults_put_in.py::test_memory_is_allocated_once_in_cpp"),
-    Tested("allocator_setting", FAILS, "test_memory_use.py::test_a_full_device_is_no_fragmentation"),
-    Tested("autocast", "test_compute_advice.py::test_fp32_products_on_tensor_cores", truth=True),
-    Tested(
+ELSEWHERE = [
+    Elsewhere("activation_checkpointing", FAILS),
+    Elsewhere("alike_compiled", "test_compilation.py::test_ranks_that_compile_unlike_are_named", COMPILING),
+    Elsewhere("allocate_once", "test_faults_put_in.py::test_memory_is_allocated_once_in_cpp"),
+    Elsewhere("allocator_setting", FAILS, "test_memory_use.py::test_a_full_device_is_no_fragmentation"),
+    Elsewhere("autocast", "test_compute_advice.py::test_fp32_products_on_tensor_cores", truth=True),
+    Elsewhere(
         "capacity_factor",
         "test_experts.py::test_a_balanced_router_is_suggested_with_its_gain",
         "test_experts.py::test_even_routing_costs_nothing",
         truth=True,
     ),
-    Tested("channels_last", "test_compute_advice.py::test_layout_conversions", truth=True),
-    Tested("compile", "test_compute_advice.py::test_unfused_chains", truth=True),
-    Tested("cpu_offload", FAILS),
-    Tested("cpu_threads", "test_cpu_advice.py::test_no_more_threads_than_cores"),
-    Tested("device_memory", "test_paging_advice.py::test_in_pytorch_the_allocator_is_what_pages", PAGES),
-    Tested(
+    Elsewhere("channels_last", "test_compute_advice.py::test_layout_conversions", truth=True),
+    Elsewhere("compile", "test_compute_advice.py::test_unfused_chains", truth=True),
+    Elsewhere("cpu_offload", FAILS),
+    Elsewhere("cpu_threads", "test_cpu_advice.py::test_no_more_threads_than_cores"),
+    Elsewhere("device_memory", "test_paging_advice.py::test_in_pytorch_the_allocator_is_what_pages", PAGES),
+    Elsewhere(
         "distributed_data_parallel",
         "test_overlap_advice.py::test_data_parallel_in_one_process",
         "test_overlap_advice.py::test_a_pipeline_in_one_process_is_no_data_parallel",
     ),
-    Tested(
+    Elsewhere(
         "even_routing",
         "test_experts.py::test_a_balanced_router_is_suggested_with_its_gain",
         "test_experts.py::test_even_routing_costs_nothing",
         truth=True,
     ),
-    Tested("foreach_optimizer", "test_advice_fits_the_job.py::test_fused_is_advised_to_classes_that_have_it"),
-    Tested("fp8", "test_compute_advice.py::test_fp8_where_16_bits_are_near_their_peak"),
-    Tested("fused_optimizer", "test_compute_advice.py::test_an_optimizer_in_many_passes", truth=True),
-    Tested(
+    Elsewhere("foreach_optimizer", "test_advice_fits_the_job.py::test_fused_is_advised_to_classes_that_have_it"),
+    Elsewhere("fp8", "test_compute_advice.py::test_fp8_where_16_bits_are_near_their_peak"),
+    Elsewhere("fused_optimizer", "test_compute_advice.py::test_an_optimizer_in_many_passes", truth=True),
+    Elsewhere(
         "gil",
         "test_gil_waits.py::test_its_share_of_idle_time_is_told_with_those_who_hold_it",
         "test_gil_waits.py::test_a_lock_of_pythons_own_is_no_wait_for_the_gil",
     ),
-    Tested("gpu_aware_exchange", "test_overlap_advice.py::test_an_exchange_through_host_memory", truth=True),
-    Tested("hopper_attention", "test_compute_advice.py::test_flash_attention_2_on_hopper", truth=True),
-    Tested(
+    Elsewhere("gpu_aware_exchange", "test_overlap_advice.py::test_an_exchange_through_host_memory", truth=True),
+    Elsewhere("hopper_attention", "test_compute_advice.py::test_flash_attention_2_on_hopper", truth=True),
+    Elsewhere(
         "inside_host",
         "test_groups_across_hosts.py::test_a_tensor_group_across_hosts_is_named",
         "test_groups_across_hosts.py::test_nothing_where_groups_are_inside_or_fit_in_no_host",
     ),
-    Tested("larger_batch", "test_overlap_advice.py::test_free_memory"),
-    Tested("memory_advice", "test_paging_advice.py::test_where_pages_are_evicted_a_prefetch_would_evict_more", PAGES),
-    Tested("module_loading", "test_host_advice.py::test_lazy_loading_is_advised_where_it_is_off"),
-    Tested(
+    Elsewhere("larger_batch", "test_overlap_advice.py::test_free_memory"),
+    Elsewhere(
+        "memory_advice", "test_paging_advice.py::test_where_pages_are_evicted_a_prefetch_would_evict_more", PAGES
+    ),
+    Elsewhere("module_loading", "test_host_advice.py::test_lazy_loading_is_advised_where_it_is_off"),
+    Elsewhere(
         "more_blocks",
         "test_few_blocks.py::test_one_thread_of_one_block",
         "test_few_blocks.py::test_a_library_chooses_its_own_grid",
     ),
-    Tested(
+    Elsewhere(
         "nccl_by_size",
         "test_nccl_settings.py::test_a_job_whose_messages_have_that_size_gets_its_step_predicted",
         OTHER_SIZES,
         truth=True,
     ),
-    Tested("nccl_choice", FORCED),
-    Tested(
+    Elsewhere("nccl_choice", FORCED),
+    Elsewhere(
         "nccl_choice_search", "test_nccl_settings.py::test_without_nccl_s_choices_the_search_is_advised", OTHER_SIZES
     ),
-    Tested(
+    Elsewhere(
         "nccl_faster_run",
         "test_nccl_settings.py::test_the_faster_of_two_runs_is_named",
         "test_nccl_settings.py::test_of_two_equal_runs_none_is_faster",
     ),
-    Tested("nccl_gpu_direct", "test_nccl_predictions.py::test_gpudirect_switched_off_and_on_again", truth=True),
-    Tested("nccl_nvls", "test_nccl_predictions.py::test_switches_that_reduce_are_given_back", FORCED),
-    Tested("nccl_transport", "test_nccl_predictions.py::test_direct_copies_switched_off_and_on_again", truth=True),
-    Tested("no_checkpointing", "test_overlap_advice.py::test_free_memory"),
-    Tested("no_empty_cache", "test_overlap_advice.py::test_a_cache_that_is_flushed_in_every_step", truth=True),
-    Tested("no_sync", "test_overlap_advice.py::test_gradients_reduced_in_each_micro_batch", truth=True),
-    Tested(
+    Elsewhere("nccl_gpu_direct", "test_nccl_predictions.py::test_gpudirect_switched_off_and_on_again", truth=True),
+    Elsewhere("nccl_nvls", "test_nccl_predictions.py::test_switches_that_reduce_are_given_back", FORCED),
+    Elsewhere("nccl_transport", "test_nccl_predictions.py::test_direct_copies_switched_off_and_on_again", truth=True),
+    Elsewhere("no_checkpointing", "test_overlap_advice.py::test_free_memory"),
+    Elsewhere("no_empty_cache", "test_overlap_advice.py::test_a_cache_that_is_flushed_in_every_step", truth=True),
+    Elsewhere("no_sync", "test_overlap_advice.py::test_gradients_reduced_in_each_micro_batch", truth=True),
+    Elsewhere(
         "one_reduction",
         "test_separate_reductions.py::test_without_shapes_it_has_a_bound",
         "test_separate_reductions.py::test_other_all_reduces_are_no_such_loop",
     ),
-    Tested(
+    Elsewhere(
         "outside_work",
         "test_straggler_advice.py::test_work_besides_a_pipeline_is_taken_off_its_rank",
         "test_ranks_of_pipelines.py::test_work_besides_the_pipeline",
     ),
-    Tested("own_work", "test_straggler_advice.py::test_code_of_one_rank_is_no_data"),
-    Tested("padded_sizes", "test_compute_advice.py::test_sizes_that_tensor_cores_handle_badly", truth=True),
-    Tested("prefetch", "test_paging_advice.py::test_each_direction_gets_its_prefetch", PAGES),
-    Tested("recompilation", "test_host_advice.py::test_other_work_by_what_it_is"),
-    Tested("shard_states", FAILS),
-    Tested(
+    Elsewhere("own_work", "test_straggler_advice.py::test_code_of_one_rank_is_no_data"),
+    Elsewhere("padded_sizes", "test_compute_advice.py::test_sizes_that_tensor_cores_handle_badly", truth=True),
+    Elsewhere("prefetch", "test_paging_advice.py::test_each_direction_gets_its_prefetch", PAGES),
+    Elsewhere("recompilation", "test_host_advice.py::test_other_work_by_what_it_is"),
+    Elsewhere("shard_states", FAILS),
+    Elsewhere(
         "single_tensor_optimizer",
         "test_peak_contents.py::test_what_only_copies_and_states_hold_is_not_answered_by_checkpointing",
         "test_peak_contents.py::test_nothing_is_proposed_that_the_snapshot_does_not_show",
     ),
-    Tested("smaller_micro_batch", FAILS),
-    Tested("stable_guard", "test_compilation.py::test_compiling_again_costs_its_time_in_steps", COMPILING),
-    Tested("tf32", "test_compute_advice.py::test_fp32_products_on_tensor_cores", truth=True),
-    Tested(
+    Elsewhere("smaller_micro_batch", FAILS),
+    Elsewhere("stable_guard", "test_compilation.py::test_compiling_again_costs_its_time_in_steps", COMPILING),
+    Elsewhere("tf32", "test_compute_advice.py::test_fp32_products_on_tensor_cores", truth=True),
+    Elsewhere(
         "whole_graph",
         "test_compilation.py::test_the_idle_time_between_broken_graphs_is_the_cost_of_the_line",
         COMPILING,
     ),
-    Tested(
+    Elsewhere(
         "whole_link",
         "test_pcie_lanes.py::test_fewer_lanes_are_named_with_what_they_cost_at_most",
         "test_pcie_lanes.py::test_full_width_is_no_finding",
@@ -279,7 +281,7 @@ def table() -> dict[str, tuple[str, str, str]]:
         silent = _unlike(replace(shown.job, **(shown.quiet or {})), shown.job) or "another log of NCCL"
         fires = _unlike(shown.job, COMPUTE) + (", NCCL's log" if shown.log else "")
         found.setdefault(shown.code, (f"{shown.job.parallel}: {fires}", "–", silent))
-    for tested in TESTED:
+    for tested in ELSEWHERE:
         fires, silent = (place.partition("::")[2] for place in (tested.fires, tested.silent))
         same = f"`{silent}`" if silent else "the same test"
         found.setdefault(tested.code, (f"`{fires}`", "yes" if tested.truth else "–", same))

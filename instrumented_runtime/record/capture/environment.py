@@ -146,10 +146,8 @@ def pcie(sysfs: Path = Path("/sys")) -> dict[str, Any]:
 
     own = device()
     properties: Any = None if own is None else torch.cuda.get_device_properties(own)
-    if not hasattr(properties, "pci_bus_id"):
-        return {}
-    parts = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
-    return link_of("{:04x}:{:02x}:{:02x}.0".format(*parts), sysfs)
+    parts: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return {} if None in parts else link_of("{:04x}:{:02x}:{:02x}.0".format(*parts), sysfs)  # before torch 2.9
 
 
 def link_of(bus_id: str, sysfs: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.analysed import report
-from helpers.trials import TESTED, Tested, table
+from helpers.trials import ELSEWHERE, Elsewhere, table
 from simulator.catalogue import CASES
 from simulator.judged import Case as SimulatedJob
 
@@ -23,8 +23,8 @@ def test_every_suggestion_has_a_job_on_which_it_fires_and_one_on_which_it_is_sil
     assert list(table()) == list(suggestions())
 
 
-@pytest.mark.parametrize("one", TESTED, ids=lambda one: one.code)
-def test_what_a_row_names_is_a_test_of_that_suggestion(one: Tested) -> None:
+@pytest.mark.parametrize("one", ELSEWHERE, ids=lambda one: one.code)
+def test_what_a_row_names_is_a_test_of_that_suggestion(one: Elsewhere) -> None:
     for place in filter(None, (one.fires, one.silent)):
         file, _, name = place.partition("::")
         (path,) = TESTS.rglob(file)
