@@ -193,6 +193,17 @@ def _suggestions() -> str:
     return "\n".join(lines)
 
 
+def _trials() -> str:
+    """The job on which each suggestion fires and the one on which it is silent, as tests carry them out."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    try:
+        from helpers.trials import table as trials
+    finally:
+        sys.path.pop(0)
+    lines = ["| code | fires on | truth in range | silent on |", "|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| `{code}` | {' | '.join(cells)} |" for code, cells in trials().items())])
+
+
 def _recording_options() -> str:
     lines = ["| option | on the command line | default | |", "|---|---|---|---|"]
     defaults = RecordOptions()
@@ -286,6 +297,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "store tables": keys.store_tables,
     "suggestions": _suggestions,
     "suggestions read by hand": _suggestions_read,
+    "trials": _trials,
 }
 """What stands in the program and is read in the documentation too, by the name of its block."""
 

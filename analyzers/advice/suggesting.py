@@ -163,8 +163,9 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report
         if outcome.after > outcome.before * (1 - MIN_GAIN_FRAC):
             break
         perhaps += [(proposal, outcome)] if may_gain(outcome) else []
-    if perhaps:  # no part of a plan, which would be as uncertain
+    if perhaps:  # part of a plan that is certain to gain as a whole
         found.kept.append(perhaps[0])
+        found.candidates += [perhaps[0][0]] if perhaps[0][0].changes else []
     elif unclear:
         found.refused.append(unclear[0])
     else:

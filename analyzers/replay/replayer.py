@@ -83,7 +83,10 @@ class Replayer:
         self._pauses = mean_shares([entry.pauses for entry in recorded])
         self._numbers = recorded[0].numbers if recorded else ()
         processes = any(entry.loader_processes for entry in recorded)
-        self._setting = replace(setting_of(facts), loader_processes=processes, stand_ins=self._stand_ins)
+        generation = max((entry.generation for entry in recorded), default="")
+        self._setting = replace(
+            setting_of(facts), loader_processes=processes, stand_ins=self._stand_ins, generation=generation
+        )
         self._variation = chance(recorded, self._counted, bool(self._setting.gpu))
         if not self.why:
             self._build(recorded)

@@ -53,6 +53,8 @@ class Setting:
     """By operation and number of ranks, what benchmarks among the inputs measured."""
     nccl: RunChoices | None = None
     """NCCL's choices as recorded in the run; None where they are not needed."""
+    generation: str = ""
+    """For which kernels were compiled, where the model is not recorded; empty where they don't tell."""
     loader_processes: bool = False
     """Whether the data loader has worker processes already."""
     core_use: Mapping[int, CoreUse] = field(default_factory=dict)

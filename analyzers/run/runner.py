@@ -25,6 +25,7 @@ from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.executors import Executor, LeftOut, in_turn, side_by_side
 from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part, analyze_file
 from gpuscope.analyzers.run.reporting import build
+from gpuscope.analyzers.topology.pcie_lanes import narrow_links
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.problems import job, reading
 from gpuscope.sources.opening import Input, PathLike, check_one_run, check_ranks_present, inputs, numbered, total_size
@@ -165,6 +166,7 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     results += _of_run(facts, what_if)
     folders = run_folders(item.path for item in items)
     results += [_how_it_ended(folder, [item.path for item in items]) for folder in folders]
+    results.append(narrow_links(facts, folders))
     if options.ranks is not None:
         results += _ranks_absent(options.ranks, facts.trace.ranks)
     results += _left_out(without)

@@ -87,6 +87,8 @@ _MEMORY_GB_PER_S: dict[str, float] = {
     "MI325X": 6000.0, "MI350X": 8000.0, "MI355X": 8000.0,
 }  # fmt: skip
 
+MODELS = tuple(_TFLOPS)
+"""Whose peaks are known."""
 _VARIANT = re.compile(r" rtx \d+ (ti|super|d|laptop|max q) ")
 """Cards with the name of another and other figures."""
 

@@ -156,8 +156,8 @@ def machine_of(folder: Path) -> tuple[int, int]:
 
 
 def environments(folder: Path) -> dict[int, dict[str, dict[str, Any]]]:
-    """By rank: `versions`, `variables` (those that may be kept) and `platform` of its process, each {} where it is not
-    recorded."""
+    """By rank: `versions`, `variables` (those that may be kept) and `platform` of its process, `pcie` of its GPU, each
+    {} where it is not recorded."""
     try:
         paths = [path for path in listed(folder, "environment", ".json") if _OF_RANK.fullmatch(path.name)]
     except OSError:
@@ -167,11 +167,21 @@ def environments(folder: Path) -> dict[int, dict[str, dict[str, Any]]]:
         with suppress(OSError, ValueError, RecursionError):
             told = json.loads(read_text(folder, path))
             if isinstance(told, dict):
-                parts = {key: told.get(key) for key in ("versions", "variables", "platform")}
+                parts = {key: told.get(key) for key in ("versions", "variables", "platform", "pcie")}
                 own = {key: part if isinstance(part, dict) else {} for key, part in parts.items()}
                 texts = {name: value for name, value in own["variables"].items() if isinstance(value, str)}
                 found[int(path.stem[4:])] = {**own, "variables": kept(texts)}
     return dict(sorted(found.items()))
+
+
+def pcie_lanes(folder: Path) -> dict[int, tuple[int, int]]:
+    """By rank: the PCIe lanes that its GPU runs on, and the most that the card can use; where they are recorded."""
+    found: dict[int, tuple[int, int]] = {}
+    for rank, own in environments(folder).items():
+        lanes, most = own["pcie"].get("lanes"), own["pcie"].get("most_lanes")
+        if _positive(lanes) and _positive(most):
+            found[rank] = (int(lanes or 0), int(most or 0))
+    return found
 
 
 _OF_RANK = re.compile(r"rank\d{1,9}\.json")

@@ -12,6 +12,7 @@ from gpuscope.analyzers.base.lanes import LaneView, computing
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import COMPUTE
 from gpuscope.analyzers.device_time.kernels.efficiency import HOW_SHAPES
+from gpuscope.analyzers.device_time.kernels.generations import compiled_for, generation_of
 from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS, KernelFacts, kernel_facts
 from gpuscope.analyzers.device_time.kernels.launching_operators import codes, label
 from gpuscope.analyzers.device_time.kernels.operator_work import device_models, is_multiplying
@@ -28,17 +29,6 @@ NEAR_PEAK = 0.5
 """Share of the 16-bit peak from which only a faster precision shortens a product."""
 COMPILED = 0.1
 """Share of Inductor's kernels among memory-bound ones from which the model is compiled already."""
-_CAPABILITIES: tuple[tuple[int, Generation], ...] = (
-    (100, "blackwell"), (90, "hopper"), (89, "ada"), (80, "ampere"), (75, "turing"), (70, "volta"),
-)  # fmt: skip
-_COMPILED_FOR: tuple[tuple[Generation, re.Pattern[str]], ...] = (
-    ("blackwell", re.compile(r"sm100_|cutlass\w*_sm100")),
-    ("hopper", re.compile(r"sm90_|nvjet_|cutlass\w*_sm90")),
-    ("ada", re.compile(r"sm89_")),
-    ("ampere", re.compile(r"ampere_|sm8[06]_|cutlass_80|s16816|s1688")),
-    ("turing", re.compile(r"turing_|sm75_|cutlass_75")),
-    ("volta", re.compile(r"volta_|sm70_|cutlass_70")),
-)
 _ONE_PASS = re.compile(r"fused_?(adam|sgd|adagrad|lamb|lion)|multi_tensor_apply.*(Adam|SGD|LAMB|"
                        r"Lion|Adagrad)Functor|split_embedding", re.IGNORECASE)  # fmt: skip
 """torch's fused optimizers, and those of APEX, whose functors update parameters and states in one pass."""
@@ -60,12 +50,10 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[ComputeEntry]:
 
 def _generation(trace: Trace, facts: KernelFacts, rows: Times, model: str) -> Generation | None:
     """Of an NVIDIA GPU: by its model, else the newest that a kernel was compiled for; newer GPUs run older ones."""
-    capability = compute_capability(model) if model else None
-    if capability is not None:
-        return next((name for least, name in _CAPABILITIES if capability >= least), None)
+    if compute_capability(model) is not None:
+        return generation_of(model)
     products = rows[is_multiplying(facts.category[rows])]
-    names = [trace.names[code] for code in np.unique(trace["device_events"]["name"][products]).tolist()]
-    return next((name for name, pattern in _COMPILED_FOR if any(pattern.search(text) for text in names)), None)
+    return compiled_for(trace.names[code] for code in np.unique(trace["device_events"]["name"][products]).tolist())
 
 
 def _parts(trace: Trace, facts: KernelFacts, rows: Times, steps: int) -> list[ComputePart]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.device_time.kernels.generations import compiled_for
 from gpuscope.analyzers.facts.counted_by_step.core_waits import core_waits
 from gpuscope.analyzers.replay.from_trace.batch_overhead import fixed_shares, fixed_shares_on_device
 from gpuscope.analyzers.replay.from_trace.device_graph import device_graph
@@ -43,6 +44,8 @@ class Recorded:
     """Whether the last step ends with the trace: it then lacks what follows its last device event."""
     loader_processes: bool = False
     """Whether its batches come from worker processes."""
+    generation: str = ""
+    """Of GPUs, for which its kernels were compiled; empty where they don't tell."""
     core_waits: tuple[int, ...] = ()
     """ns that the training thread waited for a core in each replayed step, where the recorder counted that."""
     fixed: Mapping[str, float] = field(default_factory=dict)
@@ -94,10 +97,16 @@ def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks
     alone = window(trace, view) if len(numbers) < STEPS_WANTED and ranks > 1 else kept
     return Recorded(
         rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
-        core_waits=_core_waits(trace, rank, numbers),
+        generation=_generation(trace, rank), core_waits=_core_waits(trace, rank, numbers),
         fixed=_fixed(trace, view, operations), pauses=_pauses(trace, view, operations),
         cut=alone is not None and len(alone.steps) > len(numbers),
     )  # fmt: skip
+
+
+def _generation(trace: Trace, rank: int) -> str:
+    device = trace["device_events"]
+    kernels = np.unique(device["name"][device["rank"] == rank]).tolist()
+    return compiled_for(trace.names[code] for code in kernels) or ""
 
 
 def _pauses(trace: Trace, view: LaneView, operations: Table) -> Mapping[str, float]:

@@ -20,6 +20,7 @@ from gpuscope.analyzers.changes import (
     PaddedProducts,
     Precision,
 )
+from gpuscope.analyzers.device_time.kernels.generations import times_faster
 from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS
 from gpuscope.analyzers.device_time.kernels.launching_operators import codes
 from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, Trait, UnreplayableError
@@ -68,25 +69,23 @@ writes all but the gradient); torch's foreach implementation about 20 (torch/opt
 
 def precision(graph: Graph, change: Precision, setting: Setting) -> Rewritten:
     """Products of 32 bits at the peak of another precision, as far as such products reach it."""
-    peaks = peaks_of(setting.gpu)
-    single, faster = peaks.get("fp32"), peaks.get(change.to)
-    if not single or not faster:
-        raise UnreplayableError(
-            f"no peak at {change.to} is known for {setting.gpu!r}" if setting.gpu else
-            "the model of the device is not recorded, so how much faster it is at another precision is unknown"
-        )  # fmt: skip
+    faster = _times_faster(change.to, setting)
     dur, floor = _columns(graph)
     now = graph.nodes["precision"]
     products, new, scaled = np.zeros(len(graph), np.bool_), dur.copy(), floor.copy()
-    slower = {name: rate for name in ("fp32", "tf32") if (rate := peaks.get(name, faster)) < faster}
-    for name, rate in slower.items():
+    peaks: list[str] = []
+    for name, times in faster.items():
         own = _kernels(graph) & (now == PRECISIONS.index(name))
-        # At the peak of today's precision: as counted from shapes, else as such products usually do.
+        if not own.any():
+            continue
+        peaks.append(f"{times:.1f} times the {name.upper()} peak")
+        # Of today's peak, as counted from shapes; else as such products usually do, then never better than now.
         reached = REACHED_SINGLE if name == precisions.SINGLE else REACHED
-        least = np.where(floor > 0, floor, dur * reached[setting.bias])
-        wanted = np.maximum(least * rate / faster / REACHED[setting.bias], np.minimum(LEAST_NS, dur))
+        least = np.where(floor > 0, floor / REACHED[setting.bias],
+                         dur * max(reached[setting.bias] / REACHED[setting.bias], 1.0))  # fmt: skip
+        wanted = np.maximum(least / times, np.minimum(LEAST_NS, dur))
         new = np.where(own, np.minimum(dur, wanted), new)
-        scaled = np.where(own, np.rint(floor * rate / faster), scaled)
+        scaled = np.where(own, np.rint(floor / times), scaled)
         products |= own
     if not products.any():
         raise UnreplayableError(f"no product at a lower rate than {change.to} ran on the device")
@@ -102,8 +101,27 @@ def precision(graph: Graph, change: Precision, setting: Setting) -> Rewritten:
     graph = graph.with_nodes(
         precision=np.where(products, PRECISIONS.index(change.to), now), floor=scaled.astype(np.int64)
     )
-    return _shortened(graph, new, f"products at {change.to}, {faster / single:.1f} times the FP32 peak, of which they "
-                      f"reach {REACHED[0]:.0%} (assumed {REACHED[1]:.0%}–{REACHED[-1]:.0%}); {how}")  # fmt: skip
+    shown = "" if setting.gpu else f" on the typical GPU of the generation that kernels show ({setting.generation})"
+    return _shortened(graph, new, f"products at {change.to}, {' and '.join(peaks)}{shown}, of which they reach "
+                      f"{REACHED[0]:.0%} (assumed {REACHED[1]:.0%}–{REACHED[-1]:.0%}); {how}")  # fmt: skip
+
+
+def _times_faster(to: str, setting: Setting) -> dict[str, float]:
+    """By the precision that products have now, by how much the new one's peak exceeds that: of the model; where it is
+    not recorded, of the generation for which kernels were compiled, whose models differ."""
+    if not setting.gpu and not setting.generation:
+        raise UnreplayableError(
+            "the model of the device is not recorded, so how much faster it is at another precision is unknown"
+        )
+    peaks, found = peaks_of(setting.gpu), {}
+    for now in ("fp32", "tf32"):
+        if not setting.gpu and (times := times_faster(setting.generation, now, to)) is not None and now != to:
+            found[now] = times[1 - setting.bias]
+        elif peaks.get(to, 0.0) > peaks.get(now, np.inf):
+            found[now] = peaks[to] / peaks[now]
+    if not found:
+        raise UnreplayableError(f"no peak at {to} is known for {setting.gpu or f'GPUs of {setting.generation}'!r}")
+    return found
 
 
 def fused_kernels(graph: Graph, change: FusedKernels, setting: Setting) -> Rewritten:

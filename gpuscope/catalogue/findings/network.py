@@ -110,3 +110,23 @@ class LinkAtPeak(Finding):
     def message(self) -> str:
         said = "; ".join(f"{place}, {counter}: {units.share(share)}" for place, counter, share in self.used)
         return f"While communication is exposed, {said} of the peak"
+
+
+@dataclass(frozen=True)
+class SlowPcie(Finding):
+    """A GPU's PCIe link runs on fewer lanes than the card has. Its cost is what all lanes would save of the copies that
+    hold up the device; what crosses the link hidden behind compute costs nothing.
+    """
+
+    code = "slow_pcie"
+    recognised = """lanes in use beside the most that the card can use, which gpuscope's recorder reads from sysfs for
+    each rank's GPU. The generation is not judged: an idle GPU lowers it, and raises it when it is used."""
+    helps = "reseating the card or its riser, a slot with all lanes, bifurcation in the BIOS; else another host."
+    misleads = "virtual machines whose virtual link is narrower than the real one; cards built into narrower slots."
+
+    lanes: int
+    """Of the narrowest link."""
+    most: int
+
+    def message(self) -> str:
+        return f"PCIe runs on {self.lanes} of {self.most} lanes, at {units.share(self.lanes / self.most)} of its rate"

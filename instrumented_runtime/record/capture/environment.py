@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from gpuscope.version import __version__
 PACKAGES = ("torch", "nvtx", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "megatron-core",
             "triton", "flash-attn", "transformer-engine", "nvidia-nccl-cu12", "nvidia-nccl-cu13")  # fmt: skip
 
+MOST_LANES = 32
+"""Of a PCIe link."""
 _MODULES = {
     "megatron.core": "megatron",
     "deepspeed": "deepspeed",
@@ -57,14 +60,14 @@ class Environment:
     def step(self, step: int) -> None:
         """Add torch.distributed's state, since the groups may be gone at the end, and the device that is now in use."""
         if step == 0:
-            self._found |= {"gpus": gpus(), "device": device()}
+            self._found |= {"gpus": gpus(), "device": device(), "pcie": pcie()}
             self._add_groups()
             self._write()
 
     def stop(self) -> None:
         """Add torch.distributed's current state, if it is still initialised."""
         if not self._found["gpus"] and gpus():
-            self._found |= {"gpus": gpus(), "device": device()}
+            self._found |= {"gpus": gpus(), "device": device(), "pcie": pcie()}
             self._write()
         self._add_groups()
 
@@ -134,6 +137,32 @@ def device() -> int | None:
 
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.cuda.current_device() if in_use else None
+
+
+def pcie(sysfs: Path = Path("/sys")) -> dict[str, Any]:
+    """Lanes and speed of the PCIe link of the calling thread's GPU, now and at most; {} where that is not known. Read
+    from sysfs: a process of nvidia-smi for each rank would hold the driver up."""
+    import torch
+
+    own = device()
+    properties: Any = None if own is None else torch.cuda.get_device_properties(own)
+    parts: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return {} if None in parts else link_of("{:04x}:{:02x}:{:02x}.0".format(*parts), sysfs)  # before torch 2.9
+
+
+def link_of(bus_id: str, sysfs: Path) -> dict[str, Any]:
+    """The same of the GPU at a bus address."""
+    found: dict[str, Any] = {}
+    with suppress(OSError):
+        for key, most in (("", "current"), ("most_", "max")):
+            speed, width = (
+                (sysfs / "bus/pci/devices" / bus_id / f"{most}_link_{what}").read_text().strip()
+                for what in ("speed", "width")
+            )
+            # The kernel says 0 and 255 of a link that is down or unknown.
+            lanes = int(width) if width.isdecimal() and 0 < int(width) <= MOST_LANES else None
+            found |= {f"{key}lanes": lanes, f"{key}speed": speed}
+    return found
 
 
 def versions() -> dict[str, str | None]:

@@ -1,4 +1,4 @@
-"""Every setting that a rule may suggest is tried somewhere, and no two rules suggest one."""
+"""Each suggestion has a job on which it fires and one on which it is silent, and no two rules suggest one setting."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.analysed import report
+from helpers.trials import ELSEWHERE, Elsewhere, table
 from simulator.catalogue import CASES
 from simulator.judged import Case as SimulatedJob
 
@@ -18,9 +19,19 @@ TESTS = Path(__file__).parents[2]
 SIMULATED = ("fsdp_no_prefetch", "allocator_strong", "pageable_copies", "latency_strong", "bubble_strong")
 
 
-def test_every_setting_is_named_by_a_test() -> None:
-    tests = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
-    assert not [code for code in suggestions() if f'"{code}"' not in tests]
+def test_every_suggestion_has_a_job_on_which_it_fires_and_one_on_which_it_is_silent() -> None:
+    assert list(table()) == list(suggestions())
+
+
+@pytest.mark.parametrize("one", ELSEWHERE, ids=lambda one: one.code)
+def test_what_a_row_names_is_a_test_of_that_suggestion(one: Elsewhere) -> None:
+    for place in filter(None, (one.fires, one.silent)):
+        file, _, name = place.partition("::")
+        (path,) = TESTS.rglob(file)
+        text = path.read_text(encoding="utf-8")
+        assert f"\ndef {name}(" in text
+        if place == one.fires:
+            assert f'"{one.code}"' in text
 
 
 def proposed_twice(found: Report) -> list[tuple[str, str, str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from helpers.nccl_logs import chosen, variables
+from helpers.trials import nccl_log
 from simulator.catalogue import COMPUTE
 from simulator.job import Job
 
@@ -22,9 +23,7 @@ from gpuscope.schema.document import Diagnosis, Report
 
 sys.path[:0] = [str(Path(__file__).parent)]
 faults = importlib.import_module("test_faults_put_in")
-analysed, nccl_log, step, suggestion, told = (
-    faults.analysed, faults.nccl_log, faults.step, faults.suggestion, faults.told,
-)  # fmt: skip
+analysed, step, suggestion, told = faults.analysed, faults.step, faults.suggestion, faults.told
 
 TWO_SIZES = replace(COMPUTE, layers=5, gemms=5, rate=15.0)
 """Buckets of four gradients of 6.4 MiB, the last of one."""

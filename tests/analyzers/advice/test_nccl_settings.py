@@ -185,3 +185,9 @@ def test_the_faster_of_two_runs_is_named(tmp_path: Path) -> None:
     write(tmp_path, "other.log", nccl_tests({64 * KIB: 30.5, MIB: 150.0}))
     (one,) = report(tmp_path)["suggestions"]
     assert (one["code"], one["action"]) == ("nccl_faster_run", "Run all_reduce of 1 MiB as in other, not as in as_is")
+
+
+def test_of_two_equal_runs_none_is_faster(tmp_path: Path) -> None:
+    for name in ("as_is.log", "other.log"):
+        write(tmp_path, name, nccl_tests({64 * KIB: 30.0, MIB: 200.0}))
+    assert report(tmp_path)["suggestions"] == []

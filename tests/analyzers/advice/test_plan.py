@@ -209,6 +209,17 @@ def test_a_likely_gain_that_is_not_certain_is_marked_and_comes_last() -> None:
     assert [one["code"] for one in bound] == ["remove_syncs"]
 
 
+def test_what_may_gain_is_part_of_a_plan_that_gains_for_certain() -> None:
+    """Alone the range holds no gain as well; with the other change every case gains, and more than that one alone."""
+    steps = {frozenset([SYNCS]): 700, frozenset([GC]): 930, frozenset([SYNCS, GC]): 640}
+    among = rule(("sync", proposal("remove_syncs", SYNCS)), ("gc", proposal("manual_gc", GC)))
+    suggestions, advice = advise(report(finding("sync"), finding("gc")), replayed(steps, spread=100), among)
+    assert [one["certain"] for one in suggestions] == [True, False]
+    assert [one["code"] for one in advice["plan"]["steps"]] == ["remove_syncs", "manual_gc"]
+    steps[frozenset([SYNCS])] = steps[frozenset([SYNCS, GC])] = 950
+    assert "plan" not in advise(report(finding("sync"), finding("gc")), replayed(steps, spread=100), among)[1]
+
+
 def test_estimates_are_enough_for_what_does_not_gain() -> None:
     """Ranges take several replays: they are asked for only where a gain is to be shown."""
     asked: list[frozenset[Change]] = []

@@ -145,7 +145,7 @@ def test_who_is_late_no_more_often_than_by_chance_is_not_to_blame() -> None:
     assert (suggestions, advice["unpredicted"]) == ([], [])
 
 
-def test_ranks_that_take_turns_get_even_batches_unless_they_share_cores() -> None:
+def test_ranks_that_take_turns_get_even_batches_and_a_bound_where_they_may_share_cores() -> None:
     case = late(None, recurrent=False)
     case["stragglers"].append({**case["stragglers"][0], "rank": 0})
     case["findings"][0]["ranks"] = [0, 1]
@@ -159,7 +159,11 @@ def test_ranks_that_take_turns_get_even_batches_unless_they_share_cores() -> Non
     assert (one["code"], set(asked)) == ("even_data", {SharedWork()})
     for rank in case["ranks"]:
         rank["device"] = None
-    assert advise(case, even)[0] == []
+    suggestions, advice = advise(case, even)
+    assert suggestions == []
+    (bounded,) = advice["unpredicted"]
+    assert bounded["code"] == "even_data"
+    assert "on a CPU" in bounded["why_not"]
 
 
 def test_a_group_is_mended_as_one() -> None:

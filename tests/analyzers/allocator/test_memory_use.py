@@ -119,7 +119,10 @@ def test_a_failed_request_tells_what_was_free(tmp_path: Path) -> None:
 
 def test_a_full_device_is_no_fragmentation(tmp_path: Path) -> None:
     told = events(("segment_alloc", A, 120 * MIB), ("alloc", A, 120 * MIB), ("oom", 10 * MIB, 100 * MIB))
-    entry, findings = analysed(snapshot(tmp_path / "s.pickle", [segment(A, (120 * MIB, "active_allocated"))], told))
+    path = snapshot(tmp_path / "s.pickle", [segment(A, (120 * MIB, "active_allocated"))], told)
+    entry, findings = analysed(path)
+    advised = {one["code"] for one in gpuscope.analyze(path).report["advice"]["unpredicted"]}
+    assert "allocator_setting" not in advised
     assert entry["failures"][0]["kind"] == "full"
     assert "no allocator setting helps" in findings[0]["message"]
     assert entry["replay"] is not None

@@ -113,6 +113,7 @@ def test_alike_ranks_and_whole_graphs_are_no_finding(tmp_path: Path) -> None:
         logged(tmp_path / f"dedicated_log_torch_trace_rank_{rank}_x.log", same)
     report = gpuscope.analyze(tmp_path).report
     assert report["findings"] == []
+    assert report["advice"]["unpredicted"] == []
     assert report["compilation"]["divergence"] == []
 
 

@@ -157,9 +157,10 @@ def test_the_finding_costs_what_even_routing_saves(tmp_path: Path) -> None:
 
 
 def test_even_routing_costs_nothing(tmp_path: Path) -> None:
-    section = analysed(tmp_path / "run", even(routed(0)))["experts"]
-    assert section["cost"]["imbalance_ns"] == 0
-    assert section["gains"] == []
+    report = analysed(tmp_path / "run", even(routed(0)))
+    assert report["experts"]["cost"]["imbalance_ns"] == 0
+    assert report["experts"]["gains"] == []
+    assert not {"even_routing", "capacity_factor"} & {one["code"] for one in report["suggestions"]}
 
 
 def test_other_placements_are_predicted(tmp_path: Path) -> None:

@@ -26,15 +26,15 @@ def wait(export: Export, number: int, start: int, end: int, chain: tuple[tuple[s
                    stackDepth=depth)  # fmt: skip
 
 
-def export() -> Export:
-    """Four steps of 10 ms: a kernel of 4 ms, then the thread waits 5 ms for the GIL and launches the next."""
-    made = Export()
+def export(*chains: tuple[tuple[str, str], ...]) -> Export:
+    """Eight steps of 10 ms: a kernel of 4 ms, then the thread waits 5 ms for the GIL and launches the next."""
+    made, chains = Export(), chains or (SWITCHED, TAKEN)
     for k in range(8):
         start = 10_000_000 * k
         made.range(start, start + 10_000_000, f"step_{k}")
         made.call(start, start + 10_000, k + 1)
         made.kernel(start + 10_000, start + 4_010_000, k + 1)
-        wait(made, k + 1, start + 4_500_000, start + 9_500_000, TAKEN if k % 2 else SWITCHED, MAIN)
+        wait(made, k + 1, start + 4_500_000, start + 9_500_000, chains[k % len(chains)], MAIN)
     wait(made, 90, 100, 200, SWITCHED, MAIN + 1)
     wait(made, 91, 300, 400, LOCKED, MAIN + 1)
     wait(made, 92, 500, 600, EXTENSION, MAIN + 1)
@@ -61,6 +61,12 @@ def test_its_share_of_idle_time_is_told_with_those_who_hold_it(tmp_path: Path) -
     (advice,) = (one for one in report["suggestions"] if one["code"] == "gil")
     # 5 of 10 ms, without the wait itself.
     assert advice["predicted"]["step_ns_after"] == pytest.approx(5_000_000, rel=0.05)
+
+
+def test_a_lock_of_pythons_own_is_no_wait_for_the_gil(tmp_path: Path) -> None:
+    report = gpuscope.analyze(export(LOCKED).write(tmp_path)).report
+    assert "waits_for_gil" not in {one["code"] for one in report["findings"]}
+    assert "gil" not in {one["code"] for one in (*report["suggestions"], *report["advice"]["unpredicted"])}
 
 
 def test_without_chains_a_wait_stays_what_it_is(tmp_path: Path) -> None:

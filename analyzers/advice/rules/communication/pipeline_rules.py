@@ -63,15 +63,9 @@ class OverlappedMessages(Suggestion):
 `--no-overlap-p2p-communication` is given; torchtitan `pipeline_parallel_schedule`"""
     action = "Send activations and gradients of one micro-batch while the next one computes"
     why = "{cost}; a stage waits for messages that are under way, not for its neighbours"
-    why_not = "which computation each message could run beside depends on the schedule: at most {share} of the time"
+    why_not = "which computation each message could run beside depends on the schedule"
     risk = "buffers of two micro-batches are held at once; an interleaved schedule sends more often"
     verify = "record again: sends and receives beside kernels, overlap_frac of the ranks rises"
-
-    share_frac: float
-
-    @property
-    def share(self) -> str:
-        return units.share(self.share_frac)
 
 
 @dataclass(frozen=True)
@@ -125,7 +119,7 @@ def _beside(case: Case, finding: FindingEntry) -> Proposal:
                         "--no-overlap-p2p-communication"),
         torchtitan=config("parallelism.pipeline_parallel_schedule", "Interleaved1F1B"),
     )  # fmt: skip
-    return Proposal(finding, OverlappedMessages(finding["share_frac"]), setting)
+    return Proposal(finding, OverlappedMessages(), setting)
 
 
 def _micro_batches(case: Case, finding: FindingEntry, count: int) -> Proposal:

@@ -1,4 +1,4 @@
-"""Which ranks share a host."""
+"""Which ranks share a host, and what joins GPUs to it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from gpuscope.analyzers.advice.framework_settings import by_framework, config, p
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
+from gpuscope.words import units
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,32 @@ class InsideHost(Suggestion):
     verify = "record again: the group's busbw is that of the link inside the host"
 
 
+@dataclass(frozen=True)
+class WholeLink(Suggestion):
+    """A link of a GPU that runs below what its hardware can."""
+
+    code = "whole_link"
+    answers = ("slow_pcie", "degraded_link")
+    sets = "the card or its riser reseated, another slot, bifurcation in the BIOS, or another host"
+    action = "Repair the link of {who}: reseat the card, choose another slot, or use another host"
+    why = "{message}"
+    why_not = "how much of the time of a copy the link takes is not in a trace"
+    risk = "none for training; the host has to be stopped"
+    verify = "`gpuscope bench topology` on the host names no card on fewer lanes; record again: copies get shorter"
+
+    ranks: list[int]
+
+    @property
+    def who(self) -> str:
+        return units.rank_words(self.ranks) if self.ranks else "the GPUs named"
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """The dimension that talks most innermost, so that it stays within a host."""
+    """The dimension that talks most innermost, so that it stays within a host; links as wide as they can be."""
+    if finding["code"] in WholeLink.answers:
+        setting = config("PCIe or NVLink of the GPU", "all that the card can use")
+        yield Proposal(finding, WholeLink(finding["ranks"]), setting)
+        return
     setting = by_framework(
         case,
         python("init_device_mesh.mesh_dim_names", '("pp", "dp", "tp")  # the last one is innermost'),
@@ -38,4 +63,4 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     yield Proposal(finding, InsideHost(), setting)
 
 
-RULE = Rule("placement", (InsideHost,), propose, place=210)
+RULE = Rule("placement", (InsideHost, WholeLink), propose, place=210)

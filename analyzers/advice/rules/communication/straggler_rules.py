@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from gpuscope.analyzers.advice.framework_settings import config, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
-from gpuscope.analyzers.changes import Predicted, ReplacedRank, SharedWork
+from gpuscope.analyzers.changes import Predicted, Refused, ReplacedRank, SharedWork
 from gpuscope.catalogue.straggler_sentences import ranks_of, shared_words
 from gpuscope.catalogue.suggestion import OfRank, Suggestion
 from gpuscope.schema.document import FindingEntry, Setting, StragglerEntry
@@ -171,11 +171,11 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             yield _slow_device(case, finding, rank, late.get(rank))
     else:
         in_turns = len(finding["ranks"]) > 1 and not any(entry["recurrent"] for entry in late.values())
-        # Training threads that share cores take turns too, whatever their batches are.
-        if in_turns and not (held or on_cpu(case) or "pipeline" in case.report):
-            yield Proposal(finding, EvenBatches(), _SAMPLER, (SharedWork(),))
+        if in_turns and not (held or "pipeline" in case.report):
+            yield Proposal(finding, EvenBatches(), _SAMPLER, (SharedWork(),),
+                           Refused(_SHARED_CORES) if on_cpu(case) else None)  # fmt: skip
             hosts = [late[rank] for rank in finding["ranks"] if rank in late and late[rank]["reason"] == "host"]
-            if hosts:
+            if hosts and not on_cpu(case):
                 yield _by_reason(case, finding, max(hosts, key=lambda one: one["caused_wait_ns"]))
         blamed = [late[rank] for rank in finding["ranks"] if rank in late and _to_blame(case, late[rank])]
         excused = ("cores", "device", None) if held else ("cores",)
@@ -220,6 +220,7 @@ def _by_reason(case: Case, finding: FindingEntry, entry: StragglerEntry) -> Prop
     return Proposal(finding, EvenData(rank, shown, **group), _SAMPLER, tuple(SharedWork(one) for one in ranks))
 
 
+_SHARED_CORES = "threads that compute on a CPU take turns too where ranks share cores, whatever their batches are"
 _SAMPLER = python(
     "the sampler of the data loader",
     "batches of the same number of tokens on every rank (by length, or packed to one length); for experts, a balanced "

@@ -1,0 +1,43 @@
+"""Generations of NVIDIA GPUs: by the model, or by what kernels were compiled for where that is not recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from statistics import median
+
+from gpuscope.hardware.device_peaks import MODELS, peaks_of
+from gpuscope.hardware.link_rates import compute_capability
+from gpuscope.schema.compute_section import Generation
+
+_CAPABILITIES: tuple[tuple[int, Generation], ...] = (
+    (100, "blackwell"), (90, "hopper"), (89, "ada"), (80, "ampere"), (75, "turing"), (70, "volta"),
+)  # fmt: skip
+_COMPILED_FOR: tuple[tuple[Generation, re.Pattern[str]], ...] = (
+    ("blackwell", re.compile(r"sm100_|cutlass\w*_sm100")),
+    ("hopper", re.compile(r"sm90_|nvjet_|cutlass\w*_sm90")),
+    ("ada", re.compile(r"sm89_")),
+    ("ampere", re.compile(r"ampere_|sm8[06]_|cutlass_80|s16816|s1688")),
+    ("turing", re.compile(r"turing_|sm75_|cutlass_75")),
+    ("volta", re.compile(r"volta_|sm70_|cutlass_70")),
+)
+
+
+def generation_of(model: str) -> Generation | None:
+    """None for a model that is not known, or is no GPU with tensor cores."""
+    capability = compute_capability(model) if model else None
+    return next((name for least, name in _CAPABILITIES if capability is not None and capability >= least), None)
+
+
+def compiled_for(kernels: Iterable[str]) -> Generation | None:
+    """The newest that any of these kernels names; newer GPUs run kernels of older ones too."""
+    names = list(kernels)
+    return next((name for name, pattern in _COMPILED_FOR if any(pattern.search(text) for text in names)), None)
+
+
+def times_faster(generation: str, now: str, then: str) -> tuple[float, float, float] | None:
+    """By how much the peak at one precision exceeds that at another, on the models of a generation whose peaks are
+    known: least, median and most."""
+    peaks = [peaks_of(model) for model in MODELS if generation_of(model) == generation]
+    found = [own[then] / own[now] for own in peaks if now in own and then in own]
+    return (min(found), median(found), max(found)) if found else None
