@@ -242,7 +242,7 @@ def _suggestions_read() -> str:
     rows = tomllib.loads((ROOT / "benchmarks" / "outcomes" / "suggestions.toml").read_text(encoding="utf-8"))["rows"]
     judged = [row[3] for row in rows]
     counts = ", ".join(f"{judged.count(word)} {word}" for word in ("right", "figure", "useless", "wrong", "missing"))
-    mended = sum(row[5] != "" for row in rows)
+    mended = sum(row[5].startswith(("mended", "gone")) for row in rows)
     told = f"Of {len(rows)} rows: {counts}; {mended} of the {len(rows) - judged.count('right')} not right are mended."
     return f"{told}\n\n{_outcome('suggestions.toml')}"
 

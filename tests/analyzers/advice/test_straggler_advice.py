@@ -159,11 +159,14 @@ def test_ranks_that_take_turns_get_even_batches_and_a_bound_where_they_may_share
     assert (one["code"], set(asked)) == ("even_data", {SharedWork()})
     for rank in case["ranks"]:
         rank["device"] = None
+    case["trace"]["parallelism"] = {"dp": 2}
     suggestions, advice = advise(case, even)
     assert suggestions == []
     (bounded,) = advice["unpredicted"]
     assert bounded["code"] == "even_data"
     assert "on a CPU" in bounded["why_not"]
+    case["trace"] = {**case["trace"], "parallelism": {"tp": 2}, "frameworks": []}  # these share their batch
+    assert advise(case, even)[1]["unpredicted"] == []
 
 
 def test_a_group_is_mended_as_one() -> None:

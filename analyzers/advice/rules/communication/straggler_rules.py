@@ -13,6 +13,7 @@ from gpuscope.analyzers.changes import Predicted, Refused, ReplacedRank, SharedW
 from gpuscope.catalogue.straggler_sentences import ranks_of, shared_words
 from gpuscope.catalogue.suggestion import OfRank, Suggestion
 from gpuscope.schema.document import FindingEntry, Setting, StragglerEntry
+from gpuscope.trace.naming.frameworks import WRAPPERS
 from gpuscope.words import units
 
 
@@ -171,7 +172,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             yield _slow_device(case, finding, rank, late.get(rank))
     else:
         in_turns = len(finding["ranks"]) > 1 and not any(entry["recurrent"] for entry in late.values())
-        if in_turns and not (held or "pipeline" in case.report):
+        if in_turns and _own_batches(case) and not (held or "pipeline" in case.report):
             yield Proposal(finding, EvenBatches(), _SAMPLER, (SharedWork(),),
                            Refused(_SHARED_CORES) if on_cpu(case) else None)  # fmt: skip
             hosts = [late[rank] for rank in finding["ranks"] if rank in late and late[rank]["reason"] == "host"]
@@ -218,6 +219,14 @@ def _by_reason(case: Case, finding: FindingEntry, entry: StragglerEntry) -> Prop
         setting = python(f"{operation} {phase} on {units.rank_words(ranks)}", value)
         return Proposal(finding, OwnWork(rank, shown, operation, phase, **group), setting, replaced)
     return Proposal(finding, EvenData(rank, shown, **group), _SAMPLER, tuple(SharedWork(one) for one in ranks))
+
+
+def _own_batches(case: Case) -> bool:
+    """Whether ranks have batches of their own, as far as is known; on a CPU only where the trace shows it, since shared
+    cores are likelier the reason there."""
+    kinds = case.report["trace"].get("parallelism") or {}  # older reports have none
+    shown = {"dp", "ep"} & set(kinds) or WRAPPERS & set(case.frameworks)
+    return bool(shown) or not (kinds or on_cpu(case))
 
 
 _SHARED_CORES = "threads that compute on a CPU take turns too where ranks share cores, whatever their batches are"
