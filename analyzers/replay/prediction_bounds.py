@@ -67,8 +67,7 @@ def by_chance(times: Array) -> float | None:
     times the standard error of the difference of two such means. None of fewer than two."""
     if len(times) < 2:
         return None
-    quantile = _STUDENT[min(len(times) - 1, len(_STUDENT)) - 1]
-    return float(quantile * times.std(ddof=1) * np.sqrt(2 / len(times)) / max(times.mean(), 1.0))
+    return float(_quantile(times) * times.std(ddof=1) * np.sqrt(2 / len(times)) / max(times.mean(), 1.0))
 
 
 SPREAD_OF_QUARTILES = 1.349
@@ -86,7 +85,10 @@ def median_by_chance(times: Array) -> float | None:
     one says nothing of how far the median may lie off. The spread is that of the middle half."""
     if len(times) < LEAST_STEPS:
         return by_chance(times)
-    quantile = _STUDENT[min(len(times) - 1, len(_STUDENT)) - 1]
     low, middle, high = np.percentile(times, (25, 50, 75))
     error = (high - low) / SPREAD_OF_QUARTILES * OF_MEDIAN / np.sqrt(len(times))
-    return max(LEAST_CHANCE, float(quantile * error * np.sqrt(2) / max(middle, 1.0)))
+    return max(LEAST_CHANCE, float(_quantile(times) * error * np.sqrt(2) / max(middle, 1.0)))
+
+
+def _quantile(times: Array) -> float:
+    return _STUDENT[min(len(times) - 1, len(_STUDENT)) - 1]

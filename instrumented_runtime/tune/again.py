@@ -19,12 +19,12 @@ from gpuscope.instrumented_runtime.record.files.manifest import Manifest
 from gpuscope.instrumented_runtime.record.run_folder import read_manifest
 from gpuscope.instrumented_runtime.tune.followed import followed, otherwise, seen, the_one
 from gpuscope.instrumented_runtime.tune.output_argument import with_output
+from gpuscope.instrumented_runtime.tune.trial import GPUSCOPE
 from gpuscope.recorded_environment import NAMES, TAKEN_OUT, allowed
 from gpuscope.schema.document import Report
 from gpuscope.store.location import located
 from gpuscope.store.store import Store, opened
 
-GPUSCOPE = (sys.executable, "-m", "gpuscope")
 AUTO = "auto"
 _OF_THE_RUN = ("GPUSCOPE_", "TORCHELASTIC_", *sorted(NAMES))
 """Variables that say which process of which run one is: never those of another run."""
