@@ -46,21 +46,25 @@ Learning», arXiv 2507.03114). Half of that average is expected, as an assumptio
 SHARED: Factors = (1.0, 2.0, 2.5)
 """A transfer beside another one on its link, where nothing ran both alone and so: a fair share of the bandwidth is
 expected. At best the link carries both at full speed (each alone did not fill it), at worst sharing costs a fifth."""
+BOTH_WAYS: Factors = (1.0, 2.0, 2.0)
+"""A message beside one the other way, where nothing ran both alone and so: links carry both at full speed at best, but
+the careful half of it is expected."""
 MOVED = 0.001
 """Share of a step by which overlap has to move before slowdowns matter."""
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """How many times slower kernels are beside a collective of their rank, transfers beside kernels, and transfers
-    beside one other on their link."""
+    """How many times slower kernels are beside a collective of their rank, transfers beside kernels, transfers beside
+    one other on their link, and messages beside one the other way."""
 
     kernels: Factors
     transfers: Factors
     links: Factors = NONE
+    ways: Factors = NONE
 
     def texts(self, moved: Sequence[bool]) -> list[str]:
-        """What a prediction rests on where these effects (kernels, transfers, links) moved."""
+        """What a prediction rests on where these effects moved."""
         found: list[str] = []
         if any(moved[:2]):
             if UNKNOWN in (self.kernels, self.transfers):
@@ -80,6 +84,11 @@ class Disturbance:
                     f"collectives {self.links[1] - 1:.0%} slower beside another on their link, as alone and together "
                     "in the recording"
                 )
+        if moved[3]:
+            how = "not in the trace: taken as half each (none to all lost)"
+            if self.ways != BOTH_WAYS:
+                how = f"{self.ways[1] - 1:.0%}, as alone and together in the recording"
+            found.append(f"how much a message and one the other way slow each other is {how}")
         return found
 
 
@@ -89,7 +98,7 @@ def disturbance(graph: Graph, done: Replayed, reach: Reaches | None = None) -> D
 
 
 def _disturbance(graph: Graph, beside: Sequence[_Beside]) -> Disturbance:
-    by_kernel, by_transfer, by_link = beside
+    by_kernel, by_transfer, by_link, by_way = beside
     kernels = np.flatnonzero(by_kernel.kind & (graph.nodes["kernel"] >= 0))
     transfers = np.flatnonzero(by_transfer.kind & (graph.nodes["call"] >= 0))
     columns = (graph.nodes[name][kernels].tolist() for name in ("rank", "kernel"))
@@ -99,11 +108,14 @@ def _disturbance(graph: Graph, beside: Sequence[_Beside]) -> Disturbance:
     dur = graph.nodes["dur"]
     (own,) = _slower(names, dur[kernels], [by_kernel.share[kernels]])
     # Of three at once nobody knows which slows which: the line is for two.
-    few = transfers[by_link.others[transfers] < 1 + LITTLE]
-    kept = [size for size, others in zip(sizes, by_link.others[transfers].tolist(), strict=True) if others < 1 + LITTLE]
-    transfer, link = _slower(kept, dur[few], [by_transfer.share[few], by_link.share[few]])
+    two = np.maximum(by_link.others, by_way.others)[transfers] < 1 + LITTLE
+    few, kept = transfers[two], [size for size, own in zip(sizes, two.tolist(), strict=True) if own]
+    transfer, link, way = _slower(kept, dur[few], [by_transfer.share[few], by_link.share[few], by_way.share[few]])
     crowded = bool(by_link.kind.any())
-    return Disturbance(own or UNKNOWN, transfer or UNKNOWN, (link or SHARED) if crowded else NONE)
+    return Disturbance(
+        own or UNKNOWN, transfer or UNKNOWN, (link or SHARED) if crowded else NONE,
+        (way or BOTH_WAYS) if crowded else NONE,
+    )  # fmt: skip
 
 
 def _slower(keys: Sequence[Hashable], dur: Times, shares: Sequence[Array]) -> list[Factors | None]:
@@ -165,20 +177,23 @@ class _Effects:
 
     def __init__(self, graph: Graph, reach: Reaches) -> None:
         self._graph = graph
-        self._crowds = Crowds(graph, reach) if can_crowd(graph) else None
+        crowd = can_crowd(graph)
+        self._crowds = [Crowds(graph, reach, opposite=ways) if crowd else None for ways in (False, True)]
 
-    def beside(self, done: Replayed) -> tuple[_Beside, _Beside, _Beside]:
-        """Kernels beside collectives of their rank, transfers beside kernels, transfers beside others."""
+    def beside(self, done: Replayed) -> tuple[_Beside, _Beside, _Beside, _Beside]:
+        """Kernels beside collectives of their rank, transfers beside kernels, transfers beside others of their way, and
+        beside those of the other."""
         graph = self._graph
         kernels, transfers = _kinds(graph)
         start, end = _rank_by_rank(graph, done)
         one = np.ones(len(graph))
         by_kernel, by_transfer = _shares(graph, start, end)
         nothing = np.zeros(len(graph), np.bool_)
-        crowd = _Beside(nothing, np.zeros(len(graph)), one)
-        if self._crowds is not None:
-            crowd = _Beside(transfers, *self._crowds.beside(start, end))
-        return _Beside(kernels, by_kernel, one), _Beside(transfers, by_transfer, one), crowd
+        links, ways = (
+            _Beside(nothing, np.zeros(len(graph)), one) if own is None else _Beside(transfers, *own.beside(start, end))
+            for own in self._crowds
+        )
+        return _Beside(kernels, by_kernel, one), _Beside(transfers, by_transfer, one), links, ways
 
 
 class Disturbed:
@@ -217,8 +232,8 @@ class Disturbed:
         return changed, done, self.found.texts(moved)
 
     @property
-    def _factors(self) -> tuple[Factors, Factors, Factors]:
-        return self.found.kernels, self.found.transfers, self.found.links
+    def _factors(self) -> tuple[Factors, Factors, Factors, Factors]:
+        return self.found.kernels, self.found.transfers, self.found.links, self.found.ways
 
     def _grown(self, graph: Graph, own: _Beside) -> _Beside:
         """The same for a graph that may have more nodes: new collectives like those of their operation and group."""

@@ -1,7 +1,7 @@
 """Collectives that are under way at once on one link each get a part of its bandwidth.
 
 Two of a rank share a link unless the trace shows otherwise: a group inside a host and one between hosts take different
-links, and a link carries what a rank sends and what it receives at once.
+links. Whether a link carries what a rank sends as fast while it receives is a question of its own.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ def can_crowd(graph: Graph) -> bool:
 
 
 class Crowds:
-    """Who shares a link with whom in one graph."""
+    """Who shares a link with whom in one graph: those of one direction, or (`opposite`) a send and a receive."""
 
-    def __init__(self, graph: Graph, reach: Reaches) -> None:
+    def __init__(self, graph: Graph, reach: Reaches, *, opposite: bool = False) -> None:
+        self._opposite = opposite
         self._nodes = np.flatnonzero(graph.of(Node.TRANSFER) & (graph.nodes["call"] >= 0))
         calls = graph.nodes["call"][self._nodes]
         found = {call: _link(graph.calls[call], reach) for call in np.unique(calls).tolist()}
@@ -90,7 +91,8 @@ class Crowds:
     def _share(self, one: int, other: int) -> bool:
         (lane, reach, way), (their_lane, their_reach, their_way) = self._kinds[one], self._kinds[other]
         apart = {int(reach), int(their_reach)} == {Reach.INSIDE, Reach.BETWEEN}
-        return bool(lane != their_lane and not apart and {int(way), int(their_way)} != set(_WAYS.values()))
+        opposite = {int(way), int(their_way)} == set(_WAYS.values())
+        return bool(lane != their_lane and not apart and opposite == self._opposite)
 
     def _slowest(self, values: Array, least: float) -> Array:
         most = np.full(int(self._together.max(initial=0)) + 1, least)

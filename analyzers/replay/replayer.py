@@ -14,6 +14,7 @@ from gpuscope.analyzers.base.sections import REPLAY
 from gpuscope.analyzers.changes import (
     UNMATCHED,
     Change,
+    EvenStages,
     LoaderWorkers,
     MoreLoaderWorkers,
     Predicted,
@@ -45,6 +46,7 @@ from gpuscope.analyzers.replay.recorded_run import (
 )
 from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
+from gpuscope.analyzers.replay.rewrites.pipeline_order import REORDERED, blocks, evened, reordered
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.analyzers.replay.step_parts import compute_floor, parts
 from gpuscope.schema.provenance import Provenance
@@ -75,6 +77,7 @@ class Replayer:
         """|replayed − measured| / measured, of the mean step."""
         self._graph: Graph | None = None
         self._layouts: dict[tuple[PipelineChange, ...], Predicted | Refused] = {}
+        self._reordered: dict[tuple[PipelineChange, ...], Graph | None] = {}
         self._facts = facts
         self._before = step_of(facts)
         self._counted = counted_steps(facts, recorded)
@@ -114,7 +117,7 @@ class Replayer:
     def predict(self, change: Change | Sequence[Change]) -> Predicted | Refused:
         """The step time with a change, or with several made one after the other."""
         changes = list(change) if isinstance(change, Sequence) else [change]
-        if pipelined := _of_pipeline_alone(changes):
+        if (pipelined := _of_pipeline_alone(changes)) and self._in_graph(changes) is None:
             return self._pipelined(pipelined)
         if (refused := self._refuses(changes)) is not None:
             return refused
@@ -168,7 +171,7 @@ class Replayer:
     def estimate(self, change: Change | Sequence[Change]) -> int | Refused:
         """`predict(change).after` in a fraction of the time: as expected alone, without a range."""
         changes = list(change) if isinstance(change, Sequence) else [change]
-        if pipelined := _of_pipeline_alone(changes):
+        if (pipelined := _of_pipeline_alone(changes)) and self._in_graph(changes) is None:
             outcome = self._pipelined(pipelined)
             return outcome if isinstance(outcome, Refused) else outcome.after
         if (refused := self._refuses(changes)) is not None:
@@ -192,6 +195,32 @@ class Replayer:
             why = f"the other ends of {ends} are not in the replayed steps, so what several changes together make of "
             return Refused(why + "them is not known: record all ranks, and whole steps", UNMATCHED)
         return None
+
+    def _in_graph(self, changes: Sequence[Change]) -> Graph | None:
+        """The graph with the pipeline's changes among these, where they are of what it holds: devices' computations in
+        another order, or as long on all stages. Else they are laid out anew."""
+        own = tuple(change for change in changes if isinstance(change, PipelineChange))
+        if not own or self.why or not self._setting.gpu:
+            return None
+        if own not in self._reordered:
+            try:
+                self._reordered[own] = self._with_pipeline(own)
+            except (UnreplayableError, CircleError):
+                self._reordered[own] = None
+        return self._reordered[own]
+
+    def _with_pipeline(self, changes: Sequence[PipelineChange]) -> Graph | None:
+        graph, stages = self._graph, self._facts.stages
+        if graph is None or stages is None or not all(one in REORDERED for one in changes):
+            return None
+        found = blocks(graph, self._facts.flushes[0], stages, self._numbers)
+        counted = sum(self._counted) * len(graph.ranks)
+        if len(found.stages) < counted:
+            return None
+        for change in changes:
+            graph = evened(graph, found) if isinstance(change, EvenStages) else reordered(graph, found, change.name)
+        replay(graph)
+        return graph
 
     @cached_property
     def _unmatched(self) -> int:
@@ -223,12 +252,14 @@ class Replayer:
         return Predicted(round(before), round(times[0]), low, high, basis, provenance)
 
     def _hosts_alone(self, graph: Graph, changes: Sequence[PipelineChange]) -> float:
-        """ns that hosts need for a step with such changes. Raises `CircleError`."""
+        """Mean ns that hosts need for a step with such changes: a device's queue evens out what they do in bunches, as
+        batches come from workers. Raises `CircleError`."""
         stages = self._facts.stages
         assert stages is not None  # else there is no pipeline
         flushes, paced = self._trusted_pipeline.flushes, self._setting.loader_processes
         alone = hosts_alone(graph, changes, flushes, stages, paced=paced)
-        return self._step(alone, replay(alone)) * self._before / self._step(self._graph or graph, self._unchanged)
+        times = [own[self._counted].mean() for own in replay(alone).steps(alone).values()]
+        return float(max(times)) * self._before / self._step(graph, self._unchanged)
 
     def _bounds(
         self, changes: Sequence[Change], before: float, times: Sequence[float], error: float
@@ -290,6 +321,9 @@ class Replayer:
         replaced = frozenset(change.rank for change in changes if isinstance(change, ReplacedRank))
         setting = replace(self._setting, bias=bias, cores_known=self._slowdown.significant, replaced=replaced)
         pipelined = [change for change in changes if isinstance(change, PipelineChange)]
+        if (moved := self._in_graph(changes)) is not None:
+            graph, pipelined = moved, []
+            basis.append("the pipeline's computations moved with their messages and launches")
         loaded = any(isinstance(change, LoaderWorkers | MoreLoaderWorkers) for change in changes)
         if graph is not None and changes and setting.loader_processes and not loaded:
             graph = as_they_came(graph, replaced)

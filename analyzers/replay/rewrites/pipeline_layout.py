@@ -312,7 +312,7 @@ def _ordered(flush: Flush, name: str, micro_batches: int, scale: Mapping[str, fl
         lasting = {kind: iter(_durations(own, kind, micro_batches * wanted)) for kind in ("F", "B")}
         counts: dict[tuple[str, int], int] = defaultdict(int)
         tasks: list[Task] = []
-        for kind, chunk in _order(name, stage, stages, micro_batches, wanted):
+        for kind, chunk in schedule_order(name, stage, stages, micro_batches, wanted):
             # Stages keep what they hold; more chunks are cut evenly, fewer joined.
             dur = next(lasting[kind]) * scale[kind] * chunks / wanted
             tasks.append(Task(kind, counts[kind, chunk], stage + chunk * stages, dur))
@@ -321,7 +321,8 @@ def _ordered(flush: Flush, name: str, micro_batches: int, scale: Mapping[str, fl
     return plans
 
 
-def _order(name: str, stage: int, stages: int, micro_batches: int, chunks: int) -> list[tuple[str, int]]:
+def schedule_order(name: str, stage: int, stages: int, micro_batches: int, chunks: int) -> list[tuple[str, int]]:
+    """Kind and chunk of each computation of a stage."""
     if name in ("gpipe", "looped_bfs"):
         forwards = [("F", chunk) for chunk in range(chunks) for _ in range(micro_batches)]
         return forwards + [("B", chunk) for chunk in reversed(range(chunks)) for _ in range(micro_batches)]
