@@ -37,6 +37,7 @@ TIE_FRAC = 0.005
 COSTLY_FRAC = 0.05
 """Share of the time from which a cause that no change helps against is said to be one."""
 OF_PIPELINE = (MicroBatches, Schedule, EvenStages)
+AT_WORST = "it rests on an assumption, at worst of which it gains nothing: "
 NOT_ASKED = "advice was not asked for"
 Outcome = TypeVar("Outcome")
 
@@ -164,8 +165,12 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report
             break
         perhaps += [(proposal, outcome)] if may_gain(outcome) else []
     if perhaps:  # part of a plan that is certain to gain as a whole
-        found.kept.append(perhaps[0])
-        found.candidates += [perhaps[0][0]] if perhaps[0][0].changes else []
+        proposal, outcome = perhaps[0]
+        if outcome.provenance == "assumed":  # the figure is as good as the assumption: no promise but a bound
+            found.refused.append((proposal, AT_WORST + outcome.basis))
+        else:
+            found.kept.append(perhaps[0])
+        found.candidates += [proposal] if proposal.changes else []
     elif unclear:
         found.refused.append(unclear[0])
     else:
@@ -281,6 +286,7 @@ def _plan(plan: Plan) -> PlanEntry:
             {
                 "code": one.code, "finding": one.finding["code"], "action": one.says("action"), "setting": one.setting,
                 "step_ns_after": after, "risk": one.says("risk"), "verify": one.says("verify"),
+                "facts": one.record.facts(),
             }
             for one, after in plan.steps
         ],
@@ -303,7 +309,10 @@ def _nothing_gains(report: Diagnosis, found: _Found, plan: Plan | None) -> list[
             if one.finding["code"] == code
         ]
         if tried:
-            entries.append({"finding": code, "share_frac": finding["share_frac"], "tried": tried})
+            entry: NothingGainsEntry = {"finding": code, "share_frac": finding["share_frac"], "tried": tried}
+            if (bound := step_bound(report, finding)) is not None:
+                entry["bound"] = bound
+            entries.append(entry)
     return entries
 
 

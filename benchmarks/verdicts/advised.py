@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +21,7 @@ from benchmarks.verdicts.predicted import NOTICED, OVERCLAIM
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.report.view import blame
 from gpuscope.schema.document import Report
+from gpuscope.schema.replay_section import Prediction
 
 WORTH = 0.1
 """Of the step: a fix that saves more and that no suggestion names is missed."""
@@ -101,7 +103,9 @@ class Advised:
     main: str | None = None
     """The main finding, where there is trouble to answer."""
     answer: str = ""
-    """What answers it: `replayed`, `bound`, `tried` (in vain) or `none`."""
+    """What answers it: `replayed` (alone or in a plan), `bound`, or `none`."""
+    tried: bool = False
+    """Whether its bound stands beside the figures of what was tried in vain."""
     missed: list[tuple[str, float]] = field(default_factory=list)
     """Fixes that no suggestion names, with the share of the step that they save."""
 
@@ -125,11 +129,12 @@ def advised(drawn: Drawn, folder: Path) -> Advised:
     found = Advised(drawn.job.name, tuple(drawn.fixes), report["verdict"]["bound_by"] or "")
     for one in report["suggestions"]:
         changed = counterpart(one["code"], one.get("facts", {}), drawn.job)
-        told = one["predicted"]
-        found.figures.append(Figure(
-            drawn.job.name, one["code"], before, told["step_ns_before"], told["step_ns_after"], told["low_ns"],
-            told["high_ns"], None if changed is None else _anew(changed),
-        ))  # fmt: skip
+        found.figures.append(_figure(one["code"], before, one["predicted"], changed, drawn.job.name))
+    if (plan := report["advice"].get("plan")) is not None:
+        changed: Job | None = drawn.job
+        for one in plan["steps"]:
+            changed = changed and counterpart(one["code"], one.get("facts", {}), changed)
+        found.figures.append(_figure("plan", before, plan["predicted"], changed, drawn.job.name))
     found.unpredicted = [one["code"] for one in report["advice"]["unpredicted"]]
     _main(report, found)
     named = {one.code for one in found.figures} | set(found.unpredicted)
@@ -140,6 +145,13 @@ def advised(drawn: Drawn, folder: Path) -> Advised:
     return found
 
 
+def _figure(code: str, before: float, told: Prediction, changed: Job | None, name: str) -> Figure:
+    after = None if changed is None else _anew(changed)
+    return Figure(
+        name, code, before, told["step_ns_before"], told["step_ns_after"], told["low_ns"], told["high_ns"], after
+    )
+
+
 def _main(report: Report, found: Advised) -> None:
     """Whether what is wrong above all has advice with a figure."""
     main = blame.main_finding(report)
@@ -147,13 +159,15 @@ def _main(report: Report, found: Advised) -> None:
         return
     found.main = main["code"]
     advice = report["advice"]
-    bounds = [one for one in advice["unpredicted"] if "bound" in one]
-    if any(blame.answers(report, one) for one in report["suggestions"]):
+    with_figures = [*report["suggestions"], *advice.get("plan", {"steps": []})["steps"]]
+    vain = [one for one in advice["nothing_gains"] if one["finding"] == main["code"]]
+    found.tried = bool(vain)
+    if any(blame.answers(report, one) for one in with_figures):
         found.answer = "replayed"
-    elif any(blame.answers(report, one) for one in bounds):
+    elif any("bound" in one for one in (*vain, *filter(partial(blame.answers, report), advice["unpredicted"]))):
         found.answer = "bound"
     else:
-        found.answer = "tried" if any(one["finding"] == main["code"] for one in advice["nothing_gains"]) else "none"
+        found.answer = "none"
 
 
 # What a suggestion does to the job.
@@ -304,7 +318,9 @@ def advice_table(found: Sequence[Advised]) -> Table:
     row("main cause: advice with a replayed figure", sum(job.answer == "replayed" for job in troubled), len(troubled))
     row("main cause: a figure or a bound", sum(job.answer in ("replayed", "bound") for job in troubled), len(troubled))
     row(
-        "main cause: or figures of what was tried in vain", sum(job.answer != "none" for job in troubled), len(troubled)
+        "… of these bounds beside figures of what gains nothing",
+        sum(job.answer == "bound" and job.tried for job in troubled),
+        len(troubled),
     )
     row("figures whose change the simulator makes", len(made), len(figures))
     row("truth within the range", sum(one.inside for one in made), len(made))
@@ -335,8 +351,8 @@ def failures(found: Iterable[Advised]) -> Table:
     table = Table("job", "faults", "what", "told before → after (low–high)", "is before → after")
     for job in found:
         faults = ", ".join(job.faults)
-        if job.answer in ("none", "tried"):
-            table.add_row(job.name, faults, f"no figure for {job.main} ({job.answer})", "", "")
+        if job.answer == "none":
+            table.add_row(job.name, faults, f"neither figure nor bound for {job.main}", "", "")
         for fault, saved in job.missed:
             table.add_row(job.name, faults, f"missed: {fault}, {saved:.0%}", "", "")
         for one in job.figures:

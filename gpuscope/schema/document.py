@@ -482,6 +482,8 @@ class NothingGainsEntry(TypedDict):
     """Its share of the time."""
     tried: list[TriedEntry]
     """What was replayed in vain."""
+    bound: NotRequired[StepBound]
+    """What any other change gains at most."""
 
 
 class PlanStep(TypedDict):
@@ -497,6 +499,8 @@ class PlanStep(TypedDict):
     """Of this and all before it together."""
     risk: str
     verify: str
+    facts: NotRequired[dict[str, Any]]
+    """As a suggestion's."""
 
 
 class PlanEntry(TypedDict):

@@ -138,7 +138,15 @@ def _pipelines() -> list[Counterfactual]:
     four = replace(job, ranks=4, layers=1, one_by_one=True)
     more, evened = {"micro_batches": 8}, {"stage_slow": {0: 1.25, 1: 1.25}}
     uneven = replace(job, stage_slow={1: 1.5})
+    three = replace(job, ranks=3, layers=1, gemms=2, rate=60.0)
+    one_by_one = _one("Schedule", name="1f1b")
     return [
+        Counterfactual("one_by_one", "pipeline", one_by_one, three, {"one_by_one": True}),
+        Counterfactual("one_by_one_on_two", "pipeline", one_by_one, replace(job, rate=40.0), {"one_by_one": True}),
+        Counterfactual("one_by_one_contended", "pipeline", one_by_one,
+                       replace(three, ranks=4, compute_slow=1.2, transfer_slow=1.3), {"one_by_one": True}),
+        Counterfactual("all_forwards_first", "pipeline", _one("Schedule", name="gpipe"),
+                       replace(four, rate=60.0), {"one_by_one": False}),
         Counterfactual("unnamed_micro_batches", "pipeline", _one("MicroBatches", count=8), job, more),
         Counterfactual("unnamed_micro_batches_1f1b", "pipeline", _one("MicroBatches", count=8), four, more),
         Counterfactual("unnamed_even_stages", "pipeline", _one("EvenStages"), uneven, evened),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.jobs import Issue, Step, Wait, job
 
-from gpuscope.analyzers.replay.device_contention import NONE, SHARED, Disturbed, disturbance
+from gpuscope.analyzers.replay.device_contention import BOTH_WAYS, NONE, SHARED, Disturbed, disturbance
 from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node
 from gpuscope.analyzers.replay.link_sharing import Crowds, Reach, Reaches, can_crowd
@@ -35,9 +35,9 @@ def two_groups(*transfers: int, ops: tuple[str, str] = ("all_reduce", "all_reduc
     return graph.with_nodes(start=done.start, end=done.end)
 
 
-def beside(graph: Graph, reach: Reaches | None = None) -> tuple[list[float], list[float]]:
+def beside(graph: Graph, reach: Reaches | None = None, *, opposite: bool = False) -> tuple[list[float], list[float]]:
     done = replay(graph)
-    share, others = Crowds(graph, reach or {}).beside(done.start, done.end)
+    share, others = Crowds(graph, reach or {}, opposite=opposite).beside(done.start, done.end)
     nodes = nodes_by_call(graph, Node.TRANSFER)
     return share[nodes].tolist(), others[nodes].tolist()
 
@@ -58,8 +58,10 @@ def test_groups_inside_a_host_and_between_hosts_share_nothing() -> None:
     assert beside(two_groups(40, 10), {(0, "a"): Reach.BETWEEN, (0, "b"): Reach.BETWEEN})[0] == [0.25, 1.0]
 
 
-def test_what_is_sent_and_what_is_received_share_nothing() -> None:
-    assert beside(two_groups(40, 10, ops=("send", "recv")))[0] == [0.0, 0.0]
+def test_what_is_sent_and_what_is_received_is_a_crowd_of_its_own() -> None:
+    graph = two_groups(40, 10, ops=("send", "recv"))
+    assert (beside(graph)[0], beside(graph, opposite=True)[0]) == ([0.0, 0.0], [0.25, 1.0])
+    assert disturbance(graph, replay(graph)).ways == BOTH_WAYS
     assert beside(two_groups(40, 10, ops=("send", "all_reduce")))[0] == [0.25, 1.0]
 
 

@@ -41,14 +41,15 @@ def holds(outcome: Outcome) -> None:
     [
         "half_bytes_full_queue", "half_bytes_drained", "half_bytes_contended", "overlapped", "prefetch_deeper",
         "syncs_removed", "tiny_graphs", "too_few_workers", "copies_pinned", "late_host_replaced",
-        "two_of_four_replaced", "late_for_two_reasons",
+        "two_of_four_replaced", "late_for_two_reasons", "one_by_one", "one_by_one_on_two", "one_by_one_contended",
+        "all_forwards_first", "even_stages", "unnamed_even_stages_1f1b",
     ],
 )  # fmt: skip
 def test_the_prediction_is_the_truth(name: str, tmp_path: Path) -> None:
     holds(predict(BY_NAME[name], tmp_path))
 
 
-@pytest.mark.parametrize("name", ["half_bytes_ahead", "parameters_kept", "syncs_removed"])
+@pytest.mark.parametrize("name", ["half_bytes_ahead", "parameters_kept", "syncs_removed", "one_by_one"])
 def test_waits_of_streams_are_inferred_where_they_are_not_recorded(name: str, tmp_path: Path) -> None:
     one = BY_NAME[name]
     outcome = predict(Unsynchronised(one.name, one.family, one.changes, one.job, one.changed), tmp_path)
