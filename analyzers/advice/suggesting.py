@@ -37,7 +37,7 @@ TIE_FRAC = 0.005
 COSTLY_FRAC = 0.05
 """Share of the time from which a cause that no change helps against is said to be one."""
 OF_PIPELINE = (MicroBatches, Schedule, EvenStages)
-AT_WORST = "it rests on an assumption, at worst of which it gains nothing: "
+AT_WORST = "what it hangs on is not in the trace, and at worst it gains nothing: "
 NOT_ASKED = "advice was not asked for"
 Outcome = TypeVar("Outcome")
 
@@ -166,7 +166,7 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report
         perhaps += [(proposal, outcome)] if may_gain(outcome) else []
     if perhaps:  # part of a plan that is certain to gain as a whole
         proposal, outcome = perhaps[0]
-        if outcome.provenance == "assumed":  # the figure is as good as the assumption: no promise but a bound
+        if outcome.unshown:  # a figure would be a guess: no promise but a bound
             found.refused.append((proposal, AT_WORST + outcome.basis))
         else:
             found.kept.append(perhaps[0])

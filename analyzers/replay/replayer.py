@@ -155,6 +155,7 @@ class Replayer:
             ),
             provenance="assumed" if regrouped else outcomes[0].provenance,
             saved=self._saved(outcomes[0], scale),
+            unshown=bool(outcomes[0].lacking),
         )
 
     def _saved(self, outcome: Outcome, scale: float) -> dict[str, int]:
