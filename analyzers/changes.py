@@ -333,8 +333,8 @@ class Predicted:
     """ns by part of the step's breakdown that a replay of the whole timeline saves, mean over ranks; less than 0 where
     a part grows. Empty where the parts are not known."""
     unshown: bool = False
-    """Whether the trace does not show what its gain hangs on, what of a transfer is fixed cost: then one end of its range
-    is nearly as likely as the middle."""
+    """Whether the trace does not show what its gain hangs on (what of a transfer is fixed cost): then one end of its
+    range is nearly as likely as the middle."""
 
 
 def __dir__() -> list[str]:

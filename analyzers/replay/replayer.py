@@ -14,7 +14,6 @@ from gpuscope.analyzers.base.sections import REPLAY
 from gpuscope.analyzers.changes import (
     UNMATCHED,
     Change,
-    EvenStages,
     LoaderWorkers,
     MoreLoaderWorkers,
     Predicted,
@@ -46,7 +45,7 @@ from gpuscope.analyzers.replay.recorded_run import (
 )
 from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
-from gpuscope.analyzers.replay.rewrites.pipeline_order import REORDERED, blocks, evened, reordered
+from gpuscope.analyzers.replay.rewrites.pipeline_order import moved
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.analyzers.replay.step_parts import compute_floor, parts
 from gpuscope.schema.provenance import Provenance
@@ -137,26 +136,12 @@ class Replayer:
         if regrouped:  # what is waiting for the others, and stays
             high = max(high, round(self._before))
         low = max(low, min(round(after), round(min(outcome.floor_ns for outcome in outcomes))))
+        rests_on = (self._basis(), outcomes[0].basis, outcomes[0].lacking, _WAITING if regrouped else "")
         return Predicted(
-            before=round(self._before),
-            after=round(after),
-            low=low,
-            high=high,
-            basis="; ".join(
-                filter(
-                    None,
-                    (
-                        self._basis(),
-                        outcomes[0].basis,
-                        outcomes[0].lacking,
-                        _WAITING if regrouped else "",
-                    ),
-                )
-            ),
-            provenance="assumed" if regrouped else outcomes[0].provenance,
-            saved=self._saved(outcomes[0], scale),
+            round(self._before), round(after), low, high, "; ".join(filter(None, rests_on)),
+            provenance="assumed" if regrouped else outcomes[0].provenance, saved=self._saved(outcomes[0], scale),
             unshown=bool(outcomes[0].lacking),
-        )
+        )  # fmt: skip
 
     def _saved(self, outcome: Outcome, scale: float) -> dict[str, int]:
         if outcome.timeline is None:
@@ -203,25 +188,9 @@ class Replayer:
         own = tuple(change for change in changes if isinstance(change, PipelineChange))
         if not own or self.why or not self._setting.gpu:
             return None
-        if own not in self._reordered:
-            try:
-                self._reordered[own] = self._with_pipeline(own)
-            except (UnreplayableError, CircleError):
-                self._reordered[own] = None
-        return self._reordered[own]
-
-    def _with_pipeline(self, changes: Sequence[PipelineChange]) -> Graph | None:
-        graph, stages = self._graph, self._facts.stages
-        if graph is None or stages is None or not all(one in REORDERED for one in changes):
-            return None
-        found = blocks(graph, self._facts.flushes[0], stages, self._numbers)
-        counted = sum(self._counted) * len(graph.ranks)
-        if len(found.stages) < counted:
-            return None
-        for change in changes:
-            graph = evened(graph, found) if isinstance(change, EvenStages) else reordered(graph, found, change.name)
-        replay(graph)
-        return graph
+        if own not in self._reordered and self._graph is not None:
+            self._reordered[own] = moved(self._graph, own, self._facts, self._numbers, self._counted)
+        return self._reordered.get(own)
 
     @cached_property
     def _unmatched(self) -> int:
@@ -322,8 +291,8 @@ class Replayer:
         replaced = frozenset(change.rank for change in changes if isinstance(change, ReplacedRank))
         setting = replace(self._setting, bias=bias, cores_known=self._slowdown.significant, replaced=replaced)
         pipelined = [change for change in changes if isinstance(change, PipelineChange)]
-        if (moved := self._in_graph(changes)) is not None:
-            graph, pipelined = moved, []
+        if (reordered := self._in_graph(changes)) is not None:
+            graph, pipelined = reordered, []
             basis.append("the pipeline's computations moved with their messages and launches")
         loaded = any(isinstance(change, LoaderWorkers | MoreLoaderWorkers) for change in changes)
         if graph is not None and changes and setting.loader_processes and not loaded:

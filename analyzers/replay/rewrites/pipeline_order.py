@@ -16,14 +16,34 @@ import numpy as np
 from gpuscope.analyzers.changes import EvenStages, Schedule
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
+from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.analyzers.replay.engine import CircleError, replay
 from gpuscope.analyzers.replay.graph import EDGE_COLUMNS, NONE, QUEUE, Edge, EdgeRow, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import nodes_by_call
-from gpuscope.analyzers.replay.rewrites.pipeline_layout import schedule_order
+from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, schedule_order
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import NA, Kind
 
 REORDERED: tuple[Schedule | EvenStages, ...] = (Schedule("gpipe"), Schedule("1f1b"), EvenStages())
 """Changes that need no other computations than those recorded."""
+
+
+def moved(
+    graph: Graph, changes: Sequence[PipelineChange], facts: RunFacts, numbers: Sequence[int], counted: Mask
+) -> Graph | None:
+    """The graph with these changes; None where it can't hold them. `numbers` are those of the replayed steps."""
+    if facts.stages is None or not all(change in REORDERED for change in changes):
+        return None
+    try:
+        found = blocks(graph, facts.flushes[0], facts.stages, numbers)
+        if len(found.stages) < counted.sum() * len(graph.ranks):
+            return None
+        for change in changes:
+            graph = reordered(graph, found, change.name) if isinstance(change, Schedule) else evened(graph, found)
+        replay(graph)
+    except (UnreplayableError, CircleError):
+        return None
+    return graph
 
 
 @dataclass(frozen=True)
