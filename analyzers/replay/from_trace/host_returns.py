@@ -1,0 +1,145 @@
+"""Host calls that waited for the device: where they are, and what they waited for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls, queue_waits
+from gpuscope.analyzers.host_time.blocking_sites import sites
+from gpuscope.analyzers.replay.from_trace.draining_calls import draining_calls
+from gpuscope.analyzers.replay.from_trace.graph_builder import Builder, median
+from gpuscope.analyzers.replay.from_trace.operations import CLOCK_NS, Operations
+from gpuscope.analyzers.replay.graph import ALLOCATION, NONE, QUEUE, Edge
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.launch_links import innermost, outermost
+from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.trace import Trace
+
+CALL_NS = 5_000
+"""What a call that finds nothing to wait for costs at most."""
+
+
+@dataclass(frozen=True)
+class Returns:
+    """Host calls of a window that waited for the device, in order of return."""
+
+    rows: Times
+    begin: Times
+    end: Times
+    labels: list[str]
+    sites: list[str]
+    """The places of the program, as the report's `host_calls` tells them apart."""
+    queue: Mask
+    """Launches that waited for room in the queue; they begin as that wait does."""
+    drains: Mask
+    """Allocator calls that waited for all that was launched, and then went to work."""
+
+
+def returns_of(trace: Trace, view: LaneView, ops: Operations, rows: Times) -> Returns:
+    """Blocking calls, launches into a full queue and allocator calls that drain the device."""
+    host = trace["host_events"]
+    launches = ops.launch[ops.launch != NA]
+    found = blocking_calls(trace, view)
+    inside = (host["start"][found] >= host["start"][launches].min()) & (host["end"][found] <= ops.at.max())
+    found = found[inside & np.isin(host["thread"][found], np.unique(host["thread"][launches]))]
+    full, excess = queue_waits(trace, view, np.unique(launches))
+    kept = np.isin(full, launches) & (host["end"][full] <= ops.at.max()) & ~np.isin(full, found)
+    full, excess = full[kept], excess[kept]
+    drains = _drains(trace, ops, rows)
+    parts = (found, full, drains)
+    every = np.concatenate(parts)
+    end = host["end"][every]
+    begin = np.concatenate((host["start"][found], host["end"][full] - excess, host["start"][drains]))
+    labels = [*_labels(trace, found, rows), *[QUEUE] * len(full), *[ALLOCATION] * len(drains)]
+    places = [*sites(trace, view, rows, found), *[""] * (len(full) + len(drains))]
+    order = np.argsort(end, kind="stable")
+    part = np.repeat(range(len(parts)), [len(own) for own in parts])[order]
+    labels, places = ([own[place] for place in order.tolist()] for own in (labels, places))
+    return Returns(every[order], begin[order], end[order], labels, places, part == 1, part == 2)
+
+
+def _drains(trace: Trace, ops: Operations, rows: Times) -> Times:
+    """Allocator calls of the launching threads that waited for the device."""
+    host, launches = trace["host_events"], ops.launch[ops.launch != NA]
+    rows = rows[np.isin(host["thread"][rows], np.unique(host["thread"][launches]))]
+    rows = rows[(host["start"][rows] >= host["start"][launches].min()) & (host["end"][rows] <= ops.at.max())]
+    return draining_calls(trace, rows, ops.at, ops.end, CLOCK_NS)
+
+
+def _labels(trace: Trace, calls: Times, rows: Times) -> list[str]:
+    """Outermost operator, innermost operator and call, as `aten::item/aten::_local_scalar_dense/cudaMemcpyAsync`."""
+    host, names = trace["host_events"], trace.names
+    if not len(calls):
+        return []
+    operators = np.zeros(len(host), np.bool_)
+    operators[rows] = host["category"][rows] == Category.OP
+    inner = innermost(host, operators, host["thread"][calls], host["start"][calls])
+    found: list[str] = []
+    tops = {thread: outermost(host, np.flatnonzero(operators & (host["thread"] == thread)))
+            for thread in np.unique(host["thread"][calls]).tolist()}  # fmt: skip
+    for call, own in zip(calls.tolist(), inner.tolist(), strict=True):
+        top = tops[int(host["thread"][call])]
+        at = int(np.searchsorted(host["start"][top], host["start"][call], "right")) - 1
+        chain = [int(top[at])] if own != NA and at >= 0 else []
+        chain += [own] if own != NA else []
+        found.append("/".join(dict.fromkeys(names[int(host["name"][row])] for row in (*chain, call))))
+    return found
+
+
+def waits(
+    trace: Trace, builder: Builder, ops: Operations, nodes: list[tuple[int, int]], ends: list[int],
+    waiter: list[int], returns: Returns,
+) -> None:  # fmt: skip
+    """Operation → the call that waited for it: on each stream the last one launched before and done by then."""
+    copied = {int(call): place for place, call in enumerate(ops.launch.tolist()) if call != NA}
+    own_copy = np.array([copied.get(call, NONE) for call in returns.rows.tolist()], np.int64)
+    own_copy[returns.queue | returns.drains] = NONE
+    sources = _waited_for(ops, returns, own_copy)
+    reached = [max((int(ops.end[source]) for source in found), default=NA) for found in sources]
+    # Calls of one name that copy in one direction return in the same way.
+    copy_kind = np.where(own_copy < 0, NO_NAME, trace["device_events"]["copy_kind"][ops.rows][own_copy])
+    names = np.where(returns.queue, NO_NAME, trace["host_events"]["name"][returns.rows]).tolist()
+    same: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for place, key in enumerate(zip(names, copy_kind.tolist(), strict=True)):
+        if not returns.drains[place]:
+            same[key].append(place)
+    for place in np.flatnonzero(returns.drains).tolist():
+        own = max(0, int(returns.end[place]) - max(int(returns.begin[place]), reached[place]))
+        builder.nodes[ends[waiter[place]]] |= {"dur": own, "allocator": own}
+        for source in sources[place]:
+            builder.edge(nodes[source][1], ends[waiter[place]], 0, Edge.SYNC)
+    for key, places in same.items():
+        held = [place for place in places if reached[place] > returns.begin[place] + CLOCK_NS]
+        delay = median(np.array([returns.end[place] - reached[place] for place in held], np.int64), 0)
+        free = [int(returns.end[place] - returns.begin[place]) for place in places if place not in held]
+        # With room in the queue a launch waits for nothing; what it costs itself is the host's.
+        own = 0 if key[0] == NO_NAME else min(median(np.array(free, np.int64), CALL_NS), CALL_NS)
+        for place in held:
+            node = builder.nodes[ends[waiter[place]]]
+            node["dur"] = min(node["dur"], own)
+            for source in sources[place]:
+                builder.edge(nodes[source][1], ends[waiter[place]], delay - node["dur"], Edge.SYNC)
+        # One that came when all was done waits once the host comes sooner.
+        for place in set(places).difference(held) if key[0] != NO_NAME else ():
+            for source in sources[place]:
+                slack = int(returns.begin[place] - ops.end[source])
+                builder.edge(nodes[source][1], ends[waiter[place]], min(delay - own, slack), Edge.SYNC)
+
+
+def _waited_for(ops: Operations, returns: Returns, own_copy: Times) -> list[list[int]]:
+    """Per call, what it waited for: the copy it makes, in stream order behind all else, or on each stream the last
+    operation launched before the call and done by its return."""
+    streams = [np.flatnonzero(ops.stream == which) for which in np.unique(ops.stream)]
+    found: list[list[int]] = []
+    for begin, end, copy in zip(returns.begin.tolist(), returns.end.tolist(), own_copy.tolist(), strict=True):
+        ready = [
+            own[(ops.at[own] <= begin + CLOCK_NS) & (ops.end[own] <= end + CLOCK_NS)]
+            for own in (streams if copy < 0 else ())
+        ]
+        found.append([copy] if copy >= 0 else [int(own[-1]) for own in ready if len(own)])
+    return found
