@@ -49,7 +49,7 @@ def test_the_prediction_is_the_truth(name: str, tmp_path: Path) -> None:
     holds(predict(BY_NAME[name], tmp_path))
 
 
-@pytest.mark.parametrize("name", ["half_bytes_ahead", "parameters_kept", "syncs_removed", "one_by_one"])
+@pytest.mark.parametrize("name", ["half_bytes_ahead", "parameters_kept", "syncs_removed"])
 def test_waits_of_streams_are_inferred_where_they_are_not_recorded(name: str, tmp_path: Path) -> None:
     one = BY_NAME[name]
     outcome = predict(Unsynchronised(one.name, one.family, one.changes, one.job, one.changed), tmp_path)
