@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.ingest.enlarge import enlarge_file
+from benchmarks.waits.enlarge import enlarge_file
 
 SAMPLE = Path(__file__).parents[1] / "sample_traces" / "ddp_healthy" / "rank0.json.gz"
 _RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*)\d+')

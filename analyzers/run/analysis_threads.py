@@ -1,12 +1,13 @@
-"""The analyses of one large file, in two threads: nearly all of their time is numpy's and the native core's, which run
-at once. More would mostly wait for the interpreter, and each needs memory."""
+"""The analyses of one large file, in two threads, one of which records it for the replay first: nearly all of their time
+is numpy's and the native core's, which run at once. More would mostly wait for the interpreter, and each needs memory."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
+from typing import TypeVar
 
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, analyzers_of, run_one
 from gpuscope.analyzers.base.lanes import LaneView
@@ -18,8 +19,14 @@ LARGE = 1 << 18
 """Events from which threads pay for waiting for each other."""
 
 
-def results_of(trace: Trace, lanes: Sequence[LaneView], alone: bool) -> list[Result]:
-    """The results of all analyses of a file, in order of their names; `alone` says that no other file is being read."""
+Kept = TypeVar("Kept")
+
+
+def results_of(
+    trace: Trace, lanes: Sequence[LaneView], alone: bool, beside: Callable[[], Kept]
+) -> tuple[list[Result], Kept]:
+    """The results of all analyses of a file, in order of their names, and what `beside` returns, which needs none of
+    them. `alone` says that no other file is being read."""
     analyzers = analyzers_of(FileAnalyzer)
 
     def result(analyzer: FileAnalyzer) -> Result:
@@ -27,7 +34,7 @@ def results_of(trace: Trace, lanes: Sequence[LaneView], alone: bool) -> list[Res
 
     events = len(trace["host_events"]) + len(trace["device_events"])
     if not alone or events < LARGE or os.cpu_count() == 1:
-        return [result(analyzer) for analyzer in analyzers]
+        return [result(analyzer) for analyzer in analyzers], beside()
     # What they add to the names comes before them all: codes don't depend on which thread is quicker.
     name_phases(trace.names)
     trace.names.code(IDLE)
@@ -41,11 +48,16 @@ def results_of(trace: Trace, lanes: Sequence[LaneView], alone: bool) -> list[Res
             finally:
                 left.done(analyzer)
 
+    def other() -> Kept:
+        kept = beside()
+        work()
+        return kept
+
     with ThreadPoolExecutor(1, "gpuscope-analyze") as pool:
-        other = pool.submit(work)
+        running = pool.submit(other)
         work()  # here too, where freed memory is at hand
-        other.result()
-    return [found[analyzer.name] for analyzer in analyzers]
+        kept = running.result()
+    return [found[analyzer.name] for analyzer in analyzers], kept
 
 
 class _Left:

@@ -14,7 +14,7 @@ from gpuscope.analyzers.base.self_check import breaches_without_causes
 from gpuscope.analyzers.device_time.thinned import why_thinned
 from gpuscope.analyzers.facts.message_sizes.estimated_sizes import ESTIMATED_SIZES
 from gpuscope.analyzers.host_time.work_done_once import work_done_once
-from gpuscope.analyzers.replay.from_trace.recording import Recorded, not_recorded, record
+from gpuscope.analyzers.replay.from_trace.recording import Recorded, not_recorded, record, with_fixed_shares
 from gpuscope.analyzers.run.analysis_threads import results_of
 from gpuscope.analyzers.step_graph.operations_from_ranges import operations
 from gpuscope.cache import file_cache
@@ -134,7 +134,13 @@ def reduce_trace(trace: Trace, options: Options) -> Part:
     sized = run_one(ESTIMATED_SIZES, trace, trace, ())
     trace = trace.with_table(sized.tables.pop("collectives", trace["collectives"]))
     lanes = views(trace, options.steps)
-    results = results_of(trace, lanes, alone=options.files == 1)
+
+    def recording() -> list[Recorded]:
+        if not options.replay:
+            return not_recorded(view.lane.rank for view in lanes)
+        return record(trace, lanes, options.files)
+
+    results, recorded = results_of(trace, lanes, options.files == 1, recording)
     results += [sized] if sized.problems or sized.status == "failed" else []
     summaries = [summarise(trace, view, why_thinned(trace, view), work_done_once(trace, view)) for view in lanes]
     reduced = trace.reduced()
@@ -146,9 +152,9 @@ def reduce_trace(trace: Trace, options: Options) -> Part:
         reduced = reduced.with_operations(derived.tables.get("operations", trace["operations"]))
     if options.steps is not None:
         reduced = _with_operations_of(reduced, options.steps)
-    if not options.replay:
-        return Part(reduced, summaries, results, not_recorded(view.lane.rank for view in lanes))
-    return Part(reduced, summaries, results, record(trace, lanes, reduced["operations"], options.files))
+    if len(reduced["operations"]):
+        recorded = with_fixed_shares(recorded, trace, lanes, reduced["operations"])
+    return Part(reduced, summaries, results, recorded)
 
 
 def _with_operations_of(trace: Trace, steps: tuple[int, int]) -> Trace:

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from gpuscope.trace.columns.distinct import distinct_values
-from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.columns.name_pool import NamePool, PerName
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import kinds
@@ -53,7 +53,7 @@ def with_launched(data: Mapping[str, Table], names: NamePool) -> tuple[Table, Ta
     around &= np.isin(host["category"], (Category.OP, Category.ANNOTATION, Category.PYTHON))
     if not bool(around.any()):
         return device, table
-    unknown = names.matching(_says_nothing)[device["name"]]
+    unknown = PerName(names, _says_nothing)(device["name"]).astype(np.bool_)
     # Without a device the operators themselves stand there, told apart already.
     on_device = device.known("launch") & device.known("correlation")
     rows = np.flatnonzero(unknown & (device["kind"] == Kind.COMPUTE) & on_device)

@@ -12,8 +12,8 @@ import pytest
 from helpers.kineto import call, kernel, note, op, write
 
 import gpuscope
-from benchmarks.ingest.enlarge import Shape, enlarge
-from benchmarks.ingest.template import Template, read_template
+from benchmarks.waits.enlarge import Shape, enlarge
+from benchmarks.waits.template import Template, read_template
 from gpuscope.trace.schema import Category
 
 STEPS = [note(100, 90, "ProfilerStep#7"), note(200, 100, "ProfilerStep#8")]

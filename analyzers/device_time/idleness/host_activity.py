@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.catalogue.cause_table import COVERING
-from gpuscope.trace.columns.table import Mask, Table, Times, rows_of_rank, rows_where
+from gpuscope.trace.columns.table import Table, Times, rows_of_rank
 from gpuscope.trace.intervals import complement, union
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category
@@ -59,12 +59,9 @@ def _overlapping(trace: Trace, view: LaneView, thread: int, start: int, end: int
     """Rows of the thread's events in [start, end), without those that go on all around it and show no cause."""
     host = trace["host_events"]
     steps = trace.names.matching(kinds.is_step_range)
-    low, high = rows_of_rank(host, view.lane.rank)
-    high = low + int(np.searchsorted(host["start"][low:high], end, "left"))
-    rows = rows_where(
-        low, high,
-        lambda part: (host["thread"][part] == thread) & (host["end"][part] > start) & ~steps[host["name"][part]],
-    )  # fmt: skip
+    rows = _begun(host, view, thread, end)
+    rows = rows[host["end"][rows] > start]
+    rows = rows[~steps[host["name"][rows]]]
     everywhere = np.zeros(len(rows), np.bool_)
     for begin, until in _around(view, start):
         within = max(0, min(until, end) - max(begin, start))
@@ -74,6 +71,13 @@ def _overlapping(trace: Trace, view: LaneView, thread: int, start: int, end: int
             everywhere |= outside >= EVERYTHING * rest
     # What shows a cause by its name is one, however long it goes on: a loader may hold whole steps up.
     return rows[~everywhere | trace.names.matching(_shows_cause)[host["name"][rows]]]
+
+
+def _begun(host: Table, view: LaneView, thread: int, before: int) -> Times:
+    """Rows of a thread's events that begin before an instant."""
+    own = view.host_rows(host, thread)
+    low, high = rows_of_rank(host, view.lane.rank)
+    return own[: np.searchsorted(own, low + int(np.searchsorted(host["start"][low:high], before, "left")))]
 
 
 def _shows_cause(name: str) -> bool:
@@ -102,14 +106,9 @@ def _between(trace: Trace, view: LaneView, thread: int, rows: Times, start: int,
     if not len(length) or length.max() < max(MOST * (end - start), LONG_STRETCH):
         return None
     place = int(np.argmax(length))
-    low, high = rows_of_rank(host, view.lane.rank)
-
-    def on_thread(part: slice) -> Mask:
-        return np.asarray(host["thread"][part] == thread)
-
-    own = rows_where(low, high, on_thread)
-    before = own[host["end"][own] <= bare.start[place]]
-    after = own[host["start"][own] >= bare.end[place]]
+    before = _begun(host, view, thread, int(bare.start[place]) + 1)
+    before = before[host["end"][before] <= bare.start[place]]
+    after = view.host_rows(host, thread)[len(_begun(host, view, thread, int(bare.end[place]))) :]
     ended = _outermost(host, before, host["end"][before]) if len(before) else NA
     begun = _outermost(host, after, -host["start"][after]) if len(after) else NA
     said = [names[int(host["name"][row])] for row in (ended, begun) if row != NA]

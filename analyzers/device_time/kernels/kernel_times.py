@@ -154,13 +154,14 @@ def _rates(
     device, models = trace["device_events"], device_models(trace)
     sums: dict[int, list[float]] = {}
     kinds: dict[int, set[tuple[str | None, str]]] = {}
-    for index in np.flatnonzero(picked(work.flops, rows)).tolist():
-        row = int(rows[index])
-        own = sums.setdefault(int(group[index]), [0.0, 0.0])
-        own[0] += float(work.flops[row])
-        own[1] += float(duration[index])
-        model = models.get((int(device["rank"][row]), int(device["device"][row])), "")
-        kinds.setdefault(int(group[index]), set()).add((work.precision.get(row), model))
+    known = np.flatnonzero(picked(work.flops, rows))
+    asked = rows[known]
+    columns = (asked, group[known], work.flops[asked], duration[known], device.at("rank", asked), device.at("device", asked))
+    for row, of, flops, spent, rank, number in zip(*(column.tolist() for column in columns), strict=True):
+        own = sums.setdefault(of, [0.0, 0.0])
+        own[0] += flops
+        own[1] += spent
+        kinds.setdefault(of, set()).add((work.precision.get(row), models.get((rank, number), "")))
     rates: dict[int, tuple[float, str | None, float | None]] = {}
     for key, (flops, spent) in sums.items():
         if not spent:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from gpuscope.analyzers.replay.from_trace.recorded_steps import STEPS_WANTED, wi
 from gpuscope.analyzers.replay.from_trace.training_thread import thread_graph
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.prediction_bounds import by_chance, median_by_chance
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
@@ -64,10 +65,21 @@ class Recorded:
             raise ValueError(f"{len(self.numbers)} steps with {len(self.steps_ns)} times and {len(marks)} marks")
 
 
-def record(trace: Trace, lanes: Sequence[LaneView], operations: Table, files: int = 1) -> list[Recorded]:
-    """The graphs of the lanes of one of so many files, with its `operations`; small, whatever the file or the run."""
+def record(trace: Trace, lanes: Sequence[LaneView], files: int = 1) -> list[Recorded]:
+    """The graphs of the lanes of one of so many files; small, whatever the file or the run."""
     devices = Counter(view.lane.rank for view in lanes)
-    return [_record(trace, view, operations, devices[view.lane.rank], files * len(devices)) for view in lanes]
+    return [_record(trace, view, devices[view.lane.rank], files * len(devices)) for view in lanes]
+
+
+def with_fixed_shares(
+    recorded: Sequence[Recorded], trace: Trace, lanes: Sequence[LaneView], operations: Table
+) -> list[Recorded]:
+    """What was recorded of the lanes, with the shares of a pipeline's computations that its `operations` tell."""
+    return [
+        entry if entry.graph is None
+        else replace(entry, fixed=_fixed(trace, view, operations), pauses=_pauses(trace, view, operations))
+        for entry, view in zip(recorded, lanes, strict=True)
+    ]  # fmt: skip
 
 
 def not_recorded(ranks: Iterable[int]) -> list[Recorded]:
@@ -75,7 +87,7 @@ def not_recorded(ranks: Iterable[int]) -> list[Recorded]:
     return [Recorded(rank, None, why=_NOT_ASKED) for rank in ranks]
 
 
-def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks: int) -> Recorded:
+def _record(trace: Trace, view: LaneView, devices: int, ranks: int) -> Recorded:
     rank = view.lane.rank
     if devices > 1:
         return Recorded(rank, None, why=f"rank {rank} drives {devices} devices")
@@ -91,33 +103,28 @@ def _record(trace: Trace, view: LaneView, operations: Table, devices: int, ranks
     except Exception as error:  # as any analysis: a fault here hides nothing else
         return Recorded(rank, None, why=f"{type(error).__name__}: {error}", broken=True)
     steps = tuple(step.end - step.start for step in kept.steps)
-    own = np.unique(trace["host_events"]["name"][trace["host_events"]["rank"] == rank])
+    own = distinct_values(trace["host_events"]["name"][trace["host_events"]["rank"] == rank])
     processes = bool(trace.names.matching(lambda name: "_MultiProcessingDataLoaderIter" in name)[own].any())
     numbers = tuple(step.step for step in kept.steps)
     alone = window(trace, view) if len(numbers) < STEPS_WANTED and ranks > 1 else kept
     return Recorded(
         rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
         generation=_generation(trace, rank), core_waits=_core_waits(trace, rank, numbers),
-        fixed=_fixed(trace, view, operations), pauses=_pauses(trace, view, operations),
         cut=alone is not None and len(alone.steps) > len(numbers),
     )  # fmt: skip
 
 
 def _generation(trace: Trace, rank: int) -> str:
     device = trace["device_events"]
-    kernels = np.unique(device["name"][device["rank"] == rank]).tolist()
+    kernels = distinct_values(device["name"][device["rank"] == rank]).tolist()
     return compiled_for(trace.names[code] for code in kernels) or ""
 
 
 def _pauses(trace: Trace, view: LaneView, operations: Table) -> Mapping[str, float]:
-    if not len(operations) or view.lane.device == NA:
-        return {}
-    return fixed_shares_on_device(trace, view, operations, kernel_ns=0)
+    return {} if view.lane.device == NA else fixed_shares_on_device(trace, view, operations, kernel_ns=0)
 
 
 def _fixed(trace: Trace, view: LaneView, operations: Table) -> Mapping[str, float]:
-    if not len(operations):
-        return {}
     if view.lane.device == NA:
         return fixed_shares(trace, view.lane.rank, operations)
     return fixed_shares_on_device(trace, view, operations)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.intervals import EMPTY, Spans
@@ -46,7 +47,7 @@ def pauses(host: Table, names: NamePool, own: Times, threads: Times) -> Spans:
     inside, or none that communicates and is PyTorch's own (`aten::mm` looks at its inputs before it multiplies); in all
     else (Python, a node of autograd, an operator that waits or issues a collective) a pause can be a wait.
     """
-    bounds = np.unique(np.concatenate((host["start"][own], host["end"][own])))
+    bounds = distinct_values(np.concatenate((host["start"][own], host["end"][own])))
     start, end = bounds[:-1], bounds[1:]
     long = end - start >= BLOCKED_NS
     start, end = start[long], end[long]

@@ -7,23 +7,27 @@ from collections.abc import Collection, Iterable
 
 _MARKS = (
     # DeepSpeed wraps its engine's methods in NVTX ranges and record_function (deepspeed/utils/nvtx.py).
-    ("deepspeed", re.compile(r"^DeepSpeed\w*\.|\bdeepspeed/")),
+    ("deepspeed", re.compile(r"^DeepSpeed\w*\.|\bdeepspeed/", re.MULTILINE)),
     # Also the names of Megatron-LM's timers, which tables of operations keep (megatron/training/training.py).
     (
         "megatron",
         re.compile(
             r"\bmegatron/|^megatron\.|^\w*MegatronModule|^(embedding|layernorm)-grads-all-reduce$|"
-            r"^optimizer-clip-main-grad$"
+            r"^optimizer-clip-main-grad$",
+            re.MULTILINE,
         ),
     ),
     ("torchtitan", re.compile(r"\btorchtitan/")),
-    ("lightning", re.compile(r"\b(pytorch_)?lightning/|^\[pl\]\[|^\[Strategy\]|^\[Callback\]|^\[LightningModule\]")),
+    (
+        "lightning",
+        re.compile(r"\b(pytorch_)?lightning/|^\[pl\]\[|^\[Strategy\]|^\[Callback\]|^\[LightningModule\]", re.MULTILINE),
+    ),
     ("transformers", re.compile(r"\btransformers/trainer")),
     ("accelerate", re.compile(r"\baccelerate/")),
-    ("horovod", re.compile(r"\bhorovod/|^Horovod\w+")),
-    ("fsdp2", re.compile(r"^FSDP::")),
-    ("fsdp", re.compile(r"^FullyShardedDataParallel\.")),
-    ("ddp", re.compile(r"^DistributedDataParallel\.")),
+    ("horovod", re.compile(r"\bhorovod/|^Horovod\w+", re.MULTILINE)),
+    ("fsdp2", re.compile(r"^FSDP::", re.MULTILINE)),
+    ("fsdp", re.compile(r"^FullyShardedDataParallel\.", re.MULTILINE)),
+    ("ddp", re.compile(r"^DistributedDataParallel\.", re.MULTILINE)),
 )
 
 # A process group's description -> the parallelism it serves. Megatron-Core's descriptions
@@ -50,15 +54,9 @@ _OF_MEGATRON = {"pipeline-timers"}
 
 def frameworks(names: Iterable[str], descriptions: Iterable[str] = (), formats: Collection[str] = ()) -> list[str]:
     """The frameworks that left a mark among the names of a trace's events or of its process groups, or its files."""
-    missing = dict(_MARKS)
     megatron = _OF_MEGATRON.intersection(formats) or any(d.endswith("MODEL_PARALLEL_GROUP") for d in descriptions)
-    found = {"megatron"} if megatron else set()
-    for name in names:
-        hits = [framework for framework, mark in missing.items() if mark.search(name)]
-        found.update(hits)
-        for framework in hits:
-            del missing[framework]
-    return [framework for framework, _ in _MARKS if framework in found]
+    lines = "\n".join(names)  # searched as one text: a trace may have 100,000 names
+    return [mark for mark, pattern in _MARKS if pattern.search(lines) or (mark == "megatron" and megatron)]
 
 
 def parallelism(groups: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -111,7 +111,7 @@ def test_a_replay_that_misses_predicts_nothing(samples: Path) -> None:
 
 def test_graphs_travel_between_processes(samples: Path) -> None:
     trace = gpuscope.open_trace(samples / "ddp_slow_rank" / "rank0.json.gz")
-    (entry,) = record(trace, views(trace), trace["operations"])
+    (entry,) = record(trace, views(trace))
     again = pickle.loads(pickle.dumps(entry))
     assert entry.graph is not None
     assert (len(again.graph), again.numbers, again.steps_ns) == (len(entry.graph), entry.numbers, entry.steps_ns)
@@ -146,7 +146,7 @@ def test_workers_for_somebody_elses_loader(shared_traces: Path) -> None:
 def test_a_run_of_many_ranks_keeps_less_of_each(samples: Path) -> None:
     """All ranks together keep at most `RUN_KEPT` events: of a million ranks not even one step each."""
     trace = gpuscope.open_trace(samples / "ddp_healthy" / "rank0.json.gz")
-    (alone,) = record(trace, views(trace), trace["operations"])
+    (alone,) = record(trace, views(trace))
     (one_of_many,) = record(trace, views(trace), trace["operations"], files=1_000_000)
     assert alone.graph is not None
     assert one_of_many.graph is None

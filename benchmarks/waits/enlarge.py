@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, cast
 
-from benchmarks.ingest.template import NUMBERS, Template, read_template
+from benchmarks.waits.template import NUMBERS, Template, read_template
 
 Shape = Literal["few", "many"]
 FEW_STEPS = 4

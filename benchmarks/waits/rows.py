@@ -1,0 +1,106 @@
+"""What is timed: an input, gpuscope's command on it, and what stands beside that."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Beside = Literal["hta", "adbc", "one rank"]
+
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ddp_healthy"
+GPUSCOPE = (sys.executable, "-c", "import sys; from gpuscope.cli import main; sys.exit(main())")
+WHOLE = ("--no-store", "--no-cache")
+RANKS = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    what: str
+    aim: str
+    make: Callable[[Path], Path]
+    """Writes the input into a folder, unless it is there."""
+    words: Callable[[Path], Sequence[str]]
+    """Of gpuscope's command on it."""
+    beside: Beside | None = None
+
+
+def _kineto(size: int, suffix: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        from benchmarks.waits.enlarge import enlarge_file
+
+        path = folder / f"kineto-{size}{suffix}"
+        if not path.exists():
+            enlarge_file(SAMPLE / "rank0.json.gz", path, size * 1_000_000, "many")
+        return path
+
+    return make
+
+
+def _nsys(kernels: int, ranges: int) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        from benchmarks.waits.nsys_export import synthetic_export
+
+        path = folder / f"nsys-{kernels}.sqlite"
+        return path if path.exists() else synthetic_export(path, kernels, ranges)
+
+    return make
+
+
+def _ranks(folder: Path) -> Path:
+    """Eight ranks of 60 MB, gzipped."""
+    from benchmarks.ranks import copies
+
+    path = folder / "ranks"
+    if not path.exists():
+        path.mkdir()
+        copies(SAMPLE / "rank0.json.gz", path, RANKS, 60_000_000)
+        for file in path.glob("*.json"):
+            _gzip(file)
+    return path
+
+
+def _gzip(file: Path) -> None:
+    import gzip
+
+    with file.open("rb") as plain, gzip.open(file.with_name(f"{file.name}.gz"), "wb", compresslevel=6) as packed:
+        shutil.copyfileobj(plain, packed)
+    file.unlink()
+
+
+def _analyze(path: Path) -> Sequence[str]:
+    return ("analyze", str(path), *WHOLE)
+
+
+def _sample(_: Path) -> Path:
+    return SAMPLE
+
+
+ROWS = (
+    Row("kineto", "Kineto JSON, 480 MB", "≥ 45 ×, memory ≤ 1/12", _kineto(505, ".json"), _analyze, "hta"),
+    Row("gzip", "Kineto JSON, 95 MB, gzipped", "≥ 25 ×", _kineto(100, ".json.gz"), _analyze, "hta"),
+    Row(
+        "nsys", "nsys SQLite: 1 M kernels, 3 M calls, 0.5 M ranges", "≤ 2.2 × mere reading, ≤ 350 MB",
+        _nsys(1_000_000, 500_000), _analyze, "adbc",
+    ),
+    Row(
+        "ranks", f"{RANKS} ranks of 60 MB, gzipped, two processes", "no slower than 8 / 1.8 × one rank",
+        _ranks, lambda path: (*_analyze(path), "--jobs", "2"), "one rank",
+    ),
+    Row("sample", "a sample of two ranks", "CPU ≤ 0.4 s", _sample, _analyze),
+    Row("version", "--version", "≤ 0.07 s", _sample, lambda _: ("--version",)),
+    Row(
+        "second", "Kineto JSON, 480 MB, looked at before", "≤ 0.4 s",
+        _kineto(505, ".json"), lambda path: ("analyze", str(path), "--no-store"),
+    ),
+    Row(
+        "large nsys", "nsys SQLite: 10 M kernels, 30 M calls, 10 M ranges", "≤ 40 s, ≤ 2.5 GB",
+        _nsys(10_000_000, 10_000_000), _analyze,
+    ),
+)  # fmt: skip
