@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from gpuscope.analyzers.advice.rule import Case
+from gpuscope.analyzers.advice.settings import torch_settings
 from gpuscope.analyzers.allocator.allocator_settings import merged, variable
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import RankEntry, Setting
@@ -29,12 +30,8 @@ def config(name: str, value: str) -> Setting:
 def allocator(case: Case, option: str, value: str) -> Setting:
     """An option of PyTorch's caching allocator, beside those that are recorded as set, by the variable that the job's
     torch reads."""
-    name = variable(modern=case.version("torch") >= NEW_NAME, set_already=case.variables)
+    name = variable(modern=case.version("torch") >= torch_settings.ALLOC_CONF.since, set_already=case.variables)
     return env(name, merged(case.variables.get(name, ""), option, value))
-
-
-NEW_NAME = (2, 9)
-"""The torch that brought PYTORCH_ALLOC_CONF."""
 
 
 def in_dialect(case: Case, names: Mapping[str, Setting]) -> Setting | None:

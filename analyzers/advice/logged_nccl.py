@@ -23,7 +23,7 @@ def variable(case: Case, name: str) -> str | None:
     return next((one["value"] for one in logged if one["name"] == name), None)
 
 
-def older_than(case: Case, version: tuple[int, int]) -> str:
+def older_than(case: Case, version: tuple[int, ...]) -> str:
     """A logged version of NCCL that is older than that; empty where none is, or none is logged."""
     logged = case.report["nccl"]["versions"] if "nccl" in case.report else []
     return next((one for one in logged if (numbers := _numbers(one)) and numbers < version), "")

@@ -16,7 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscope.analyzers.allocator.allocator_settings import (
+    ANY,
     ASCEND_PADDING,
+    FROM_2_9,
     LARGE_BUFFER,
     SMALL_BUFFER,
     SMALL_SIZE,
@@ -235,7 +237,7 @@ def _history(trace: Trace, source: int, device: int) -> History:
     rows = np.flatnonzero((table["source"] == source) & (table["device"] == device))
     own = np.flatnonzero((segments["source"] == source) & (segments["device"] == device))
     recorded = trace.sources[source].facts.get("allocator_settings")
-    text = recorded.get("PYTORCH_CUDA_ALLOC_CONF", recorded.get("PYTORCH_ALLOC_CONF")) if recorded else None
+    text = recorded.get(ANY, recorded.get(FROM_2_9)) if recorded else None
     after = _final(trace, own)
     settings = from_snapshot(recorded)
     if any(segments["expandable"][own]) and not recorded:

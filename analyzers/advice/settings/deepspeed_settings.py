@@ -1,23 +1,20 @@
-"""DeepSpeed (0.18; deepspeed/runtime/config.py, deepspeed/runtime/zero/config.py)."""
+"""DeepSpeed (0.18)."""
 
 from __future__ import annotations
 
-from gpuscope.analyzers.advice.settings.known import Known, table
+from gpuscope.analyzers.advice.settings.known import File
 
-_ZERO = "deepspeed/runtime/zero/config.py"
+_ZERO = File("deepspeed", "deepspeed/runtime/zero/config.py", "config")
+STAGE = _ZERO("zero_optimization.stage", "0")
+REDUCE_BUCKET_SIZE = _ZERO("zero_optimization.reduce_bucket_size", "500000000")
+OVERLAP_COMM = _ZERO("zero_optimization.overlap_comm")  # true with stage 3 alone
+PREFETCH_BUCKET_SIZE = _ZERO("zero_optimization.stage3_prefetch_bucket_size", "50000000")
+OFFLOAD_OPTIMIZER = _ZERO("zero_optimization.offload_optimizer.device", "none")
+HPZ_PARTITION_SIZE = _ZERO("zero_optimization.zero_hpz_partition_size", "1", (0, 10))
 
-SETTINGS = {
-    **table(
-        "deepspeed", _ZERO,
-        ("zero_optimization.stage", "0"), ("zero_optimization.reduce_bucket_size", "500000000"),
-        ("zero_optimization.overlap_comm", None),  # true with stage 3 alone
-        ("zero_optimization.stage3_prefetch_bucket_size", "50000000"),
-        ("zero_optimization.offload_optimizer.device", "none"),
-        Known("zero_optimization.zero_hpz_partition_size", "1", _ZERO, "deepspeed", (0, 10)),
-    ),
-    **table(
-        "deepspeed", "deepspeed/runtime/config.py",
-        ("communication_data_type", None), ("gradient_accumulation_steps", None),
-        ("train_micro_batch_size_per_gpu", None), ("bf16.enabled", "false"), ("fp16.enabled", "false"),
-    ),
-}  # fmt: skip
+_CONFIG = File("deepspeed", "deepspeed/runtime/config.py", "config")
+COMMUNICATION_DATA_TYPE = _CONFIG("communication_data_type")
+GRADIENT_ACCUMULATION_STEPS = _CONFIG("gradient_accumulation_steps")
+MICRO_BATCH_SIZE = _CONFIG("train_micro_batch_size_per_gpu")
+HALF = {half: _CONFIG(f"{half}.enabled", "false") for half in ("bf16", "fp16")}
+"""By precision."""

@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
+
+from gpuscope.schema.document import Setting
 
 
 @dataclass(frozen=True)
 class Known:
     """One setting of a framework."""
 
+    kind: Literal["env", "python", "config"]
     name: str
     """As advice names it."""
     default: str | None
     """Its value where nobody sets it, as advice would write it; None where it has none, or that depends on others."""
     source: str
     """File of the framework's repository that says so."""
-    package: str = ""
-    """The distribution whose version decides, as a run's `environment/` names it; empty where none is recorded."""
+    package: str
+    """The distribution whose version decides, as a run's `environment/` names it."""
     since: tuple[int, ...] = ()
-    """The first version that has it; () where all in use do."""
-    until: tuple[int, ...] = ()
-    """The first that has it no more."""
+    """The first version that has it; () where all in use do, or no source says which."""
     restores: bool = False
     """Whether rules propose it only where the trace shows another value than the default, to go back to it."""
 
+    def to(self, value: str) -> Setting:
+        """The setting with a value, as a suggestion names it."""
+        return {"kind": self.kind, "name": self.name, "value": value}
+
+    def exists(self, version: tuple[int, ...]) -> bool:
+        """Whether that version has it; () where it is not recorded, which is taken for the newest."""
+        return not version or version >= self.since
+
     def fits(self, value: str, version: tuple[int, ...]) -> bool:
-        """Whether it is worth proposing with this value to a job of that version, () where that is not recorded."""
-        if version and (version < self.since or (self.until and version >= self.until)):
-            return False
-        return self.restores or value != self.default
+        """Whether it is worth proposing with this value to a job of that version."""
+        return self.exists(version) and (self.restores or value != self.default)
 
 
-def table(package: str, source: str, *rows: tuple[str, str | None] | Known) -> dict[str, Known]:
-    """Settings by name; a row is (name, default), or whole where there is more to say."""
-    made: Iterable[Known] = (
-        row if isinstance(row, Known) else Known(row[0], row[1], source, package) for row in rows
-    )  # fmt: skip
-    return {one.name: one for one in made}
+@dataclass(frozen=True)
+class File:
+    """A file of a framework's repository that says what its settings are called; call it to note one."""
+
+    package: str
+    path: str
+    kind: Literal["env", "python", "config"]
+
+    def __call__(
+        self, name: str, default: str | None = None, since: tuple[int, ...] = (), *, restores: bool = False
+    ) -> Known:
+        return Known(self.kind, name, default, self.path, self.package, since, restores)
+
+
+def settings_of(module: ModuleType) -> Iterator[Known]:
+    """All settings that a module notes, alone or by class."""
+    for noted in vars(module).values():
+        for one in noted.values() if isinstance(noted, dict) else (noted,):
+            if isinstance(one, Known):
+                yield one

@@ -1,26 +1,39 @@
-"""Megatron-LM (megatron/training/arguments.py, megatron-core 0.15)."""
+"""Megatron-LM (megatron/training/arguments.py, megatron-core 0.15).
+
+A version is the first published megatron-core whose configuration has the field that the argument sets; 0.4 was not
+looked at. An argument that sets no field of megatron-core has none.
+"""
 
 from __future__ import annotations
 
-from gpuscope.analyzers.advice.settings.known import Known, table
+from gpuscope.analyzers.advice.settings.known import File
 
-_ARGUMENTS = "megatron/training/arguments.py"
+_ARGUMENTS = File("megatron-core", "megatron/training/arguments.py", "config")
+MICRO_BATCH_SIZE = _ARGUMENTS("--micro-batch-size")
+TENSOR_PARALLEL = _ARGUMENTS("--tensor-model-parallel-size", "1")
+NUM_WORKERS = _ARGUMENTS("--num-workers", "2")
+# Switches: off unless given.
+DISTRIBUTED_OPTIMIZER = _ARGUMENTS("--use-distributed-optimizer")
+OVERLAP_GRAD_REDUCE = _ARGUMENTS("--overlap-grad-reduce")
+GRAD_REDUCE_IN_BF16 = _ARGUMENTS("--grad-reduce-in-bf16")
+HALF = {half: _ARGUMENTS(f"--{half}") for half in ("bf16", "fp16")}
+"""By precision."""
+RECOMPUTE_GRANULARITY = _ARGUMENTS("--recompute-granularity")
+LAYERS_PER_VIRTUAL_STAGE = _ARGUMENTS("--num-layers-per-virtual-pipeline-stage")
+VIRTUAL_STAGES = _ARGUMENTS("--num-virtual-stages-per-pipeline-rank")  # sets no field: since when is unverified
+TP_COMM_OVERLAP = _ARGUMENTS("--tp-comm-overlap")
+MANUAL_GC = _ARGUMENTS("--manual-gc --manual-gc-interval", "0")
+BUCKET_SIZE = _ARGUMENTS("--ddp-bucket-size")
 
+_TRANSFORMER = File("megatron-core", "megatron/core/transformer/transformer_config.py", "config")
+FP8_FORMAT = _TRANSFORMER("--fp8-format")  # `fp8`, there in 0.3 already
+AUX_LOSS = _TRANSFORMER("moe_aux_loss_coeff", "0.0", (0, 5))
+CAPACITY_FACTOR = _TRANSFORMER("moe_expert_capacity_factor", None, (0, 7))
+ATTENTION_BACKEND = _TRANSFORMER("--attention-backend", "auto", (0, 11))
+PIPELINE_LAYOUT = _TRANSFORMER("--pipeline-model-parallel-layout", None, (0, 13))
+CUDA_GRAPH_IMPL = _TRANSFORMER("--cuda-graph-impl", "none", (0, 15))
 
-def _since(name: str, default: str | None, *version: int) -> Known:
-    return Known(name, default, _ARGUMENTS, "megatron-core", version)
+_DDP = File("megatron-core", "megatron/core/distributed/distributed_data_parallel_config.py", "config")
+OPTIMIZER_INSTANCES = _DDP("--num-distributed-optimizer-instances", "1", (0, 10))
 
-
-SETTINGS = table(
-    "megatron-core", _ARGUMENTS,
-    ("--micro-batch-size", None), ("--tensor-model-parallel-size", "1"), ("--num-workers", "2"),
-    ("--use-distributed-optimizer", None), ("--overlap-grad-reduce", None), ("--grad-reduce-in-bf16", None),
-    ("--bf16", None), ("--fp16", None), ("--recompute-granularity", None),  # switches: off unless given
-    ("--num-layers-per-virtual-pipeline-stage", None), ("--tp-comm-overlap", None),
-    ("--manual-gc --manual-gc-interval", "0"), ("--ddp-bucket-size", None),
-    ("moe_aux_loss_coeff", "0.0"), ("moe_expert_capacity_factor", None),
-    _since("--fp8-format", None, 0, 4), _since("--async-save", None, 0, 7),
-    _since("--attention-backend", "auto", 0, 9), _since("--num-distributed-optimizer-instances", "1", 0, 10),
-    _since("--num-virtual-stages-per-pipeline-rank", None, 0, 11),
-    _since("--pipeline-model-parallel-layout", None, 0, 13), _since("--cuda-graph-impl", "none", 0, 15),
-)  # fmt: skip
+ASYNC_SAVE = File("megatron-core", "CHANGELOG.md", "config")("--async-save", None, (0, 7))

@@ -9,10 +9,7 @@ from gpuscope.analyzers.advice.settings import (
     other_settings,
     torch_settings,
 )
-from gpuscope.analyzers.advice.settings.known import Known
+from gpuscope.analyzers.advice.settings.known import Known, settings_of
 
-KNOWN: dict[str, Known] = {
-    name: known
-    for module in (torch_settings, nccl_settings, deepspeed_settings, megatron_settings, other_settings)
-    for name, known in module.SETTINGS.items()
-}
+TABLES = (torch_settings, nccl_settings, deepspeed_settings, megatron_settings, other_settings)
+KNOWN: dict[str, Known] = {one.name: one for table in TABLES for one in settings_of(table)}

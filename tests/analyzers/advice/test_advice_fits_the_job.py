@@ -18,7 +18,7 @@ from gpuscope.analyzers.advice.rule import Case, Proposal
 from gpuscope.analyzers.advice.rules.compute import kernel_rules
 from gpuscope.analyzers.advice.rules.host import host_rules, launch_rules, loader_rules
 from gpuscope.analyzers.advice.rules.memory import allocator_call_rules
-from gpuscope.analyzers.advice.settings.torch_optimizers import FOREACH, FUSED
+from gpuscope.analyzers.advice.settings.torch_settings import FOREACH, FUSED
 from gpuscope.analyzers.allocator.allocator_replay import Outcome
 from gpuscope.analyzers.allocator.other_settings import Baseline, Change, best
 from gpuscope.analyzers.changes import Predicted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import re
@@ -13,7 +14,9 @@ import pytest
 from helpers.advice import finding, report, steady, suggestion
 
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule, rules
-from gpuscope.analyzers.advice.settings.settings import KNOWN
+from gpuscope.analyzers.advice.settings import nccl_settings
+from gpuscope.analyzers.advice.settings.known import Known
+from gpuscope.analyzers.advice.settings.settings import KNOWN, TABLES
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.cause_table import NAMED
@@ -133,8 +136,7 @@ FRAMEWORKS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 OF_A_FRAMEWORK = re.compile(
     r"--[a-z]|[A-Z]+_[A-Z_]+$|(DistributedDataParallel|FullyShardedDataParallel|DataLoader|FSDPModule|fully_shard|"
-    r"TrainingArguments|Accelerator|zero_optimization|parallelism|"
-    r"torch\.(?!cuda\.empty_cache|distributed collectives))\b"
+    r"TrainingArguments|Accelerator|zero_optimization|parallelism|torch\.(?!distributed collectives))\b"
 )
 
 
@@ -145,18 +147,23 @@ def test_what_is_proposed_stands_in_the_tables(frameworks: tuple[str, ...]) -> N
     assert not unknown
 
 
-def test_the_tables_hold_what_rules_propose() -> None:
-    import gpuscope.analyzers.advice.rules as package
-
-    folder, made = (
-        Path(next(iter(package.__path__))),
-        re.compile(r"torch\.optim\.\w+\.(fused|foreach)|NCCL_|--(bf|fp)16$"),
-    )
-    rules_text = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
-    rules_text += (folder.parents[1] / "allocator/allocator_settings.py").read_text(encoding="utf-8")
-    other = {"TrainingArguments.bf16", "TrainingArguments.fp16", "bf16.enabled", "fp16.enabled",
-             "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"}  # fmt: skip
-    assert not [name for name in KNOWN if name not in rules_text and name not in other and not made.match(name)]
+def test_names_are_written_once() -> None:
+    """Rules take every name from the tables, and the tables hold no name that no rule takes; NCCL's variables are
+    taken by the name that its log gives."""
+    package = importlib.import_module("gpuscope.analyzers.advice.rules")
+    of_advice = Path(next(iter(package.__path__))).parent
+    nodes = [
+        node
+        for path in of_advice.rglob("*.py") if path.parent.name != "settings"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    ]  # fmt: skip
+    spelled = {node.value for node in nodes if isinstance(node, ast.Constant) and node.value in KNOWN}
+    taken = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    noted = {name for table in TABLES for name, one in vars(table).items() if isinstance(one, Known)}
+    assert not spelled
+    assert noted - taken <= {name for name, one in vars(nccl_settings).items() if isinstance(one, Known)} | {
+        "CUDA_ALLOC_CONF"
+    }
 
 
 def torch_owner(name: str) -> object | None:

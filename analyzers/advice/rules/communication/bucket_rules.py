@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, env, in_dialect, megabytes, python
+from gpuscope.analyzers.advice.framework_settings import in_dialect, megabytes
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, other_settings, torch_settings
 from gpuscope.analyzers.changes import BucketSize
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
@@ -89,16 +90,16 @@ def _named(case: Case, size: int, first: int) -> Setting | None:
     if first != size and size != DEFAULT:
         # An argument of its own, which only a program that wraps its model itself can give.
         listed = f"[{megabytes(first)}, {megabytes(size)}]"
-        return python("DistributedDataParallel.bucket_cap_mb_list", listed) if case.frameworks == ["ddp"] else None
+        return torch_settings.BUCKET_CAP_MB_LIST.to(listed) if case.frameworks == ["ddp"] else None
     ddp = f"None  # the default: {megabytes(size)} MiB" if first != size else megabytes(size)
     return in_dialect(
         case,
         {
-            "transformers": python("TrainingArguments.ddp_bucket_cap_mb", ddp),
-            "ddp": python("DistributedDataParallel.bucket_cap_mb", ddp),
-            "deepspeed": config("zero_optimization.reduce_bucket_size", str(size // DEEPSPEED_ELEMENT)),
-            "megatron": config("--ddp-bucket-size", str(size // MEGATRON_ELEMENT)),
-            "horovod": env("HOROVOD_FUSION_THRESHOLD", str(size)),
+            "transformers": other_settings.TRAINER_BUCKET_CAP_MB.to(ddp),
+            "ddp": torch_settings.BUCKET_CAP_MB.to(ddp),
+            "deepspeed": deepspeed_settings.REDUCE_BUCKET_SIZE.to(str(size // DEEPSPEED_ELEMENT)),
+            "megatron": megatron_settings.BUCKET_SIZE.to(str(size // MEGATRON_ELEMENT)),
+            "horovod": other_settings.FUSION_THRESHOLD.to(str(size)),
         },
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, in_dialect, on_cpu, python
+from gpuscope.analyzers.advice.framework_settings import in_dialect, on_cpu
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, other_settings, torch_settings
 from gpuscope.analyzers.changes import Refused, WireBytes
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
@@ -79,7 +80,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield Proposal(
             finding,
             PowerSgd(RANK, None if isinstance(outcome, Refused) else outcome.after),
-            python("DistributedDataParallel.register_comm_hook", hook),
+            torch_settings.COMM_HOOK.to(hook),
         )
 
 
@@ -87,12 +88,12 @@ def names(cpu: bool) -> dict[str, Setting]:
     """The setting per framework."""
     hook = "fp16_compress_hook" if cpu else "bf16_compress_hook"
     return {
-        "ddp": python("DistributedDataParallel.register_comm_hook", f"(None, {HOOKS}.{hook})"),
-        "fsdp2": python("fully_shard.mp_policy", "MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)"),
-        "fsdp": python("FullyShardedDataParallel.mixed_precision", "MixedPrecision(reduce_dtype=torch.bfloat16)"),
-        "deepspeed": config("communication_data_type", "bf16"),
-        "megatron": config("--grad-reduce-in-bf16", ""),
-        "horovod": python("DistributedOptimizer.compression", "hvd.Compression.fp16"),
+        "ddp": torch_settings.COMM_HOOK.to(f"(None, {HOOKS}.{hook})"),
+        "fsdp2": torch_settings.MP_POLICY.to("MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)"),
+        "fsdp": torch_settings.MIXED_PRECISION.to("MixedPrecision(reduce_dtype=torch.bfloat16)"),
+        "deepspeed": deepspeed_settings.COMMUNICATION_DATA_TYPE.to("bf16"),
+        "megatron": megatron_settings.GRAD_REDUCE_IN_BF16.to(""),
+        "horovod": other_settings.COMPRESSION.to("hvd.Compression.fp16"),
     }
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, needed, on_cpu, python, step_now
+from gpuscope.analyzers.advice.framework_settings import by_framework, needed, on_cpu, step_now
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import other_settings, torch_settings
 from gpuscope.analyzers.changes import AccumulatedGradients, GradientViews, Predicted, Refused
 from gpuscope.catalogue.finding import words_of
 from gpuscope.catalogue.findings.data_parallel import SyncedAccumulation
@@ -127,13 +128,13 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield _accumulated(case, finding)
     elif finding["code"] == "unused_parameter_search":
         value = "False; static_graph=True where the same ones are unused in every step"
-        setting = python("DistributedDataParallel.find_unused_parameters", value)
+        setting = torch_settings.FIND_UNUSED_PARAMETERS.to(value)
         yield Proposal(finding, NoSearch(finding.get("per_step_ns") or 0), setting)
     elif finding["code"] == "gradient_copies":
         setting = by_framework(
             case,
-            python("DistributedDataParallel.gradient_as_bucket_view", "True"),
-            accelerate=python("DistributedDataParallelKwargs.gradient_as_bucket_view", "True"),
+            torch_settings.GRADIENT_AS_BUCKET_VIEW.to("True"),
+            accelerate=other_settings.ACCELERATE_BUCKET_VIEW.to("True"),
         )
         part_of_host = Refused(
             "on a CPU the copies are the training thread's own work, which the replay keeps as it was"
@@ -142,7 +143,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     elif finding["code"] in NoBufferBroadcast.answers:
         share = _broadcast_share(case)
         if "ddp" in case.frameworks and share >= COSTLY_BROADCAST:
-            setting = python("DistributedDataParallel.broadcast_buffers", "False")
+            setting = torch_settings.BROADCAST_BUFFERS.to("False")
             yield Proposal(finding, NoBufferBroadcast(share), setting)
     else:
         yield from _ddp(case, finding)
@@ -154,11 +155,11 @@ def _accumulated(case: Case, finding: FindingEntry) -> Proposal:
     around = "with model.no_sync(): around forward and backward of all but the last micro-batch"
     setting = by_framework(
         case,
-        python("DistributedDataParallel.no_sync", around),
-        fsdp=python("FullyShardedDataParallel.no_sync", around),
-        fsdp2=python("FSDPModule.set_requires_gradient_sync", "False before the backward pass of all but the last "
+        torch_settings.NO_SYNC.to(around),
+        fsdp=torch_settings.FSDP1_NO_SYNC.to(around),
+        fsdp2=torch_settings.GRADIENT_SYNC.to("False before the backward pass of all but the last "
                      "micro-batch, True before that one's"),
-        accelerate=python("Accelerator.gradient_accumulation_steps", "the micro-batches of a step, with "
+        accelerate=other_settings.ACCUMULATION.to("the micro-batches of a step, with "
                           "accelerator.accumulate(model) around each"),
     )  # fmt: skip
     shards = {"fsdp", "fsdp2"} & set(case.frameworks)
@@ -187,7 +188,7 @@ def _ddp(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         "10 % more than that; at worst half of what is lost now remains)", "assumed",
     )  # fmt: skip
     value = f"torchrun --nproc-per-node={len(own)}, with a DistributedSampler and the batch size per process"
-    setting = python("torch.nn.parallel.DistributedDataParallel", value)
+    setting = torch_settings.DDP.to(value)
     yield Proposal(finding, ProcessPerDevice(len(own)), setting, outcome=outcome)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import megatron_settings
 from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
@@ -55,15 +55,11 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     even = section["gains"][0]
     limits = [one for one in section["gains"] if one["kind"] == "capacity"]
     told = EvenRouting(f"rank {most['rank']} receives", most["load"])
-    yield Proposal(finding, told, config(_BALANCE, "higher, or an expert bias"), outcome=_outcome(even))
+    yield Proposal(finding, told, megatron_settings.AUX_LOSS.to("higher, or an expert bias"), outcome=_outcome(even))
     for one in sorted(limits, key=lambda one: one["dropped_frac"]):
         factor = one["capacity_factor"] or 1.0
         limit = CapacityFactor(factor, units.share(one["dropped_frac"]))
-        yield Proposal(finding, limit, config("moe_expert_capacity_factor", f"{factor:g}"), outcome=_outcome(one))
-
-
-_BALANCE = "moe_aux_loss_coeff"
-"""Megatron's name; torchtitan's is `load_balance_coeff`."""
+        yield Proposal(finding, limit, megatron_settings.CAPACITY_FACTOR.to(f"{factor:g}"), outcome=_outcome(one))
 
 
 def _outcome(gain: ExpertGain) -> Predicted | Refused:

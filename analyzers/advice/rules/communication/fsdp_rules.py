@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
+from gpuscope.analyzers.advice.framework_settings import in_dialect
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, torch_settings
 from gpuscope.analyzers.changes import GroupModules, KeepParameters, Prefetch, Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
 from gpuscope.analyzers.replay.rewrites.sharded_parameters import NOT_GATHERED_AGAIN
@@ -146,10 +147,10 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             dict.fromkeys(site(one["copy"] or one["call"], one["operator"], one["within"]) for one in limiters)
         )
         unknown = None if sites else Refused("the call that waits within the limiter is not recorded")
-        setting = python("FullyShardedDataParallel.limit_all_gathers", "False")
+        setting = torch_settings.LIMIT_ALL_GATHERS.to("False")
         yield Proposal(finding, UnlimitedGathers(), setting, (RemovedSyncs(sites=sites),), unknown)
     elif finding["code"] == "late_gathers":
-        setting = python("FullyShardedDataParallel.backward_prefetch", "BackwardPrefetch.BACKWARD_PRE")
+        setting = torch_settings.BACKWARD_PREFETCH.to("BackwardPrefetch.BACKWARD_PRE")
         yield Proposal(finding, GatheredBeforeBackward(), setting, (Prefetch(1),))
     else:
         yield from _on_request(case, finding)
@@ -158,15 +159,15 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 
 
 def _on_request(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    prefetch_size = deepspeed_settings.PREFETCH_BUCKET_SIZE
     for depth in DEPTHS:
         setting = in_dialect(
             case,
             {
-                "fsdp2": python(
-                    "FSDPModule.set_modules_to_forward_prefetch",
+                "fsdp2": torch_settings.FORWARD_PREFETCH.to(
                     f"the next {depth} modules; set_modules_to_backward_prefetch the {depth} before",
                 ),
-                "deepspeed": config("zero_optimization.stage3_prefetch_bucket_size", str(int(5e7) * depth)),
+                "deepspeed": prefetch_size.to(str(depth * int(str(prefetch_size.default)))),
             },
         )
         if setting is not None:
@@ -174,15 +175,17 @@ def _on_request(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     keep = in_dialect(
         case,
         {
-            "fsdp2": python("fully_shard.reshard_after_forward", "False"),
-            "fsdp": python("FullyShardedDataParallel.sharding_strategy", "ShardingStrategy.SHARD_GRAD_OP"),
-            "deepspeed": config("zero_optimization.stage", "2"),
+            "fsdp2": torch_settings.RESHARD_AFTER_FORWARD.to("False"),
+            "fsdp": torch_settings.SHARDING_STRATEGY.to("ShardingStrategy.SHARD_GRAD_OP"),
+            "deepspeed": deepspeed_settings.STAGE.to("2"),
         },
     )
     if keep is not None and not _kept(case):
         yield Proposal(finding, KeptParameters(), keep, (KeepParameters(),))
     for count in (count for count in GROUPS if count < _layers(case)):
-        setting = in_dialect(case, {"fsdp2": python("fully_shard", f"one call per {count} layers: fully_shard([…])")})
+        setting = in_dialect(
+            case, {"fsdp2": torch_settings.FULLY_SHARD.to(f"one call per {count} layers: fully_shard([…])")}
+        )
         if setting is not None:
             yield Proposal(finding, LargerUnits(count), setting, (GroupModules(count),))
 
@@ -200,11 +203,11 @@ def _within_hosts(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     setting = in_dialect(
         case,
         {
-            "fsdp2": python("fully_shard.mesh", 'init_device_mesh("cuda", (hosts, GPUs per host), mesh_dim_names='
+            "fsdp2": torch_settings.SHARD_MESH.to('init_device_mesh("cuda", (hosts, GPUs per host), mesh_dim_names='
                             '("replicate", "shard"))'),
-            "fsdp": python("FullyShardedDataParallel.sharding_strategy", "ShardingStrategy.HYBRID_SHARD"),
-            "deepspeed": config("zero_optimization.zero_hpz_partition_size", "GPUs per host"),
-            "megatron": config("--num-distributed-optimizer-instances", "the number of hosts"),
+            "fsdp": torch_settings.SHARDING_STRATEGY.to("ShardingStrategy.HYBRID_SHARD"),
+            "deepspeed": deepspeed_settings.HPZ_PARTITION_SIZE.to("GPUs per host"),
+            "megatron": megatron_settings.OPTIMIZER_INSTANCES.to("the number of hosts"),
         },
     )  # fmt: skip
     if rows and setting is not None:

@@ -11,21 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuscope.analyzers.advice.framework_settings import config, in_dialect, python
+from gpuscope.analyzers.advice.framework_settings import in_dialect
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import DEFAULT, DEFAULT_FIRST, messages
+from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, torch_settings
 from gpuscope.analyzers.changes import BucketSize, Change, Overlap, Refused
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.trace.naming.frameworks import WRAPPERS
 
 NAMES = {
-    "deepspeed": config("zero_optimization.overlap_comm", "true"),
-    "megatron": config("--overlap-grad-reduce", ""),
+    "deepspeed": deepspeed_settings.OVERLAP_COMM.to("true"),
+    "megatron": megatron_settings.OVERLAP_GRAD_REDUCE.to(""),
 }
-BY_DDP = python(
-    "torch.nn.parallel.DistributedDataParallel", "around the model, in place of the loop that reduces its gradients"
-)
+BY_DDP = torch_settings.DDP.to("around the model, in place of the loop that reduces its gradients")
 
 
 @dataclass(frozen=True)

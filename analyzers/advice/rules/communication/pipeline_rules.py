@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, other_settings, torch_settings
 from gpuscope.analyzers.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
@@ -98,7 +99,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         setting = by_framework(
             case,
             python("the split of the layers over stages", fewer),
-            megatron=config("--pipeline-model-parallel-layout", fewer),
+            megatron=megatron_settings.PIPELINE_LAYOUT.to(fewer),
         )
         yield Proposal(finding, EvenSplit(), setting, (EvenStages(),))
 
@@ -113,11 +114,11 @@ def _sends(case: Case) -> bool:
 def _beside(case: Case, finding: FindingEntry) -> Proposal:
     setting = by_framework(
         case,
-        python("torch.distributed.batch_isend_irecv", "the next micro-batch's receive posted before this one computes, "
+        torch_settings.BATCH_ISEND_IRECV.to("the next micro-batch's receive posted before this one computes, "
                "and work.wait() right before its use"),
-        megatron=config("--num-layers-per-virtual-pipeline-stage", "half of a stage's layers, without "
+        megatron=megatron_settings.LAYERS_PER_VIRTUAL_STAGE.to("half of a stage's layers, without "
                         "--no-overlap-p2p-communication"),
-        torchtitan=config("parallelism.pipeline_parallel_schedule", "Interleaved1F1B"),
+        torchtitan=other_settings.PIPELINE_SCHEDULE.to("Interleaved1F1B"),
     )  # fmt: skip
     return Proposal(finding, OverlappedMessages(), setting)
 
@@ -126,8 +127,8 @@ def _micro_batches(case: Case, finding: FindingEntry, count: int) -> Proposal:
     setting = by_framework(
         case,
         _now(case, python("pipelining schedule.n_microbatches", str(count))),
-        megatron=config("--micro-batch-size", f"global batch / data-parallel size / {count}"),
-        deepspeed=config("gradient_accumulation_steps", str(count)),
+        megatron=megatron_settings.MICRO_BATCH_SIZE.to(f"global batch / data-parallel size / {count}"),
+        deepspeed=deepspeed_settings.GRADIENT_ACCUMULATION_STEPS.to(str(count)),
     )
     return Proposal(finding, MoreMicroBatches(count), setting, (MicroBatches(count),))
 
@@ -147,10 +148,10 @@ def _schedule(case: Case, finding: FindingEntry, name: str) -> Iterator[Proposal
     """None where the job has it, or its framework has no such schedule."""
     if "pipeline" in case.report and (now := case.report["pipeline"].get("schedule")) and now.get("name") == name:
         return
-    named = {"torchtitan": config("parallelism.pipeline_parallel_schedule", SCHEDULES[name].removeprefix("Schedule"))}
+    named = {"torchtitan": other_settings.PIPELINE_SCHEDULE.to(SCHEDULES[name].removeprefix("Schedule"))}
     if name == "interleaved_1f1b":
-        named["megatron"] = config("--num-virtual-stages-per-pipeline-rank", "2")
-    setting = by_framework(case, python("torch.distributed.pipelining", SCHEDULES[name]), **named)
+        named["megatron"] = megatron_settings.VIRTUAL_STAGES.to("2")
+    setting = by_framework(case, torch_settings.PIPELINING.to(SCHEDULES[name]), **named)
     if setting["kind"] == "config" or not {"megatron", "deepspeed"}.intersection(case.frameworks):
         yield Proposal(finding, AnotherSchedule(SCHEDULES[name]), setting, (Schedule(name),))
 

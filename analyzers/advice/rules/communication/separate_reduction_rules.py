@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import DEFAULT, DEFAULT_FIRST
 from gpuscope.analyzers.advice.rules.communication.overlap_rules import BY_DDP, OverlappedByDdp
+from gpuscope.analyzers.advice.settings import torch_settings
 from gpuscope.analyzers.changes import BucketSize, Overlap
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
@@ -52,7 +52,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         "flat = torch.nn.utils.parameters_to_vector(grads); all_reduce(flat); "
         "torch.nn.utils.vector_to_parameters(flat, grads)"
     )
-    yield Proposal(finding, OneReduction(), python("torch.distributed.all_reduce", value), (BucketSize(WHOLE),))
+    yield Proposal(finding, OneReduction(), torch_settings.ALL_REDUCE.to(value), (BucketSize(WHOLE),))
 
 
 RULE = Rule("separate_reductions", (BucketsOfDdp, OneReduction), propose, place=45)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, needed, python, step_now
+from gpuscope.analyzers.advice.framework_settings import config, needed, step_now
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import other_settings, torch_settings
 from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
@@ -32,9 +33,9 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         setting = config("MPI_Send, MPI_Recv and their kin", "device pointers, with a CUDA-aware MPI (Open MPI over "
                          "UCX, MVAPICH2-GDR, Cray MPICH with MPICH_GPU_SUPPORT_ENABLED=1), or NCCL")  # fmt: skip
     elif case.program == "jax":
-        setting = python("jax.distributed.initialize", "collectives inside jit, over NCCL")
+        setting = other_settings.JAX_INITIALIZE.to("collectives inside jit, over NCCL")
     else:
-        setting = python("torch.distributed.init_process_group", 'backend="nccl"  # tensors stay on the device')
+        setting = torch_settings.INIT_PROCESS_GROUP.to('backend="nccl"  # tensors stay on the device')
     yield Proposal(finding, DeviceBuffers(), setting, outcome=_outcome(case, finding))
 
 

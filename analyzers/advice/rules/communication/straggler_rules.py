@@ -9,6 +9,7 @@ from typing import TypedDict
 
 from gpuscope.analyzers.advice.framework_settings import config, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import torch_settings
 from gpuscope.analyzers.changes import Predicted, Refused, ReplacedRank, SharedWork
 from gpuscope.catalogue.straggler_sentences import ranks_of, shared_words
 from gpuscope.catalogue.suggestion import OfRank, Suggestion
@@ -208,7 +209,7 @@ def _by_reason(case: Case, finding: FindingEntry, entry: StragglerEntry) -> Prop
         return Proposal(finding, LateHost(rank, shown, cause, **group), setting, replaced)
     if reason is None:
         setting = (
-            python("torch.profiler.profile.record_shapes", "True") if case.program == "pytorch"
+            torch_settings.RECORD_SHAPES.to("True") if case.program == "pytorch"
             else config("nsys profile", "-t cuda,nvtx,osrt on all ranks")
         )  # fmt: skip
         why = entry["reason_why"] or "no reason is recorded"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import megatron_settings
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
@@ -47,7 +48,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         case,
         python("torch.distributed collectives", "async_op=True, and work.wait() right before the first use; of several "
                "in a row, the next one's input is computed meanwhile"),
-        megatron=config("--tp-comm-overlap", ""),
+        megatron=megatron_settings.TP_COMM_OVERLAP.to(""),
     )  # fmt: skip
     yield Proposal(finding, OwnStream(finding["share_frac"]), setting)
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_waits, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, device_waits, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
-from gpuscope.analyzers.advice.settings.torch_optimizers import FOREACH, has_fused
+from gpuscope.analyzers.advice.settings import megatron_settings, other_settings, torch_settings
 from gpuscope.analyzers.changes import (
     Change,
     FusedAttention,
@@ -158,20 +158,20 @@ def _answer(case: Case, finding: FindingEntry) -> tuple[Suggestion, Setting, Cha
     """What answers a finding, by its code."""
     code = finding["code"]
     if code == "unfused_kernels":
-        by_hand = python("torch.compile", "model  # or its layers: regional compilation starts sooner")
-        setting = by_framework(case, by_hand, transformers=python("TrainingArguments.torch_compile", "True"))
+        by_hand = torch_settings.COMPILE.to("model  # or its layers: regional compilation starts sooner")
+        setting = by_framework(case, by_hand, transformers=other_settings.TRAINER_COMPILE.to("True"))
         return Compiled(_floor(case)), setting, FusedKernels()
     if code == "odd_sizes":
         setting = python("sizes of layers, vocabulary and features", "rounded up to a multiple of 64")
         return Padded(), setting, PaddedProducts()
     if code == "layout_conversion":
-        setting = python("Module.to", "memory_format=torch.channels_last  # the model and its input batches")
+        setting = torch_settings.MODULE_TO.to("memory_format=torch.channels_last  # the model and its input batches")
         return ChannelsLast(case.rocm), setting, NoLayoutConversion()
     if code == "unfused_attention":
-        by_hand = python("torch.nn.functional.scaled_dot_product_attention", "query, key, value  # is_causal=True "
+        by_hand = torch_settings.ATTENTION.to("query, key, value  # is_causal=True "
                          "instead of a mask; enable_gqa=True for fewer key heads")  # fmt: skip
-        in_transformers = python("from_pretrained.attn_implementation", '"sdpa"')
-        in_megatron = config("--attention-backend", "flash")
+        in_transformers = other_settings.ATTENTION.to('"sdpa"')
+        in_megatron = megatron_settings.ATTENTION_BACKEND.to("flash")
         setting = by_framework(case, by_hand, transformers=in_transformers, megatron=in_megatron)
         return AttentionFused(), setting, FusedAttention()
     if code == "flash_attention_2":
@@ -184,29 +184,29 @@ def _optimizer(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     own = [one for entry in case.report.get("compute", []) for one in entry["reducible"]
            if one["code"] == finding["code"]]  # fmt: skip
     classes = sorted({name for one in own for name in one["detail"].split(", ") if name})
-    fused = [name for name in classes if has_fused(name, case.version("torch"))]
+    fused = [one for name in classes if (one := torch_settings.FUSED.get(name)) and one.exists(case.version("torch"))]
     if fused or not classes:
         by_hand = (
-            python(f"torch.optim.{fused[0]}.fused", "True") if fused
+            fused[0].to("True") if fused
             else python("the fused argument of the optimizer", "True, where it is torch's Adam, AdamW or SGD")
         )  # fmt: skip
-        adamw = {"transformers": python("TrainingArguments.optim", '"adamw_torch_fused"')}
-        setting = by_framework(case, by_hand, **(adamw if fused in ([], ["AdamW"]) else {}))
+        adamw = {"transformers": other_settings.TRAINER_OPTIM.to('"adamw_torch_fused"')}
+        setting = by_framework(case, by_hand, **(adamw if fused in ([], [torch_settings.FUSED["AdamW"]]) else {}))
         if not isinstance(case.predict((FusedOptimizer(),)), Refused):
             yield Proposal(finding, OptimizerFused(), setting, (FusedOptimizer(),))
         return
     if any("multi_tensor_apply" in one["name"] for one in own):
         return
     for name in classes:
-        if name in FOREACH:
-            yield Proposal(finding, OptimizerForeach(name), python(f"torch.optim.{name}.foreach", "True"))
+        if name in torch_settings.FOREACH:
+            yield Proposal(finding, OptimizerForeach(name), torch_settings.FOREACH[name].to("True"))
 
 
 def _hopper_attention(finding: FindingEntry) -> Setting:
     """By whose kernels run: what PyTorch chooses among holds for its own alone, not for the package flash-attn."""
     if any(_OF_PACKAGE.search(one["name"]) for one in finding["evidence"]):
         return python("flash_attn_interface.flash_attn_func", "in place of flash_attn's  # its folder hopper")
-    return python("torch.nn.attention.sdpa_kernel", "SDPBackend.CUDNN_ATTENTION  # around the model")
+    return torch_settings.SDPA_KERNEL.to("SDPBackend.CUDNN_ATTENTION  # around the model")
 
 
 _OF_PACKAGE = re.compile(r"\bflash::flash_")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_waits, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, device_waits
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, other_settings, torch_settings
 from gpuscope.analyzers.changes import Precision
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.hardware.device_peaks import peaks_of
@@ -80,8 +81,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         return
     if finding["code"] == "half_precision_products":
         value = "model, for layers whose sizes are multiples of 16"
-        by_hand = python("torchao.float8.convert_to_float8_training", value)
-        yield Proposal(finding, Fp8(), by_framework(case, by_hand, megatron=config("--fp8-format", "hybrid")))
+        by_hand = other_settings.FLOAT8.to(value)
+        yield Proposal(finding, Fp8(), by_framework(case, by_hand, megatron=megatron_settings.FP8_FORMAT.to("hybrid")))
         return
     precisions = _precisions(case)
     if finding["code"] == "single_precision" and "tf32" in precisions and not case.rocm:
@@ -104,18 +105,18 @@ def _precisions(case: Case) -> set[str]:
 def _tf32(finding: FindingEntry) -> Setting:
     convolutions = any("conv" in evidence["name"] or "cudnn" in evidence["name"] for evidence in finding["evidence"])
     if convolutions:
-        return python("torch.backends.cudnn.allow_tf32", 'True; torch.set_float32_matmul_precision("high")')
-    return python("torch.set_float32_matmul_precision", '"high"')
+        return torch_settings.CUDNN_TF32.to('True; torch.set_float32_matmul_precision("high")')
+    return torch_settings.MATMUL_PRECISION.to('"high"')
 
 
 def _autocast(case: Case, half: str) -> Setting:
     return by_framework(
         case,
-        python("torch.autocast", f'"cuda", dtype=torch.{"bfloat16" if half == "bf16" else "float16"}'),
-        transformers=python(f"TrainingArguments.{half}", "True"),
-        megatron=config(f"--{half}", ""),
-        deepspeed=config(f"{half}.enabled", "true"),
-        fsdp2=python("fully_shard.mp_policy", "MixedPrecisionPolicy(param_dtype=torch.bfloat16)"),
+        torch_settings.AUTOCAST.to(f'"cuda", dtype=torch.{"bfloat16" if half == "bf16" else "float16"}'),
+        transformers=other_settings.TRAINER_HALF[half].to("True"),
+        megatron=megatron_settings.HALF[half].to(""),
+        deepspeed=deepspeed_settings.HALF[half].to("true"),
+        fsdp2=torch_settings.MP_POLICY.to("MixedPrecisionPolicy(param_dtype=torch.bfloat16)"),
     )
 
 

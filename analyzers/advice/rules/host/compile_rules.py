@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import torch_settings
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.compilation_section import CompileEntry, GraphBreakEntry
@@ -138,14 +139,14 @@ def _for_guard(guard: str) -> Setting:
     """What keeps a guard from failing, by what it is about."""
     found = _SIZE.search(guard)
     if found and not found["name"].startswith("_"):
-        return python("torch._dynamo.mark_dynamic", f"{found['name']}, {found['axis']}")
+        return torch_settings.MARK_DYNAMIC.to(f"{found['name']}, {found['axis']}")
     if _FLOAT.search(guard):
-        return python("torch._dynamo.config.specialize_float", "False")
+        return torch_settings.SPECIALIZE_FLOAT.to("False")
     if "grad_mode" in guard:
-        return python("torch.no_grad", "around every call of it, or around none")
+        return torch_settings.NO_GRAD.to("around every call of it, or around none")
     if "dtype mismatch" in guard or "requires_grad mismatch" in guard:
         return python("inputs", "always of the same dtype and requires_grad")
-    return python("torch.compile.dynamic", "True")
+    return torch_settings.COMPILE_DYNAMIC.to("True")
 
 
 _HINTED = re.compile(r"`(?P<name>torch\._dynamo\.config\.\w+) = (?P<value>\w+)`")
@@ -157,14 +158,14 @@ def _for_break(one: GraphBreakEntry, place: str) -> Setting:
     if found := _HINTED.search(one["hint"] or ""):
         return python(found["name"], found["value"])
     if "logging" in one["reason"]:
-        return python("torch._dynamo.config.ignore_logging_functions", "the logger's method, added")
+        return torch_settings.IGNORE_LOGGING.to("the logger's method, added")
     builtin = _BUILTIN.search(f"{one['reason']} {one['explanation'] or ''}")
     if builtin and builtin["name"] == "print":
-        return python("torch._dynamo.config.reorderable_logging_functions", "print, added")
+        return torch_settings.REORDER_LOGGING.to("print, added")
     if "branching" in one["reason"].lower():
-        return python("torch.where", f"or torch.cond, in place of the branch at {place}")
+        return torch_settings.WHERE.to(f"or torch.cond, in place of the branch at {place}")
     if "graph_break()" in one["reason"]:
-        return python("torch._dynamo.graph_break", f"taken out at {place}")
+        return torch_settings.GRAPH_BREAK.to(f"taken out at {place}")
     if builtin:
         return python(builtin["name"], f"called outside of the compiled function, not at {place}")
     return config(place, (one["hint"] or "the code there outside of the compiled function").rstrip("."))

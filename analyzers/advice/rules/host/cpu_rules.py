@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, env, on_cpu, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, on_cpu
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.compute.kernel_rules import OptimizerFused
+from gpuscope.analyzers.advice.settings import other_settings, torch_settings
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 
 WORTH = 0.1
 """Share of the steps that the optimizer takes at least."""
 FUSED = "aten::_fused_"
-HAVE_FUSED, SINCE = ("Adam", "AdamW", "SGD", "Adagrad"), (2, 4)
-"""Optimizers with a fused implementation on CPUs, and the torch that brought it (torch/optim)."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,10 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         threads, cores = facts.get("threads") or 0, facts.get("cores") or 0
         if threads > cores > 0:
             now = max(1, cores // max(1, len(case.report["trace"]["ranks_present"])))
-            yield Proposal(finding, FewerThreads(threads, cores, now), env("OMP_NUM_THREADS", str(now)))
+            yield Proposal(finding, FewerThreads(threads, cores, now), other_settings.OMP_THREADS.to(str(now)))
     elif on_cpu(case) and (names := _by_parameter(case)):
-        by_hand = python(f"torch.optim.{names[0]}.fused", "True")
-        adamw = {"transformers": python("TrainingArguments.optim", '"adamw_torch_fused"')}
+        by_hand = torch_settings.FUSED_ON_CPU[names[0]].to("True")
+        adamw = {"transformers": other_settings.TRAINER_OPTIM.to('"adamw_torch_fused"')}
         setting = by_framework(case, by_hand, **(adamw if names == ["AdamW"] else {}))
         yield Proposal(finding, OptimizerFusedOnCpu(), setting)
 
@@ -64,14 +63,14 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 def _by_parameter(case: Case) -> list[str]:
     """The optimizers that could be fused and are not, where they take a good part of the steps."""
     if any(one["name"].startswith(FUSED) for one in case.report.get("operators", ())) or (
-        case.version("torch") and case.version("torch") < SINCE
+        case.version("torch") and case.version("torch") < torch_settings.FUSED_ON_CPU_SINCE
     ):
         return []
     spent = {
         name: sum(
             one["host_ns"] for one in case.report.get("ranges", ()) if one["name"] == f"Optimizer.step#{name}.step"
         )
-        for name in HAVE_FUSED
+        for name in torch_settings.FUSED_ON_CPU
     }
     whole = sum(rank["window_ns"] for rank in case.report["ranks"])
     return [name for name, taken in spent.items() if taken > 0] if sum(spent.values()) >= WORTH * whole > 0 else []

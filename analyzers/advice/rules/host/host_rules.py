@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, env, on_cpu, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import megatron_settings, nccl_settings, other_settings, torch_settings
 from gpuscope.analyzers.changes import NoCollector, NoHostWork
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
@@ -161,7 +162,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """What answers the finding's cause."""
     if finding["code"] == "gc":
         by_hand = python("gc", f"gc.freeze(); gc.disable(); gc.collect(1) every {EVERY} steps")
-        setting = by_framework(case, by_hand, megatron=config("--manual-gc --manual-gc-interval", str(EVERY)))
+        setting = by_framework(case, by_hand, megatron=megatron_settings.MANUAL_GC.to(str(EVERY)))
         yield Proposal(finding, CollectedTogether(EVERY), setting, (NoCollector(),))
     elif (proposal := _host_other(case, finding, _recorded(finding))) is not None:
         yield proposal
@@ -175,15 +176,15 @@ def _host_other(case: Case, finding: FindingEntry, names: list[str]) -> Proposal
         if case.program == "jax":
             setting = python("shapes of jitted functions", "padded to a few sizes")
             return Proposal(finding, NoRecompilationInJax(names), setting, without)
-        return Proposal(finding, NoRecompilation(names), python("torch.compile.dynamic", "True"), without)
+        return Proposal(finding, NoRecompilation(names), torch_settings.COMPILE_DYNAMIC.to("True"), without)
     if names and kinds.is_launch_call(names[0]):
         if case.steady_steps < MIN_STEADY:  # the start of the program
             return None
         warmed = config("warm-up steps", "one of each shape before the measured ones")
-        setting = warmed if case.rocm else env("CUDA_MODULE_LOADING", "EAGER")
+        setting = warmed if case.rocm else nccl_settings.MODULE_LOADING.to("EAGER")
         return Proposal(finding, EagerLoading(names), setting, without)
     if names and "flatten_dense_tensors" in names[0] and "ddp" in case.frameworks:
-        setting = python("DistributedDataParallel.broadcast_buffers", "False")
+        setting = torch_settings.BROADCAST_BUFFERS.to("False")
         return Proposal(finding, NoBroadcastBuffers(names), setting, without)
     if names and names[0] == kinds.WAITS_FOR_GIL:
         return Proposal(finding, GilGivenUp(names), python("other Python threads", "in processes"), without)
@@ -202,7 +203,7 @@ def _recorded_with(case: Case) -> Setting:
     if case.stacks and any(entry["runtime"] != "cuda" for entry in case.host_calls):
         return config("py-spy record", "--native --pid PID")  # nsys is NVIDIA's
     if case.program == "pytorch" and not case.by_nsys and not case.stacks:
-        return python("torch.profiler.profile.with_stack", "True")
+        return torch_settings.WITH_STACK.to("True")
     # Of CPython nsys samples the stacks since 2023.4, and traces the GIL.
     interpreted = case.program in ("pytorch", "jax")
     more = ",python-gil --python-sampling=true" if interpreted else ""
@@ -238,19 +239,19 @@ def _aside(case: Case, name: str) -> Setting:
     saved = kinds.phase(name) == "checkpoint" or "serialization.py" in name
     if case.native:
         return config(clean(name), "in another thread, or once in several steps")
-    if case.program == "jax":
-        return python(
-            clean(name), "orbax.checkpoint.AsyncCheckpointer" if saved else "in another thread, or more rarely"
-        )
     if saved:
         return saved_beside(case)
+    if case.program == "jax":
+        return python(clean(name), "in another thread, or more rarely")
     return python(clean(name), "in a thread or a worker process, or once in several steps")
 
 
 def saved_beside(case: Case) -> Setting:
-    """Checkpoints of PyTorch saved while training goes on."""
-    by_hand = python("torch.distributed.checkpoint.async_save", "in place of the call that saves")
-    return by_framework(case, by_hand, megatron=config("--async-save", ""))
+    """Checkpoints saved while training goes on."""
+    if case.program == "jax":
+        return other_settings.ORBAX.to("in place of the call that saves")
+    by_hand = torch_settings.ASYNC_SAVE.to("in place of the call that saves")
+    return by_framework(case, by_hand, megatron=megatron_settings.ASYNC_SAVE.to(""))
 
 
 def _recorded(finding: FindingEntry) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_floor, on_cpu, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_floor, on_cpu
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.blocking_rules import SHOWN, Place, batches, freed, places
+from gpuscope.analyzers.advice.settings import megatron_settings, torch_settings
 from gpuscope.analyzers.changes import CapturedGraphs, Change, PinnedCopies, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
@@ -105,7 +106,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if not dominates(case, finding):
         return
     if (case.program == "pytorch" or case.program is None) and (case.report["trace"]["world_size"] or 1) > 1:
-        yield Proposal(finding, BoundToNode(), config("torchrun --numa-binding", "node"))
+        yield Proposal(finding, BoundToNode(), torch_settings.NUMA_BINDING.to("node"))
 
 
 def dominates(case: Case, finding: FindingEntry) -> bool:
@@ -124,8 +125,8 @@ def _setting(case: Case) -> Setting | None:
         return None  # XLA forms command buffers itself
     if any(entry["runtime"] == "acl" for entry in case.host_calls):
         return None  # torch.compile's mode is CUDA's; Ascend's graphs come with torch_npu's own backend
-    by_hand = python("torch.compile.mode", '"reduce-overhead"')
-    return by_framework(case, by_hand, megatron=config("--cuda-graph-impl", "local"))
+    by_hand = torch_settings.COMPILE_MODE.to('"reduce-overhead"')
+    return by_framework(case, by_hand, megatron=megatron_settings.CUDA_GRAPH_IMPL.to("local"))
 
 
 def _in_graphs(case: Case) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import megatron_settings, other_settings, torch_settings
 from gpuscope.analyzers.changes import LoaderWorkers, MoreLoaderWorkers
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
@@ -87,10 +88,10 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     for workers in (count for count in WORKERS if cores is None or count <= cores):
         setting = by_framework(
             case,
-            python("DataLoader.num_workers", str(workers)) | {"besides": "persistent_workers=True"},
-            transformers=python("TrainingArguments.dataloader_num_workers", str(workers))
+            torch_settings.NUM_WORKERS.to(str(workers)) | {"besides": "persistent_workers=True"},
+            transformers=other_settings.TRAINER_WORKERS.to(str(workers))
             | {"besides": "dataloader_persistent_workers=True"},
-            megatron=config("--num-workers", str(workers)),
+            megatron=megatron_settings.NUM_WORKERS.to(str(workers)),
         )
         if names and all(NO_WORKERS in name for name in names):
             setting = setting | {"now": "0"}

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuscope.analyzers.advice.framework_settings import config, env, python
+from gpuscope.analyzers.advice.framework_settings import config
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule, is_startup
 from gpuscope.analyzers.advice.rules.host.host_rules import EagerLoading, saved_beside
+from gpuscope.analyzers.advice.settings import nccl_settings, other_settings, torch_settings
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.trace.naming import kinds
@@ -112,17 +113,16 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 def _answers(case: Case, code: str, shown: str) -> Iterator[tuple[type[PaidOnce], Setting]]:
     if code == "outlier_steps":
         if any(kinds.phase(word.strip(",")) == "checkpoint" for word in shown.split()) or "serialization.py" in shown:
-            in_jax = python("orbax.checkpoint.AsyncCheckpointer", "in place of the call that saves")
-            yield SavedBeside, in_jax if case.program == "jax" else saved_beside(case)
+            yield SavedBeside, saved_beside(case)
         return
     if is_startup(case.report):
         nsys = config("nsys profile --capture-range", "cudaProfilerApi, with cudaProfilerStart after the first steps")
-        torch = python("torch.profiler.schedule", "wait=2, warmup=2, active=5")
+        torch = torch_settings.PROFILER_SCHEDULE.to("wait=2, warmup=2, active=5")
         yield SteadySteps, nsys if case.program != "pytorch" or case.by_nsys else torch
     if _compiles(shown):
         yield _compile_cache(case, shown.lower())
     if code == "startup" and _loads_eagerly(case) and _loads_first(shown):
-        yield LazyLoading, env("CUDA_MODULE_LOADING", "LAZY")
+        yield LazyLoading, nccl_settings.MODULE_LOADING.to("LAZY")
 
 
 def _compiles(shown: str) -> bool:
@@ -134,21 +134,19 @@ def _compiles(shown: str) -> bool:
 
 def _compile_cache(case: Case, words: str) -> tuple[type[PaidOnce], Setting]:
     if case.program == "jax":
-        return CompiledProgramsKept, env("JAX_COMPILATION_CACHE_DIR", "a folder that outlives the job")
+        return CompiledProgramsKept, other_settings.JAX_CACHE_DIR.to("a folder that outlives the job")
     if case.program == "pytorch" and any(name in words for name in INDUCTOR):
-        return CompiledCodeKept, env("TORCHINDUCTOR_CACHE_DIR", "a folder that outlives the job (default: below /tmp)")
+        return CompiledCodeKept, torch_settings.INDUCTOR_CACHE_DIR.to(
+            "a folder that outlives the job (default: below /tmp)"
+        )
     value = "a few of each shape before the measured ones, or kernels built beforehand"
     return CompiledBefore, config("warm-up steps", value)
 
 
 def _loads_eagerly(case: Case) -> bool:
     """Whether it is recorded that whole modules are loaded: by the variable, or by a CUDA that did so by default."""
-    told, cuda = case.variables.get("CUDA_MODULE_LOADING", ""), case.version("cuda")
-    return not case.rocm and (told.upper() == "EAGER" or (not told and () < cuda < LAZY_SINCE))
-
-
-LAZY_SINCE = (12, 2)
-"""The CUDA from which kernels are loaded at their first use by default."""
+    told, cuda = case.variables.get(nccl_settings.MODULE_LOADING.name, ""), case.version("cuda")
+    return not case.rocm and (told.upper() == "EAGER" or (not told and () < cuda < nccl_settings.LAZY_BY_DEFAULT))
 
 
 def _loads_first(shown: str) -> bool:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuscope.analyzers.advice.framework_settings import allocator, config, device_floor, env, python, spelled
+from gpuscope.analyzers.advice.framework_settings import allocator, config, device_floor, spelled
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import other_settings, torch_settings
 from gpuscope.analyzers.changes import NoAllocatorStalls
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
@@ -74,7 +75,8 @@ and frees for each tensor"""
 
     @property
     def variables(self) -> str:
-        return ("PYTORCH_NO_HIP_MEMORY_CACHING or " if self.rocm else "") + "PYTORCH_NO_CUDA_MEMORY_CACHING"
+        devices = ("HIP", "CUDA") if self.rocm else ("CUDA",)
+        return " or ".join(torch_settings.NO_CACHING[device].name for device in devices)
 
     @property
     def workspaces(self) -> str:
@@ -167,7 +169,7 @@ def _answer(
 ) -> tuple[AllocatorCalls, Setting] | None:
     calls = entry["allocations_per_step"], entry["frees_per_step"], entry["kernels_per_step"], case.rocm
     if case.program == "jax":
-        return AllocatedOnce(*calls), env("XLA_PYTHON_CLIENT_ALLOCATOR", "unset (platform allocates each buffer anew)")
+        return AllocatedOnce(*calls), other_settings.JAX_ALLOCATOR.to("unset (platform allocates each buffer anew)")
     if case.program != "pytorch":
         value = "once before the loop, or cudaMallocAsync from a pool"
         setting = config(spelled(case, "cudaMalloc and cudaFree of a step"), spelled(case, value))
@@ -175,7 +177,7 @@ def _answer(
     if found == "off":
         lies_in = [one["note"].lower() + one["name"].lower() for one in finding["evidence"]]
         around = any(word in text for text in lies_in for word in _CONVOLUTIONS)
-        setting = env(f"PYTORCH_NO_{'HIP' if case.rocm else 'CUDA'}_MEMORY_CACHING", "unset")
+        setting = torch_settings.NO_CACHING["HIP" if case.rocm else "CUDA"].to("unset")
         return CachingAgain(*calls, around), setting
     outside = entry["frees_outside_per_step"] or 0
     if outside >= EMPTIED * entry["frees_per_step"] > 0:
@@ -183,7 +185,7 @@ def _answer(
         if not case.rocm:
             instead = allocator(case, "expandable_segments", "True")
             value += f"; if memory is short, {instead['name']}={instead['value']} instead"
-        return NoEmptyCache(*calls, outside), python("torch.cuda.empty_cache()", value)
+        return NoEmptyCache(*calls, outside), torch_settings.EMPTY_CACHE.to(value)
     if case.rocm or entry["maps_segments"]:
         return None
     kind = GrowingInsteadOfThrashing if found == "thrashing" else GrowingInPlace

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_floor, python, spelled
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_floor, spelled
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.blocking_rules import Place, batches, in_loop
+from gpuscope.analyzers.advice.settings import other_settings, torch_settings
 from gpuscope.analyzers.changes import CopyStream, PinnedCopies
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 
-_AHEAD_IN_JAX = python("jax.device_put", "of the next batch, before the step that computes with this one")
+_AHEAD_IN_JAX = other_settings.DEVICE_PUT.to("of the next batch, before the step that computes with this one")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 def _copies(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if case.host_calls and not _blocks(case):
         if case.program != "native":  # from pinned memory already
-            by_hand = python("torch.cuda.Stream", "with torch.cuda.stream(copies): batch.to(device, non_blocking=True);"
+            by_hand = torch_settings.STREAM.to("with torch.cuda.stream(copies): batch.to(device, non_blocking=True);"
                              " then torch.cuda.current_stream().wait_stream(copies) before its use")  # fmt: skip
             setting = _AHEAD_IN_JAX if case.program == "jax" else by_hand
             yield Proposal(finding, OwnCopyStream(), setting, (CopyStream(),), floor=device_floor(case, "compute"))
@@ -109,8 +110,10 @@ def _blocks(case: Case) -> bool:
 def _pinned(case: Case) -> Setting:
     """Batches in pinned memory, in PyTorch."""
     # The Trainer's loader pins by default, so what is pageable there is copied by the model or a callback.
-    by_hand = python("Tensor.to", "device, non_blocking=True  # of a tensor in pinned memory: .pin_memory() first")
-    return by_framework(case, python("DataLoader.pin_memory", "True"), transformers=by_hand)
+    by_hand = torch_settings.TENSOR_TO.to(
+        "device, non_blocking=True  # of a tensor in pinned memory: .pin_memory() first"
+    )
+    return by_framework(case, torch_settings.PIN_MEMORY.to("True"), transformers=by_hand)
 
 
 RULE = Rule(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, other_settings, torch_settings
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
@@ -80,9 +81,9 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if finding["code"] == "needless_checkpointing":
         setting = by_framework(
             case,
-            python("torch.utils.checkpoint.checkpoint", "only around as many layers as memory requires"),
-            megatron=config("--recompute-granularity", "unset, or selective for full"),
-            transformers=python("TrainingArguments.gradient_checkpointing", "False"),
+            torch_settings.CHECKPOINT.to("only around as many layers as memory requires"),
+            megatron=megatron_settings.RECOMPUTE_GRANULARITY.to("unset, or selective for full"),
+            transformers=other_settings.TRAINER_CHECKPOINTING.to("False"),
         )
         yield Proposal(finding, ActivationsKept(), setting)
         return
@@ -95,9 +96,9 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     setting = by_framework(
         case,
         python("batch size per rank", "twice as large, with the learning rate scaled to it"),
-        megatron=config("--micro-batch-size", "twice as large"),
-        deepspeed=config("train_micro_batch_size_per_gpu", "twice as large"),
-        transformers=python("TrainingArguments.per_device_train_batch_size", "twice as large"),
+        megatron=megatron_settings.MICRO_BATCH_SIZE.to("twice as large"),
+        deepspeed=deepspeed_settings.MICRO_BATCH_SIZE.to("twice as large"),
+        transformers=other_settings.TRAINER_BATCH_SIZE.to("twice as large"),
     )
     yield Proposal(finding, record, setting)
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, other_settings, torch_settings
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.report.view import memory_sentences
 from gpuscope.schema.document import FindingEntry, MemoryBound, Setting
@@ -59,10 +60,8 @@ class StoresNoScores(Way):
     sets = "`scaled_dot_product_attention` for a softmax over stored scores"
     action = "Compute attention by a fused kernel, which never stores the matrix of scores"
     risk = "a mask or bias that the fused kernels don't support falls back to the slow one; results differ in rounding"
-    names: ClassVar[dict[str, Setting]] = {
-        "transformers": python("AutoModel.from_pretrained.attn_implementation", '"sdpa"')
-    }
-    otherwise = python("softmax over attention scores", "torch.nn.functional.scaled_dot_product_attention")
+    names: ClassVar[dict[str, Setting]] = {"transformers": other_settings.ATTENTION.to('"sdpa"')}
+    otherwise = torch_settings.ATTENTION.to("in place of a softmax over stored scores")
     kinds = (StackKind.ATTENTION_SCORES,)
 
 
@@ -74,9 +73,9 @@ class SmallerMicroBatch(Way):
     action = "Halve the micro-batch and accumulate gradients over twice as many"
     risk = "smaller matrices use the device less well"
     names: ClassVar[dict[str, Setting]] = {
-        "megatron": config("--micro-batch-size", "half of it"),
-        "deepspeed": config("train_micro_batch_size_per_gpu", "half of it"),
-        "transformers": python("TrainingArguments.per_device_train_batch_size", "half of it"),
+        "megatron": megatron_settings.MICRO_BATCH_SIZE.to("half of it"),
+        "deepspeed": deepspeed_settings.MICRO_BATCH_SIZE.to("half of it"),
+        "transformers": other_settings.TRAINER_BATCH_SIZE.to("half of it"),
     }
     otherwise = python("batch size per rank", "half of it, with gradients accumulated over 2")
     kinds = (*ACTIVATIONS, StackKind.CHECKPOINTED, StackKind.LOADING)
@@ -92,10 +91,10 @@ class Recomputed(Way):
     action = "Recompute activations in the backward pass instead of keeping them"
     risk = "one more forward pass of what is recomputed, up to a third more compute (Chen et al., arXiv:1604.06174)"
     names: ClassVar[dict[str, Setting]] = {
-        "megatron": config("--recompute-granularity", "selective"),
-        "transformers": python("TrainingArguments.gradient_checkpointing", "True"),
+        "megatron": megatron_settings.RECOMPUTE_GRANULARITY.to("selective"),
+        "transformers": other_settings.TRAINER_CHECKPOINTING.to("True"),
     }
-    otherwise = python("torch.utils.checkpoint.checkpoint.use_reentrant", "False")
+    otherwise = torch_settings.USE_REENTRANT.to("False")
     kinds = ACTIVATIONS
     training_only = True
     basis = "if nothing of the forward pass were kept; each checkpointed block's input stays"
@@ -109,10 +108,10 @@ class Sharded(Way):
     action = "Shard parameters, gradients and optimiser states over the data-parallel ranks"
     risk = "half as much communication again as plain data parallel (ZeRO stage 3, arXiv:1910.02054, 7.2)"
     names: ClassVar[dict[str, Setting]] = {
-        "megatron": config("--use-distributed-optimizer", ""),
-        "deepspeed": config("zero_optimization.stage", "3"),
+        "megatron": megatron_settings.DISTRIBUTED_OPTIMIZER.to(""),
+        "deepspeed": deepspeed_settings.STAGE.to("3"),
     }
-    otherwise = python("torch.distributed.fsdp.fully_shard", "each layer, then the model")
+    otherwise = torch_settings.FULLY_SHARD.to("each layer, then the model")
     kinds = (StackKind.GRADIENTS, StackKind.OPTIMIZER, StackKind.OPTIMIZER_TEMPORARIES, StackKind.SETUP)
     basis = "over ever more ranks; of n ranks each keeps 1/n of it, so one rank alone gains nothing"
 
@@ -137,10 +136,10 @@ class InHostMemory(Way):
     action = "Keep parameters and optimiser states in host memory"
     risk = "every step copies over PCI Express: the last resort"
     names: ClassVar[dict[str, Setting]] = {
-        "deepspeed": config("zero_optimization.offload_optimizer.device", "cpu"),
-        "fsdp2": python("fully_shard.offload_policy", "CPUOffloadPolicy()"),
+        "deepspeed": deepspeed_settings.OFFLOAD_OPTIMIZER.to("cpu"),
+        "fsdp2": torch_settings.OFFLOAD_POLICY.to("CPUOffloadPolicy()"),
     }
-    otherwise = python("fully_shard.offload_policy", "CPUOffloadPolicy()")
+    otherwise = torch_settings.OFFLOAD_POLICY.to("CPUOffloadPolicy()")
     kinds = (StackKind.OPTIMIZER, StackKind.SETUP)
 
 

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, python, spelled
+from gpuscope.analyzers.advice.framework_settings import config, spelled
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import torch_settings
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
@@ -123,7 +124,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """In C++ prefetches and memory advice by what moved pages; in PyTorch the allocator that has none."""
     if case.program == "pytorch":
         value = "left out, or an allocator of cudaMalloc; of bitsandbytes AdamW in place of PagedAdamW"
-        yield Proposal(finding, DeviceMemory(), python("torch.cuda.memory.change_current_allocator", value))
+        yield Proposal(finding, DeviceMemory(), torch_settings.CURRENT_ALLOCATOR.to(value))
         return
     moved = _moved(case)
     demand = {way: sum(moved[way, cause] for cause in DEMAND) for way in SIDES}

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import config, env
+from gpuscope.analyzers.advice.framework_settings import config
 from gpuscope.analyzers.advice.logged_nccl import costliest, line_rates
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import nccl_settings
+from gpuscope.analyzers.advice.settings.settings import KNOWN
 from gpuscope.analyzers.changes import Algorithm, Change, LineRate, Refused
 from gpuscope.analyzers.nccl.logged.forced_settings import Forced, forced
 from gpuscope.analyzers.nccl.logged.nccl_grammar import UNSET
@@ -15,9 +17,9 @@ from gpuscope.analyzers.nccl.trial_commands import Variant, comparison
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 
-_BETWEEN = ("NCCL_IB_DISABLE", "NCCL_NET")
+_BETWEEN = (nccl_settings.IB_DISABLE, nccl_settings.NET)
 """Variables about transports between hosts; the others are about those within one."""
-_DIRECT = ("NCCL_NET_GDR_LEVEL", "NCCL_IB_GDR_LEVEL")
+_DIRECT = (nccl_settings.NET_GDR_LEVEL, nccl_settings.IB_GDR_LEVEL)
 _SIZES = (1 << 10, 1 << 30)
 
 
@@ -114,7 +116,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 def _kin(one: Forced) -> str:
     """What other variables it shares its effect with: with two of them set, taking one away may change nothing."""
     if one.topic == "transport":
-        return "between" if one.name in _BETWEEN else "inside"
+        return "between" if KNOWN[one.name] in _BETWEEN else "inside"
     return "choice" if one.topic == "nvls" else one.topic
 
 
@@ -123,9 +125,9 @@ def _changes(case: Case, one: Forced) -> tuple[Change, ...]:
     if one.topic in ("choice", "nvls"):
         row = costliest(case)
         logged = row is not None and row["protocol"] is not None
-        return (Algorithm(unasked=True),) if logged and one.name != "NCCL_LAUNCH_MODE" else ()
-    off = one.topic == "transport" and (one.name != "NCCL_P2P_LEVEL" or one.value.upper() in ("LOC", "0"))
-    rates = line_rates(case, between=_kin(one) != "inside") if off or one.name in _DIRECT else ()
+        return (Algorithm(unasked=True),) if logged and one.name != nccl_settings.LAUNCH_MODE.name else ()
+    off = one.topic == "transport" and (one.name != nccl_settings.P2P_LEVEL.name or one.value.upper() in ("LOC", "0"))
+    rates = line_rates(case, between=_kin(one) != "inside") if off or KNOWN[one.name] in _DIRECT else ()
     return (LineRate(rates),) if rates else ()
 
 
@@ -135,7 +137,7 @@ def _unset(case: Case, finding: FindingEntry, one: Forced, changes: tuple[Change
     op = max(rows, key=lambda row: row["dur_ns"] * row["count"])["op"] if rows else "all_reduce"
     record = _BY_TOPIC[one.topic](one.name, one.value, one.does, op, ranks)
     unknown = "times with the variable can't predict those without: the commands under «verify» measure both"
-    return Proposal(finding, record, env(one.name, UNSET), changes, None if changes else Refused(unknown))
+    return Proposal(finding, record, KNOWN[one.name].to(UNSET), changes, None if changes else Refused(unknown))
 
 
 def _gpu_direct(case: Case, finding: FindingEntry) -> Proposal:

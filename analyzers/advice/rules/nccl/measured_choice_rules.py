@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import TypeAlias
 
-from gpuscope.analyzers.advice.framework_settings import config, env
+from gpuscope.analyzers.advice.framework_settings import config
 from gpuscope.analyzers.advice.logged_nccl import older_than
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.nccl.nccl_rules import NEEDS_LOG
+from gpuscope.analyzers.advice.settings import nccl_settings
 from gpuscope.analyzers.changes import MeasuredTransfers, Predicted, Refused
 from gpuscope.analyzers.nccl.logged.nccl_grammar import algorithm_name, protocol_name
 from gpuscope.analyzers.nccl.trial_commands import SEARCH, Variant, comparison
@@ -22,8 +23,6 @@ from gpuscope.words import units
 
 NEXT_SIZE = sqrt(2)
 """A measured size speaks for messages within this factor of it: sizes are measured a factor of two apart."""
-TUNER_PLUGINS = (2, 19)
-"""The version that brought tuner plugins (ncclTunerPlugin_v1)."""
 NAMED = 3
 _Used: TypeAlias = "list[tuple[int, CrossoverEntry]] | None"
 
@@ -92,7 +91,10 @@ sizes that gain"""
 
     @property
     def trial(self) -> str:
-        forced = {"NCCL_ALGO": algorithm_name(self.algorithm), "NCCL_PROTO": protocol_name(self.protocol)}
+        forced = {
+            nccl_settings.ALGO.name: algorithm_name(self.algorithm),
+            nccl_settings.PROTO.name: protocol_name(self.protocol),
+        }
         variants = [Variant("default", {}), Variant(f"{self.algorithm}_{self.protocol}", forced)]
         return comparison(self.op, self.measured, self.ranks, variants)
 
@@ -166,16 +168,16 @@ def _by_size(case: Case, finding: FindingEntry, entries: Sequence[CrossoverEntry
     sizes = sorted({one["bytes"] for one in entries})
     known = [one for one in entries if one["faster_algorithm"] and one["faster_protocol"] not in (None, "ll128")]
     if not known:
-        setting = env("NCCL_DEBUG_SUBSYS", "INIT,ENV,TUNING")
+        setting = nccl_settings.DEBUG_SUBSYS.to("INIT,ENV,TUNING")
         return Proposal(finding, ChoiceSearch(op, ranks, _gains(entries), sizes), setting)
     best = min(known, key=_ratio)
-    old = older_than(case, TUNER_PLUGINS)
+    old = older_than(case, nccl_settings.TUNER_CONFIG_FILE.since)
     record = ChoiceBySize(
         op, ranks, _gains(known), sorted({one["bytes"] for one in known}), str(best["faster_algorithm"]),
         str(best["faster_protocol"]), best["like_bytes"], sizes, old,
     )  # fmt: skip
     newer = config("NCCL", "2.19 or later, with NCCL_TUNER_CONFIG_FILE=nccl_tuner.csv")
-    setting = newer if old else env("NCCL_TUNER_CONFIG_FILE", "nccl_tuner.csv")
+    setting = newer if old else nccl_settings.TUNER_CONFIG_FILE.to("nccl_tuner.csv")
     return _tried(case, Proposal(finding, record, setting), record, used)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import env, python
 from gpuscope.analyzers.advice.logged_nccl import costliest, variable
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import nccl_settings, torch_settings
 from gpuscope.analyzers.changes import Algorithm
 from gpuscope.analyzers.nccl.logged.nccl_grammar import MOST_CTAS, UNSET, algorithm_name, for_operation, wrong
 from gpuscope.catalogue.suggestion import Suggestion
@@ -147,11 +147,11 @@ def _choices(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if row is None:
         return
     if row["algorithm"] is None or row["protocol"] is None:
-        yield Proposal(finding, ChoicesLogged(row["op"]), env("NCCL_DEBUG_SUBSYS", "INIT,ENV,TUNING"))
+        yield Proposal(finding, ChoicesLogged(row["op"]), nccl_settings.DEBUG_SUBSYS.to("INIT,ENV,TUNING"))
         return
-    if variable(case, "NCCL_ALGO") is None:
+    if variable(case, nccl_settings.ALGO.name) is None:
         yield from _algorithms(finding, row, row["algorithm"])
-    if variable(case, "NCCL_PROTO") is None:
+    if variable(case, nccl_settings.PROTO.name) is None:
         yield from _protocols(finding, row, row["protocol"])
     if finding["code"] == "bandwidth":
         yield from _channels(case, finding, row)
@@ -161,7 +161,7 @@ def _algorithms(finding: FindingEntry, row: BandwidthEntry, now: str) -> Iterato
     op = row["op"]
     for algorithm in _ALTERNATIVES[op]:
         if algorithm != now:
-            setting = env("NCCL_ALGO", for_operation(op, algorithm_name(algorithm)))
+            setting = nccl_settings.ALGO.to(for_operation(op, algorithm_name(algorithm)))
             record = AnotherAlgorithm(op, algorithm, now, row["group"])
             yield Proposal(finding, record, setting, (Algorithm(algorithm=algorithm, op=op),))
 
@@ -170,7 +170,7 @@ def _protocols(finding: FindingEntry, row: BandwidthEntry, now: str) -> Iterator
     op = row["op"]
     kind, protocol, name = (LowLatency, "ll", "LL") if finding["code"] == "latency" else (Simple, "simple", "Simple")
     if now != protocol:
-        setting = env("NCCL_PROTO", for_operation(op, name))
+        setting = nccl_settings.PROTO.to(for_operation(op, name))
         yield Proposal(finding, kind(op, protocol, now), setting, (Algorithm(protocol=protocol, op=op),))
 
 
@@ -181,19 +181,19 @@ def _channels(case: Case, finding: FindingEntry, row: BandwidthEntry) -> Iterato
     wanted = min(2 * now, MOST_CTAS)
     groups = {one["group"] for one in case.report.get("bandwidth", ()) if one["tool"] == "trace"}
     # A variable holds for every communicator: where there are several, only this one's configuration is changed.
-    own = python("ProcessGroupNCCL.Options.config.min_ctas", f"{wanted}  # the group {row['group']} alone")
-    setting = own if len(groups) > 1 and case.program == "pytorch" else env("NCCL_MIN_CTAS", str(wanted))
+    own = torch_settings.MIN_CTAS.to(f"{wanted}  # the group {row['group']} alone")
+    setting = own if len(groups) > 1 and case.program == "pytorch" else nccl_settings.MIN_CTAS.to(str(wanted))
     change = Algorithm(channels=wanted, op=row["op"])
     yield Proposal(finding, MoreChannels(row["op"], wanted, now), setting, (change,))
 
 
 def _allowed_channels(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     most = max((entry["channels"] or 0 for entry in case.report["nccl"]["communicators"]), default=0)
-    for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS"):
-        set_value = variable(case, name)
+    for known in (nccl_settings.MAX_CTAS, nccl_settings.MAX_NCHANNELS):
+        set_value = variable(case, known.name)
         if set_value is not None and set_value.isdecimal() and int(set_value) < most <= MOST_CTAS:
-            record = ChannelsAllowed(name, set_value, most)
-            yield Proposal(finding, record, env(name, UNSET), (Algorithm(channels=most),))
+            record = ChannelsAllowed(known.name, set_value, most)
+            yield Proposal(finding, record, known.to(UNSET), (Algorithm(channels=most),))
 
 
 RULE = Rule(
