@@ -14,13 +14,18 @@ from gpuscope.trace.naming.frameworks import frameworks, parallelism
         (["deepspeed/runtime/engine.py(1800): forward"], ["deepspeed"]),
         (["megatron/core/pipeline_parallel/schedules.py(50): forward_step"], ["megatron"]),
         (["FSDP::all_gather (layers.0)", "transformers/trainer.py(2500): train"], ["transformers", "fsdp2"]),
-        (["forward-compute", "optimizer-clip-main-grad"], ["megatron"]),  # Megatron's timers
         (["DistributedDataParallel.forward"], ["ddp"]),
         (["void deepspeed_like_kernel()", "aten::mm"], []),
     ],
 )
 def test_frameworks(names: list[str], found: list[str]) -> None:
     assert frameworks(names) == found
+
+
+@pytest.mark.parametrize(("format", "found"), [("operations", ["megatron"]), ("kineto", [])])
+def test_megatron_s_timers_tell_of_it_in_tables_of_operations_alone(format: str, found: list[str]) -> None:
+    """Analyses of other traces give these names to what they find there."""
+    assert frameworks(["forward-compute", "optimizer-clip-main-grad"], formats=[format]) == found
 
 
 def test_megatron_by_its_groups() -> None:

@@ -8,15 +8,7 @@ from collections.abc import Collection, Iterable
 _MARKS = (
     # DeepSpeed wraps its engine's methods in NVTX ranges and record_function (deepspeed/utils/nvtx.py).
     ("deepspeed", re.compile(r"^DeepSpeed\w*\.|\bdeepspeed/", re.MULTILINE)),
-    # Also the names of Megatron-LM's timers, which tables of operations keep (megatron/training/training.py).
-    (
-        "megatron",
-        re.compile(
-            r"\bmegatron/|^megatron\.|^\w*MegatronModule|^(embedding|layernorm)-grads-all-reduce$|"
-            r"^optimizer-clip-main-grad$",
-            re.MULTILINE,
-        ),
-    ),
+    ("megatron", re.compile(r"\bmegatron/|^megatron\.|^\w*MegatronModule", re.MULTILINE)),
     ("torchtitan", re.compile(r"\btorchtitan/")),
     (
         "lightning",
@@ -50,12 +42,19 @@ WRAPPERS = frozenset({"deepspeed", "megatron", "horovod", "ddp", "fsdp", "fsdp2"
 
 _OF_MEGATRON = {"pipeline-timers"}
 """Formats that only jobs of Megatron leave: Primus dumps its stages' times with that backend alone."""
+_TIMERS = re.compile(r"^(embedding|layernorm)-grads-all-reduce$|^optimizer-clip-main-grad$", re.MULTILINE)
+"""Megatron-LM's timers (megatron/training/training.py), which tables of operations keep. Of other traces gpuscope
+itself gives these names to what it finds in them."""
 
 
 def frameworks(names: Iterable[str], descriptions: Iterable[str] = (), formats: Collection[str] = ()) -> list[str]:
     """The frameworks that left a mark among the names of a trace's events or of its process groups, or its files."""
-    megatron = _OF_MEGATRON.intersection(formats) or any(d.endswith("MODEL_PARALLEL_GROUP") for d in descriptions)
     lines = "\n".join(names)  # searched as one text: a trace may have 100,000 names
+    megatron = (
+        _OF_MEGATRON.intersection(formats)
+        or any(description.endswith("MODEL_PARALLEL_GROUP") for description in descriptions)
+        or ("operations" in formats and _TIMERS.search(lines))
+    )
     return [mark for mark, pattern in _MARKS if pattern.search(lines) or (mark == "megatron" and megatron)]
 
 
