@@ -70,7 +70,7 @@ PREDICTED = [
     Trial("cuda_graphs", replace(TINY, steps=1), {"graphs": True}),
     Trial("remove_syncs", replace(NARROW, items=4, item_own_ns=150_000, device_syncs=4), {"blocking": False}),
     Trial("pinned_copies", replace(SMALL, items=1, copy="pageable", copy_bytes=6 * MIB), {"copy": "beside"}),
-    Trial("copy_stream", replace(SMALL, items=1, copy_bytes=20 * MIB), {"copy": "beside"}),
+    Trial("copy_stream", replace(SMALL, items=1, copy_bytes=40 * MIB), {"copy": "beside"}),
     Trial("manual_gc", replace(NARROW, gc_ns=2 * MS), {"gc_ns": 0}),
     Trial("host_work_aside", replace(READ_LOSS, host_work_ns=9 * MS), {"host_work_ns": 0}),
     Trial("caching_allocator", replace(SMALL, **SINGLE, gemms=1, smalls=1, layers=6, allocations=6,  # type: ignore[arg-type]
@@ -135,6 +135,7 @@ SHOWN = [
           quiet={"outlier_work": "validate"}),
     Shown("compile_cache", COMPILES, quiet={"compile_ns": 0}),
     Shown("record_steady_steps", replace(COMPILES, steps=1), quiet={"steps": 8}),
+    Shown("whole_link", replace(SMALL, items=1, copy_bytes=20 * MIB, link=0.5), quiet={"link": 1.0}),
     Shown("nccl_log", SLOW, quiet_log=nccl_log(TREE)),
     Shown("nccl_algorithm", SLOW, nccl_log(TREE), quiet_log=nccl_log(TREE, variables(NCCL_ALGO="Tree"))),
     Shown("nccl_protocol", SLOW, nccl_log(TREE), quiet_log=nccl_log(chosen({BUCKET: "TREE SIMPLE"}))),
@@ -260,11 +261,6 @@ ELSEWHERE = [
         "whole_graph",
         "test_compilation.py::test_the_idle_time_between_broken_graphs_is_the_cost_of_the_line",
         COMPILING,
-    ),
-    Elsewhere(
-        "whole_link",
-        "test_pcie_lanes.py::test_fewer_lanes_are_named_with_what_they_cost_at_most",
-        "test_pcie_lanes.py::test_full_width_is_no_finding",
     ),
 ]
 """Carried out by the tests named."""

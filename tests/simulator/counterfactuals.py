@@ -215,7 +215,7 @@ def _host() -> list[Counterfactual]:
         Counterfactual("tiny_copies_pinned", "copies", _one("PinnedCopies"),
                        replace(NARROW, copy="pageable", copy_bytes=8, copies=12), quiet),
         Counterfactual("copies_beside_a_host_that_waits", "copies", _one("CopyStream"),
-                       replace(SMALL, items=1, copy_bytes=20 * MIB), quiet),
+                       replace(SMALL, items=1, copy_bytes=40 * MIB), quiet),
         Counterfactual("small_messages_joined_behind", "buckets", _one("BucketSize", size=25 * MIB),
                        replace(TALKATIVE, alpha_ns=60_000), {"bucket_bytes": 25 * MIB}),
         Counterfactual("joined_by_hand", "buckets", _one("BucketSize", size=25 * MIB), by_hand,

@@ -125,6 +125,8 @@ class Job:
     """They deliver one after the other when the recording begins, else all at once."""
     copy_bytes: int = 0
     copies: int = 1
+    link: float = 1.0
+    """Share of its usual rate at which the link carries copies from pinned memory."""
     copy: str = "pinned"
     """`pageable` and `pinned_sync` block; `pinned` does not; `beside` runs on a stream of its own as well."""
     items: int = 0

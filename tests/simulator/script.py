@@ -32,7 +32,7 @@ LONG_NS = 1_000_000
 HIDDEN = 4_096
 FLOPS_PER_NS = 500_000
 """What a matrix product reaches."""
-PINNED_RATE, PAGEABLE_RATE = 24.0, 6.0
+PINNED_RATE, PAGEABLE_RATE = 48.0, 6.0
 """Bytes per ns of copies between host and device."""
 C10D_NAMES = {
     "all_reduce": ("c10d::allreduce_", "nccl:all_reduce", "allreduce", "AllReduce_Sum_f32_RING_LL"),
@@ -193,7 +193,7 @@ class Script:
         """A part of the batch to the device."""
         job = self.job
         pageable = job.copy == "pageable"
-        dur = max(1_500, round(job.copy_bytes / (PAGEABLE_RATE if pageable else PINNED_RATE)))
+        dur = max(1_500, round(job.copy_bytes / (PAGEABLE_RATE if pageable else PINNED_RATE * job.link)))
         stream = COPY_STREAM if job.copy == "beside" else COMPUTE_STREAM
         name = f"Memcpy HtoD ({'Pageable' if pageable else 'Pinned'} -> Device)"
         work = Work(name, dur, stream, Kind.MEMORY, "gpu_memcpy", {"bytes": job.copy_bytes})

@@ -130,3 +130,30 @@ class SlowPcie(Finding):
 
     def message(self) -> str:
         return f"PCIe runs on {self.lanes} of {self.most} lanes, at {units.share(self.lanes / self.most)} of its rate"
+
+
+@dataclass(frozen=True)
+class SlowCopies(Finding):
+    """Copies from and to pinned memory stay far below what the GPU's PCIe link can carry. Its cost is what the link's
+    usual rate would save of the copies that hold up the device.
+    """
+
+    code = "slow_copies"
+    recognised = """the fastest of at least 5 copies of 4 MiB and more between the device and pinned memory: below 60 %
+    of what the model's PCIe generation carries over 16 lanes. Half the lanes or one generation less give half."""
+    helps = SlowPcie.helps
+    misleads = """hosts of an older PCIe generation; a link or switch shared with other GPUs and cards that copy all the
+    time; memory of the host's other socket."""
+
+    rate: int
+    """Of the fastest, bytes/s."""
+    usable: int
+    """Of the link, bytes/s."""
+    copies: int
+
+    def message(self) -> str:
+        return (
+            f"The fastest of {self.copies} large copies from and to pinned memory reaches "
+            f"{units.bandwidth(self.rate / 1e9)}, {units.share(self.rate / self.usable)} of what the GPU's PCIe link "
+            "can carry"
+        )

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.nsys import Export
 from simulator.catalogue import SMALL
 from simulator.job import MIB
 from simulator.judged import Case
+from simulator.nsys_rows import COPY_KINDS, MEMORY_KINDS
 
 import gpuscope
 from gpuscope.instrumented_runtime.record.capture.environment import link_of
 from gpuscope.schema.document import Report
 
-JOB = replace(SMALL, name="job", items=1, copy_bytes=20 * MIB)
+JOB = replace(SMALL, name="job", items=1, copy_bytes=40 * MIB)
 """Copies that hold the device up."""
 
 
@@ -68,3 +70,41 @@ def test_lanes_are_read_from_sysfs(tmp_path: Path) -> None:
     found = link_of("0000:41:00.0", tmp_path)
     assert (found["lanes"], found["most_lanes"]) == (8, 16)
     assert link_of("0000:42:00.0", tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"link": 0.5}, True),
+        ({"link": 0.7}, False),  # above what half the lanes give
+        ({"link": 0.5, "copy": "pageable"}, False),  # the host's own copying is what is slow
+        ({"link": 0.5, "copy_bytes": MIB}, False),  # too small to show it
+        ({"link": 0.5, "steps": 2}, False),  # too few to have had it for themselves
+    ],
+)
+def test_slow_copies_from_pinned_memory_show_it_too(changed: dict[str, Any], told: bool, tmp_path: Path) -> None:
+    report = gpuscope.analyze(Case(replace(JOB, **changed), "").write(tmp_path)).report
+    found = [one for one in report["findings"] if one["code"] == "slow_copies"]
+    assert bool(found) == told
+    for one in found:
+        (rank,) = (entry for entry in report["ranks"] if [entry["rank"]] == one["ranks"])
+        assert one["cost_ns"] == pytest.approx(rank["breakdown_ns"]["exposed_memory"] / 2, rel=0.02)
+        assert one["facts"]["rate"] == pytest.approx(24e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("source", "told"), [(1, True), (0, False)], ids=["pinned", "pageable"])
+def test_so_they_do_in_an_export_of_nsys(source: int, told: bool, tmp_path: Path) -> None:
+    """Six copies of 24 MB, each in 1 ms, to a GPU whose link can carry twice that."""
+    export = Export()
+    export.host("node0", ["uuid0"])
+    for table, names in (("ENUM_CUDA_MEMCPY_OPER", COPY_KINDS), ("ENUM_CUDA_MEM_KIND", MEMORY_KINDS)):
+        for name, number in names.items():
+            export.add(table, id=number, name=name, label=name)
+    for number in range(6):
+        at = 2_000_000 * number
+        export.call(at, at + 5_000, number, "cudaMemcpyAsync_v3020")
+        export.copy(at + 10_000, at + 1_010_000, number, bytes=24_000_000, srcKind=source, dstKind=2)
+        export.call(at + 1_000_000, at + 1_005_000, number + 100)
+        export.kernel(at + 1_100_000, at + 1_900_000, number + 100)
+    report = gpuscope.analyze(export.write(tmp_path)).report
+    assert ("slow_copies" in {one["code"] for one in report["findings"]}) == told

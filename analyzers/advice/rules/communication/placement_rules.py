@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, config
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.settings import megatron_settings, torch_settings
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
+
+LEAST = 0.01
+"""Share of the time from which copies that a slow link makes longer are worth a repair."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class WholeLink(Suggestion):
     """A link of a GPU that runs below what its hardware can."""
 
     code = "whole_link"
-    answers = ("slow_pcie", "degraded_link")
+    answers = ("slow_pcie", "slow_copies", "degraded_link")
     sets = "the card or its riser reseated, another slot, bifurcation in the BIOS, or another host"
     action = "Repair the link of {who}: reseat the card, choose another slot, or use another host"
     why = "{message}"
@@ -52,13 +56,15 @@ class WholeLink(Suggestion):
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The dimension that talks most innermost, so that it stays within a host; links as wide as they can be."""
     if finding["code"] in WholeLink.answers:
+        if finding["code"] == "slow_copies" and finding["share_frac"] < LEAST:
+            return
         setting = config("PCIe or NVLink of the GPU", "all that the card can use")
         yield Proposal(finding, WholeLink(finding["ranks"]), setting)
         return
     setting = by_framework(
         case,
-        python("init_device_mesh.mesh_dim_names", '("pp", "dp", "tp")  # the last one is innermost'),
-        megatron=config("--tensor-model-parallel-size", "at most the GPUs of one host"),
+        torch_settings.MESH_DIM_NAMES.to('("pp", "dp", "tp")  # the last one is innermost'),
+        megatron=megatron_settings.TENSOR_PARALLEL.to("at most the GPUs of one host"),
     )
     yield Proposal(finding, InsideHost(), setting)
 
