@@ -18,10 +18,11 @@ _LATE = ("straggler", "slow_worker", "slow_stage")
 """Findings whose ranks are at fault: the others pay."""
 
 
-def step_bound(report: Diagnosis, finding: FindingEntry) -> StepBound | None:
+def step_bound(report: Diagnosis, finding: FindingEntry, at_most: int | None = None) -> StepBound | None:
     """«The step», or the window without steps, less the largest over the ranks of what the finding costs there in a
     step (of a late rank the largest wait for it). Without stalls a device computes as long as before; only of findings
-    about its kernels the step may get shorter than that. None of what costs nothing, or is paid once."""
+    about its kernels the step may get shorter than that. No more than `at_most` ns, where given. None of what costs
+    nothing, or is paid once."""
     step, ranks = report["step_time"], report["ranks"]
     before = step["median_ns"] if step else max((entry["window_ns"] for entry in ranks), default=0)
     share = _share(finding, ranks)
@@ -30,7 +31,8 @@ def step_bound(report: Diagnosis, finding: FindingEntry) -> StepBound | None:
     computes = max((entry["breakdown_ns"]["compute"] / entry["window_ns"] for entry in ranks if entry["window_ns"]),
                    default=0.0)  # fmt: skip
     most = share if within_compute(finding["code"]) else min(share, 1 - computes)
-    low = before - round(most * before)
+    saved = round(most * before)
+    low = before - (saved if at_most is None else min(saved, at_most))
     return {"step_ns_before": before, "step_ns_low": low, "basis": ALL_VANISHED} if low < before else None
 
 

@@ -45,6 +45,8 @@ class Proposal:
     """The changes where the host does not need the values that `changes` carefully brings it later."""
     gains_time: bool = True
     """False for what saves something else than time (memory): kept though the step takes as long."""
+    at_most: int | None = None
+    """ns per step that it can save at most, where that is less than its finding costs."""
     saves: MemoryBound | None = None
     """What it saves at most of the peak of memory, where a snapshot shows that."""
     path: str = ""

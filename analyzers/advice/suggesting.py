@@ -206,12 +206,14 @@ def _of_the_reason(
 
 
 def _undominated(kept: Sequence[tuple[Proposal, Predicted]], tries: Tries) -> list[tuple[Proposal, Predicted]]:
-    """Without those that lead no further than another one for the same finding, alone or together with it."""
+    """Without those that lead no further than another one for the same finding, alone or together with it; of what
+    changes the training than any that does not."""
     left: list[tuple[Proposal, Predicted]] = []
+    plain = [one for one in kept if not one[0].record.alters_training]
     for proposal, outcome in kept:
         near = outcome.after + TIE_FRAC * outcome.before
         better = [
-            other for other, predicted in left
+            other for other, predicted in ([*left, *plain] if proposal.record.alters_training else left)
             if other.finding["code"] == proposal.finding["code"] and other.record.subject == proposal.record.subject
             and predicted.after <= near and (proposal.record.alters_training or not other.record.alters_training)
         ]  # fmt: skip
@@ -264,7 +266,11 @@ def _unpredicted(report: Diagnosis, proposal: Proposal, why: str) -> Unpredicted
     }  # fmt: skip
     if grounds := proposal.says("grounds"):
         entry["grounds"] = grounds
-    if proposal.gains_time and proposal.record.bounded and (bound := step_bound(report, proposal.finding)) is not None:
+    if (
+        proposal.gains_time
+        and proposal.record.bounded
+        and (bound := step_bound(report, proposal.finding, proposal.at_most)) is not None
+    ):
         entry["bound"] = bound
     if proposal.saves is not None:
         entry["memory_bound"] = proposal.saves

@@ -135,7 +135,7 @@ SHOWN = [
           quiet={"outlier_work": "validate"}),
     Shown("compile_cache", COMPILES, quiet={"compile_ns": 0}),
     Shown("record_steady_steps", replace(COMPILES, steps=1), quiet={"steps": 8}),
-    Shown("whole_link", replace(SMALL, items=1, copy_bytes=20 * MIB, link=0.5), quiet={"link": 1.0}),
+    Shown("whole_link", replace(SMALL, items=1, copy_bytes=40 * MIB, link=0.5), quiet={"link": 1.0}),
     Shown("nccl_log", SLOW, quiet_log=nccl_log(TREE)),
     Shown("nccl_algorithm", SLOW, nccl_log(TREE), quiet_log=nccl_log(TREE, variables(NCCL_ALGO="Tree"))),
     Shown("nccl_protocol", SLOW, nccl_log(TREE), quiet_log=nccl_log(chosen({BUCKET: "TREE SIMPLE"}))),
@@ -241,7 +241,6 @@ ELSEWHERE = [
     ),
     Elsewhere(
         "outside_work",
-        "test_straggler_advice.py::test_work_besides_a_pipeline_is_taken_off_its_rank",
         "test_ranks_of_pipelines.py::test_work_besides_the_pipeline",
     ),
     Elsewhere("own_work", "test_straggler_advice.py::test_code_of_one_rank_is_no_data"),

@@ -12,7 +12,9 @@ from gpuscope.schema.compute_section import ComputeEntry, ReducibleEntry
 from gpuscope.schema.document import Evidence, FindingEntry
 
 LEAST = 3 * MIN_SHARE
-"""Share of the judged time from which such work is worth a line, as stalls are worth advice."""
+"""Share of the judged time from which such work is worth a line, as stalls are worth advice…"""
+OF_COMPUTE = 0.1
+"""… or share of what the kernels take: it counts once the stalls that hide it are gone."""
 _LEAST = {"half_precision_products": 0.4}
 """FP8 is worth its casts and scales only where such products are most of a step."""
 KINDS = {kind.code: kind for kind in Reducible.__subclasses__()}
@@ -22,13 +24,16 @@ def compute_findings(entries: Sequence[ComputeEntry]) -> Iterator[FindingEntry]:
     """One per code, the costliest first; of severity low, since nothing in it is a fault."""
     window = sum(entry["window_ns"] for entry in entries)
     steps = sum(entry["steps"] for entry in entries)
+    kernels = sum(part["dur_ns"] * entry["steps"] for entry in entries for part in entry["parts"])
     found: dict[str, list[tuple[ComputeEntry, ReducibleEntry]]] = {}
     for entry in entries:
         for one in entry["reducible"]:
             found.setdefault(one["code"], []).append((entry, one))
     costs = {code: sum(one["dur_ns"] for _, one in own) for code, own in found.items()}
     for code in sorted(found, key=lambda code: -costs[code]):
-        if window and costs[code] >= _LEAST.get(code, LEAST) * window:
+        share = costs[code] / window if window else 0.0
+        hidden = code not in _LEAST and share >= MIN_SHARE and costs[code] >= OF_COMPUTE * kernels
+        if share >= _LEAST.get(code, LEAST) or hidden:
             yield _finding(code, found[code], costs[code], window, steps)
 
 

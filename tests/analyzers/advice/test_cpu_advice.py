@@ -53,7 +53,8 @@ def optimizing(name: str, share: float, *operators: str, device: int | None = No
     case = steady(report(finding("host_other")), 1, 2)
     case["ranks"][0]["device"] = device
     whole = case["ranks"][0]["window_ns"]
-    case["ranges"] = [{"rank": 0, "name": name, "host_ns": round(whole * share)}]  # type: ignore[typeddict-item]
+    spent = round(whole * share)
+    case["ranges"] = [{"rank": 0, "name": name, "host_ns": spent, "host_mean_ns": spent // 2}]  # type: ignore[typeddict-item]
     case["operators"] = [{"name": one} for one in operators]  # type: ignore[typeddict-item]
     return case
 
@@ -87,3 +88,12 @@ def test_ddp_sends_its_buffers() -> None:
     assert proposed(sending(60_000_000)) == ["DistributedDataParallel.broadcast_buffers"]
     for other in (sending(10_000_000), sending(60_000_000, count=1), sending(60_000_000, framework="fsdp")):
         assert proposed(other) == []
+
+
+def test_a_fused_optimizer_saves_no_more_than_the_optimizer_takes() -> None:
+    case = optimizing("Optimizer.step#AdamW.step", 0.1, "aten::addcdiv_")
+    case["findings"][0] |= {"share_frac": 0.9, "cost_ns_per_step": 1}
+    (one,) = (
+        one for one in advise(case, lambda _: Refused("a test"))[1]["unpredicted"] if one["code"] == "fused_optimizer"
+    )
+    assert one["bound"]["step_ns_before"] - one["bound"]["step_ns_low"] == case["ranges"][0]["host_mean_ns"]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from helpers.advice import finding, report, suggestion
 
 from gpuscope.analyzers.advice.framework_settings import python
@@ -67,6 +68,13 @@ def test_the_plan_is_one_replay_of_all_changes_and_no_sum() -> None:
     assert [(one["code"], one["step_ns_after"]) for one in plan["steps"]] == [("remove_syncs", 700), ("manual_gc", 600)]
     predicted = plan["predicted"]
     assert (predicted["step_ns_after"], predicted["low_ns"], predicted["high_ns"]) == (600, 590, 610)
+
+
+@pytest.mark.parametrize(("altered", "told"), [(698, ["tf32"]), (600, ["autocast", "tf32"])])
+def test_training_is_altered_only_where_nothing_else_leads_as_far(altered: int, told: list[str]) -> None:
+    predict = replayed({frozenset([SYNCS]): altered, frozenset([GC]): 700, frozenset([SYNCS, GC]): altered})
+    among = rule(("sync", proposal("autocast", SYNCS, alters_training=True)), ("sync", proposal("tf32", GC)))
+    assert [one["code"] for one in advise(report(finding("sync")), predict, among)[0]] == told
 
 
 def test_no_plan_where_a_second_change_adds_nothing() -> None:

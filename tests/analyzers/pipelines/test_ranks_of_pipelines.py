@@ -81,4 +81,6 @@ def test_work_besides_the_pipeline(tmp_path: Path, besides: tuple[int, int], lat
     told = found(report, "work_outside_pipeline")
     assert [one["ranks"] for one in told] == [[rank] for rank in late]
     assert [one["cost_ns_per_step"] for one in told] == [60_000] * len(late)
+    advice = [one for one in report["advice"]["unpredicted"] if one["code"] == "outside_work"]
+    assert [one["bound"]["step_ns_low"] for one in advice] == [340_000] * len(late)  # no messages, so no replay
     assert found(report, "slow_worker", "pipeline_imbalance") == []

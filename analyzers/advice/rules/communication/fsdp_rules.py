@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import in_dialect
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rules.communication.bucket_rules import GRADIENTS
 from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, torch_settings
 from gpuscope.analyzers.changes import GroupModules, KeepParameters, Prefetch, Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
@@ -191,11 +192,16 @@ def _on_request(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 
 
 def _layers(case: Case) -> float:
-    """Units that are sharded besides the root, by the reductions of a step; no limit where none are seen. One unit of
-    all layers would leave nothing to compute while it is gathered."""
-    reduced = sum(row["count"] for row in case.report["collectives"] if row["op"] == "reduce_scatter")
-    steps = max((rank["steps"] for rank in case.report["ranks"]), default=0)
+    """Units that are sharded besides the root, by the reductions of a recorded step (all-reduces where the backend has
+    no reduce-scatter); no limit where none are seen. One unit of all layers would leave nothing to compute while it is
+    gathered."""
+    reduced = next((count for op in reversed(GRADIENTS) if (count := _count(case, op))), 0)
+    steps = len({step["step"] for step in case.report["steps"]})
     return reduced / steps - 1 if reduced and steps else float("inf")
+
+
+def _count(case: Case, op: str) -> int:
+    return sum(row["count"] for row in case.report["collectives"] if row["op"] == op)
 
 
 def _within_hosts(case: Case, finding: FindingEntry) -> Iterator[Proposal]:

@@ -11,6 +11,7 @@ from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_sett
 from gpuscope.analyzers.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.words import units
 
 COUNTS = (2, 4, 8, 16, 32, 64)
@@ -108,7 +109,7 @@ def _sends(case: Case) -> bool:
     """Whether messages between pipeline stages take most of the time of communication."""
     rows = [row for row in case.report["collectives"] if row["transfer_ns"] is not None]
     top = max(rows, key=lambda row: row["transfer_ns"] or 0, default=None)
-    return "pipeline" in case.report and top is not None and top["op"] in ("send", "recv", "send_recv")
+    return "pipeline" in case.report and top is not None and top["op"] in POINT_TO_POINT
 
 
 def _beside(case: Case, finding: FindingEntry) -> Proposal:

@@ -12,8 +12,8 @@ from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.words import units
 
-LEAST = 0.01
-"""Share of the time from which copies that a slow link makes longer are worth a repair."""
+LEAST = 0.03
+"""Share of the time from which a slow link is worth a repair, as of any stall."""
 
 
 @dataclass(frozen=True)

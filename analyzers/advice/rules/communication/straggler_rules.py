@@ -15,6 +15,7 @@ from gpuscope.catalogue.straggler_sentences import ranks_of, shared_words
 from gpuscope.catalogue.suggestion import OfRank, Suggestion
 from gpuscope.schema.document import FindingEntry, Setting, StragglerEntry
 from gpuscope.trace.naming.frameworks import WRAPPERS
+from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.words import units
 
 
@@ -167,13 +168,16 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if finding["code"] == "work_outside_pipeline":
         for rank in finding["ranks"]:
             setting = config(f"work of rank {rank} outside forward and backward", "as on the other ranks")
-            yield Proposal(finding, WorkOutsidePipeline(rank), setting, (ReplacedRank(rank),))
+            seen = any(row["op"] in POINT_TO_POINT for row in case.report["collectives"])
+            yield Proposal(finding, WorkOutsidePipeline(rank), setting, (ReplacedRank(rank),),
+                           None if seen else Refused(_NO_MESSAGES))  # fmt: skip
     elif finding["code"] != "straggler":
         for rank in () if held else finding["ranks"]:
             yield _slow_device(case, finding, rank, late.get(rank))
     else:
         in_turns = len(finding["ranks"]) > 1 and not any(entry["recurrent"] for entry in late.values())
-        if in_turns and _own_batches(case) and not (held or "pipeline" in case.report):
+        alike = any(entry["reason"] == "device" for entry in late.values())  # slower on the same shapes
+        if in_turns and _own_batches(case) and not (held or alike or "pipeline" in case.report):
             yield Proposal(finding, EvenBatches(), _SAMPLER, (SharedWork(),),
                            Refused(_SHARED_CORES) if on_cpu(case) else None)  # fmt: skip
             hosts = [late[rank] for rank in finding["ranks"] if rank in late and late[rank]["reason"] == "host"]
@@ -230,6 +234,7 @@ def _own_batches(case: Case) -> bool:
     return bool(shown) or not (kinds or on_cpu(case))
 
 
+_NO_MESSAGES = "no messages between stages are recorded, through which the other stages wait for this rank"
 _SHARED_CORES = "threads that compute on a CPU take turns too where ranks share cores, whatever their batches are"
 _SAMPLER = python(
     "the sampler of the data loader",

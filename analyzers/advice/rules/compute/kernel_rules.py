@@ -142,11 +142,15 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         return
     if finding["code"] == "unfused_kernels" and _launched_too_slowly(case, finding):
         return  # torch.compile(mode="reduce-overhead") is advised for that, and fuses too
-    if device_waits(case) and finding["code"] != "unfused_attention":  # which has fewer kernels to launch as well
+    if device_waits(case) and finding["code"] not in FEWER_KERNELS:
         return
     record, setting, change = _answer(case, finding)
     if not isinstance(case.predict((change,)), Refused):
         yield Proposal(finding, record, setting, (change,))
+
+
+FEWER_KERNELS = ("unfused_attention", "layout_conversion")
+"""What goes with these leaves less to launch as well."""
 
 
 def _launched_too_slowly(case: Case, finding: FindingEntry) -> bool:

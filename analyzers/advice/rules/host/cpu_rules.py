@@ -11,6 +11,7 @@ from gpuscope.analyzers.advice.rules.compute.kernel_rules import OptimizerFused
 from gpuscope.analyzers.advice.settings import other_settings, torch_settings
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
+from gpuscope.schema.profile_sections import RangeEntry
 
 WORTH = 0.1
 """Share of the steps that the optimizer takes at least."""
@@ -57,7 +58,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         by_hand = torch_settings.FUSED_ON_CPU[names[0]].to("True")
         adamw = {"transformers": other_settings.TRAINER_OPTIM.to('"adamw_torch_fused"')}
         setting = by_framework(case, by_hand, **(adamw if names == ["AdamW"] else {}))
-        yield Proposal(finding, OptimizerFusedOnCpu(), setting)
+        most = max(one["host_mean_ns"] for name in names for one in _steps_of(case, name))
+        yield Proposal(finding, OptimizerFusedOnCpu(), setting, at_most=most)
 
 
 def _by_parameter(case: Case) -> list[str]:
@@ -66,14 +68,13 @@ def _by_parameter(case: Case) -> list[str]:
         case.version("torch") and case.version("torch") < torch_settings.FUSED_ON_CPU_SINCE
     ):
         return []
-    spent = {
-        name: sum(
-            one["host_ns"] for one in case.report.get("ranges", ()) if one["name"] == f"Optimizer.step#{name}.step"
-        )
-        for name in torch_settings.FUSED_ON_CPU
-    }
+    spent = {name: sum(one["host_ns"] for one in _steps_of(case, name)) for name in torch_settings.FUSED_ON_CPU}
     whole = sum(rank["window_ns"] for rank in case.report["ranks"])
     return [name for name, taken in spent.items() if taken > 0] if sum(spent.values()) >= WORTH * whole > 0 else []
+
+
+def _steps_of(case: Case, name: str) -> list[RangeEntry]:
+    return [one for one in case.report.get("ranges", ()) if one["name"] == f"Optimizer.step#{name}.step"]
 
 
 RULE = Rule("cpu", (FewerThreads, OptimizerFusedOnCpu), propose, place=115)

@@ -192,10 +192,17 @@ def _host_other(case: Case, finding: FindingEntry, names: list[str]) -> Proposal
         return Proposal(finding, MovedAside(names), _aside(case, names[0]), without)
     sampled = any(one.get("sampled") for one in finding["evidence"])
     # On a CPU the training thread's own code is all that is left; what samples show needs no finding out.
-    if on_cpu(case) or sampled or not _repeats(case):
+    if on_cpu(case) or sampled or not _repeats(case) or _waits_for_frees(case, finding):
         return None
     kind = HostWorkSampled if case.stacks else HostWorkNamed
     return Proposal(finding, kind(names), _recorded_with(case))
+
+
+def _waits_for_frees(case: Case, finding: FindingEntry) -> bool:
+    """Whether calls of the allocator cost more: while another thread of the process is in one, this one waits for it,
+    or for a device that waits."""
+    freed = case.finding("allocator")
+    return freed is not None and freed["share_frac"] > finding["share_frac"]
 
 
 def _recorded_with(case: Case) -> Setting:
