@@ -242,8 +242,8 @@ def _suggestions_read() -> str:
     rows = tomllib.loads((ROOT / "benchmarks" / "outcomes" / "suggestions.toml").read_text(encoding="utf-8"))["rows"]
     judged = [row[3] for row in rows]
     counts = ", ".join(f"{judged.count(word)} {word}" for word in ("right", "figure", "useless", "wrong", "missing"))
-    mended = sum(row[5].startswith(("mended", "gone")) for row in rows)
-    told = f"Of {len(rows)} rows: {counts}; {mended} of the {len(rows) - judged.count('right')} not right are mended."
+    mended = sum(bool(row[5]) and row[3] == "right" for row in rows)
+    told = f"Of {len(rows)} rows: {counts}. {mended} of those right were not at the first judgement."
     return f"{told}\n\n{_outcome('suggestions.toml')}"
 
 

@@ -183,8 +183,6 @@ def _by_stacks(case: Case, finding: FindingEntry, entry: MemoryEntry) -> Iterato
         saved = round(sum(held.get(kind.value, 0) for kind in way.kinds) * (1 - way.keeps))
         if saved < LEAST_SHARE * peak or not peak or (way.training_only and not entry.get("trains", False)):
             continue
-        if way is Sharded and not entry.get("rank_told", True):
-            continue  # nothing shows that there are other ranks
         bound: MemoryBound = {"peak_bytes_before": peak, "peak_bytes_low": peak - saved, "basis": way.basis}
         yield Proposal(finding, way(saved), by_framework(case, way.otherwise, **way.names), saves=bound, path=path)
 
