@@ -30,7 +30,7 @@ def command(paths: tuple[str, ...], as_json: bool, html: Path | None, force: boo
     """
     from gpuscope.output import check_free, write_text
 
-    check_free([html] if html is not None else [], force, [Path(path) for path in paths], folders=[])
+    check_free([html] if html is not None else [], force, paths, folders=[])
     report = _analyse(paths)
     if html is not None:
         from gpuscope.report.html.html_report import render as page

@@ -64,6 +64,7 @@ _RULES = (
 _PRIORITY = tuple(dict.fromkeys(rule.kind for rule in _RULES))
 _READS_DEVICE = re.compile(r"\.(?:item|cpu|tolist|numpy|nonzero|synchronize)\(|\.to\(['\"]cpu")
 """What a line calls that waits for the device: a C function, which has no frame of its own."""
+_WAITS = re.compile(r"\.(?:acquire|join)\(\)?")
 _LIBRARY = re.compile(
     _START + r"(?:torch|triton|multiprocessing|concurrent|(?:site|dist)-packages|lib/python\d[^/]*|record/gloo)/|^<|"
     + _START + r"(?:threading|queue|subprocess|selectors|[pb]db|cmd|shutil|pickle|contextlib|runpy|socket|ssl)\.py$|"
@@ -87,8 +88,9 @@ def host(frames: Sequence[str], others_hold_gil: bool = False) -> Host:
     own = next((at for at, (_, file, _) in enumerate(parsed) if not _LIBRARY.search(file)), None)
     place = "" if own is None else f"{_short(parsed[own][1])}:{parsed[own][2]} in {parsed[own][0]}"
     kind: Doing = next((kind for kind in _PRIORITY if kind in kinds), "host_code")
-    if kind == "host_code" and frames and _READS_DEVICE.search(frames[0].partition("\t")[2]):
-        kind = "device_wait"
+    code = frames[0].partition("\t")[2] if frames and kind == "host_code" else ""
+    if _READS_DEVICE.search(code) or _WAITS.search(code):
+        kind = "device_wait" if _READS_DEVICE.search(code) else "lock"
     if others_hold_gil and kind in ("host_code", "lock"):
         kind = "gil"
     return Host(kind, place, tuple(frames))

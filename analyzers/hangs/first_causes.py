@@ -52,6 +52,8 @@ def _with_reason(job: Job, cause: HangCause, evidence: Evidence) -> HangCause:
     why = _why(rank, evidence)
     if kind == "transfer" and why is not None and why[0] in _UNLIKELY:
         why = None  # every rank has come to the operation: what hosts do meanwhile is no reason
+    if kind == "no_dump" and why is not None and why[0] in ("host_code", "lock") and evidence.answers(rank):
+        why = "gil", False, why[2]  # it lives, and no thread of Python wrote a dump
     return cause if why is None else _explained(cause, why, job.ranks)
 
 

@@ -122,7 +122,7 @@ def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> l
             causes,
             dumps=job.dumped,
             stacks=any(record.frames for cause in causes for record in job.records.get(cause["rank"], [])),
-            without_dump=job.without_dump,
+            without_dump=set(job.without_dump) - {cause["rank"] for cause in causes if cause.get("reason")},
             progress={wait.awaited for wait in waits if wait.reason == "unknown"},
             by_count=any(wait.record.p2p and len(job.members[wait.record.group]) > 2 for wait in waits),
             incomparable=[job.title(group) for group in sorted(job.incomparable)],

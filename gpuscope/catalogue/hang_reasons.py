@@ -24,7 +24,7 @@ _DID: Mapping[Reason, str] = {
     "storage": "it was saving or reading files",
     "device_wait": "it waited for its GPU to finish earlier work",
     "lock": "it waited for another thread or process",
-    "gil": "another of its threads held the interpreter's lock",
+    "gil": "a call there, or another of its threads, held the interpreter's lock",
     "host_code": "it was in other code",
 }
 REMEDIES: Mapping[Reason, str] = {

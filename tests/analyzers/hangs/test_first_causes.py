@@ -115,25 +115,25 @@ def watchdog(folder: Path) -> None:
     lines = [f"[rank{rank}]:[E1125 16:00:00.1 ProcessGroupNCCL.cpp:683] {what.format(rank)}Watchdog caught collective "
              "operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran "
              "for 600003 milliseconds before timing out." for rank in (0, 2, 3)]  # fmt: skip
-    lines += [f"[rank{rank}]:[E1125 16:00:01.1 ProcessGroupNCCL.cpp:1785] {what.format(rank)}Exception (either an error "
-              f"or timeout) detected by watchdog at work: 12, last enqueued NCCL work: {12 - (rank == 1)}, last "
+    lines += [f"[rank{rank}]:[E1125 16:00:01.1 ProcessGroupNCCL.cpp:1785] {what.format(rank)}Exception (either an "
+              f"error or timeout) detected by watchdog at work: 12, last enqueued NCCL work: {12 - (rank == 1)}, last "
               "completed NCCL work: 11." for rank in range(4)]  # fmt: skip
     log(folder, *lines)
 
 
-FINGERPRINT = ("[rank{0}]: RuntimeError: Detected mismatch between collectives on ranks. Rank {0} is running collective: "
-               "CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[4], TensorDtypes=Float, "
+FINGERPRINT = ("[rank{0}]: RuntimeError: Detected mismatch between collectives on ranks. Rank {0} is running collective"
+               ": CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[4], TensorDtypes=Float, "
                "TensorDeviceTypes=TensorOptions(dtype=float)), but Rank 1 is running collective: CollectiveFingerPrint("
-               "SequenceNumber=3, OpType=BROADCAST, TensorShape=[4], TensorDtypes=Float, TensorDeviceTypes=TensorOptions("
-               "dtype=float)).Collectives differ in the following aspects:")  # fmt: skip
+               "SequenceNumber=3, OpType=BROADCAST, TensorShape=[4], TensorDtypes=Float, TensorDeviceTypes="
+               "TensorOptions(dtype=float)).Collectives differ in the following aspects:")  # fmt: skip
 TORCHRUN = ("Root Cause (first observed failure):", "[0]:", "  time      : 2026-11-25_16:08:36", "  host      : node0",
             "  rank      : 1 (local_rank: 1)", "  exitcode  : {0} (pid: 7001)", "  error_file: <N/A>")  # fmt: skip
 IBV = ("node1:7001:7301 [1] NCCL INFO comm 0x55 rank 1 nranks 4 cudaDev 1 nvmlDev 1 busId 41000 commId 0xab - Init "
        "COMPLETE",
        "node1:7001:7321 [1] transport/net_ib.cc:2010 NCCL WARN NET/IB: Got completion from peer 10.0.0.2<4791> with "
        "status=12 opcode=0 len=0 vendor err 129 (Send)")  # fmt: skip
-COMPILE_BEGIN = ('V1125 16:00:00.000000 7001 torch/_dynamo/convert_frame.py:1 {{"{0}": {1}, "rank": {2}, "frame_id": 0, '
-                 '"frame_compile_id": 0, "attempt": 0}}')  # fmt: skip
+COMPILE_BEGIN = ('V1125 16:00:00.000000 7001 torch/_dynamo/convert_frame.py:1 {{"{0}": {1}, "rank": {2}, '
+                 '"frame_id": 0, "frame_compile_id": 0, "attempt": 0}}')  # fmt: skip
 
 
 def stacks(write: Callable[[Path, int, Frames], None], frames: Frames, *but: int) -> Callable[[Path], None]:
@@ -279,7 +279,7 @@ def test_ras_text_names_outliers(tmp_path: Path) -> None:
     behind = ("Warnings\n========\n\n#0-0 (27a079b828ff1a75) MISMATCH\n"
               "  Communicator ranks have different AllReduce operation counts\n"
               "  31 ranks have launched up to operation 6650\n"
-              "  Rank 7 has launched up to operation 6649 -- GPU 3 managed by process 1650386 on node node1\n")  # fmt: skip
+              "  Rank 7 has launched up to operation 6649 -- GPU 3 managed by process 1650386 on n1\n")  # fmt: skip
     dead = ("Errors\n======\n\nDEAD\n  1 job process is considered dead (unreachable via the RAS network)\n"
             "  Process 3487984 on node 172.16.64.213 managing GPU 5\n\n#0-0 (cf264af53edbe986) INCOMPLETE\n"
             "  Missing communicator data from 1 rank\n  The missing rank: 21\n")  # fmt: skip
