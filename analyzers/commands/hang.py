@@ -1,4 +1,4 @@
-"""`gpuscope hang`: which ranks made a job hang, and which only waited."""
+"""`gpuscope hang`: which ranks made a job hang, why, and which only waited."""
 
 from __future__ import annotations
 
@@ -11,22 +11,31 @@ if TYPE_CHECKING:
     from gpuscope.schema.document import Report
 
 
-@click.command(short_help="Say which ranks made a job hang, from Flight Recorder dumps.")
-@click.argument("paths", nargs=-1, required=True, metavar="DUMPS...")
+@click.command(short_help="Say which ranks made a job hang, and why.")
+@click.argument("paths", nargs=-1, required=True, metavar="PATHS...")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else, on stdout.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write one self-contained page.")
+@click.option("--force", is_flag=True, help="Overwrite the file of --html.")
 @click.option("--fail-on-hang", is_flag=True, help="Exit with 1 if the job hung.")
-def command(paths: tuple[str, ...], as_json: bool, fail_on_hang: bool) -> int:
-    """Say which ranks never came to which collective, and which of them is the first cause.
+def command(paths: tuple[str, ...], as_json: bool, html: Path | None, force: bool, fail_on_hang: bool) -> int:
+    """Say which ranks made a job hang, what they did instead of going on, and how certain that is.
 
-    DUMPS are the Flight Recorder dumps of all ranks: a folder, a glob or files. PyTorch writes them when a
-    collective of NCCL times out (TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1), and `gpuscope
-    record` when it sees a hang.
+    PATHS are what a job that hangs left, under any names: Flight Recorder dumps, stacks of its ranks (py-spy,
+    faulthandler), its logs and NCCL's, reports of NCCL's RAS, /proc/PID/status, logs of torch.compile. Name a folder
+    with all that you have; the answer says what is missing and how to get it.
 
     \b
     gpuscope hang /tmp/nccl_trace_rank_*
-    gpuscope hang run/flight_recorder/ --json
+    gpuscope hang run/ --json
     """
+    from gpuscope.output import check_free, write_text
+
+    check_free([html] if html is not None else [], force, paths, folders=[])
     report = _analyse(paths)
+    if html is not None:
+        from gpuscope.report.html.html_report import render as page
+
+        write_text(html, page(report))
     if as_json:
         from gpuscope.report.json_report import dumps
 
@@ -46,7 +55,7 @@ def _analyse(paths: tuple[str, ...]) -> Report:
     from gpuscope.sources.opening import inputs, total_size
     from gpuscope.sources.source import ReadOptions
 
-    items = inputs(_dumps(paths))
+    items = inputs(_records(paths))
     with reading(total_size(items), "reading", files=len(items)) as progress:
         analysis = run(items, Options(read=ReadOptions(advance=progress)), begun=progress.file)
     for one in analysis.report["analyzers"]:
@@ -55,13 +64,13 @@ def _analyse(paths: tuple[str, ...]) -> Report:
     return analysis.report
 
 
-def _dumps(paths: tuple[str, ...]) -> list[Path]:
-    """The dumps among the files named, below the folders named. Raises `InputError` where there is none."""
+def _records(paths: tuple[str, ...]) -> list[Path]:
+    """What tells of a hang among the files named, below the folders named. Raises `InputError` where nothing does."""
     import glob
 
     from gpuscope.errors import InputError
-    from gpuscope.sources.companion_files import is_record, records_below
-    from gpuscope.sources.source import Role, source_for
+    from gpuscope.sources.companion_files import hang_records_below, newest_dumps, tells_of_hang
+    from gpuscope.sources.source import source_for
 
     found: list[Path] = []
     others: list[Path] = []
@@ -71,33 +80,20 @@ def _dumps(paths: tuple[str, ...]) -> list[Path]:
             raise InputError(f"{named}: no such file or directory")
         for path in matches:
             if path.is_dir():
-                found += records_below(path, Role.HANG_RECORD)
+                found += hang_records_below(path)
             else:
-                (found if is_record(path, Role.HANG_RECORD) else others).append(path)
+                (found if tells_of_hang(path) else others).append(path)
     if not found and len(others) == 1:
         source_for(others[0])  # says why, if it is of no known format
     if not found:
         raise InputError(
-            f"{', '.join(paths)}: no Flight Recorder dump",
-            hint="a dump is a pickle such as nccl_trace_rank_0; set TORCH_FR_BUFFER_SIZE=2000 to have them written",
+            f"{', '.join(paths)}: nothing that tells of a hang",
+            hint="set TORCH_FR_BUFFER_SIZE=2000 to have Flight Recorder dumps written, or take each rank's stack: "
+            "py-spy dump --pid PID > stack_rankN.txt",
         )
     for path in others:
-        click.echo(f"left out, no Flight Recorder dump: {path}", err=True)
-    return _newest_of_each_rank(found)
-
-
-def _newest_of_each_rank(dumps: list[Path]) -> list[Path]:
-    """One dump per rank, the one written last: a run folder may hold those of several requests and of the end."""
-    from gpuscope.sources.source import source_for
-
-    newest: dict[int | Path, Path] = {}
-    for path in dumps:
-        source, head = source_for(path)
-        rank = source.peek_rank(path, head)
-        key = path if rank is None else rank
-        other = newest.get(key)
-        if other is None or path.stat().st_mtime_ns > other.stat().st_mtime_ns:
-            newest[key] = path
-    for path in sorted(set(dumps) - set(newest.values())):
+        click.echo(f"left out, tells nothing of a hang: {path}", err=True)
+    chosen = newest_dumps(found)
+    for path in sorted(set(found) - set(chosen)):
         click.echo(f"left out, an older dump of its rank: {path}", err=True)
-    return [path for path in dumps if path in newest.values()]
+    return chosen

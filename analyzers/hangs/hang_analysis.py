@@ -1,4 +1,8 @@
-"""Where a job hung, from Flight Recorder dumps: the first cause apart from those that only waited for it."""
+"""Where a job hung, and why: the first cause apart from those that only waited for it.
+
+Flight Recorder dumps say who waits for whom; stacks, logs, RAS, processes' states and compile logs what the rank did
+that all wait for, or who it is where there are no dumps.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gpuscope.analyzers.base.analyzer import Result
-from gpuscope.analyzers.base.needs import Need, any_of
+from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.sections import HANG
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.hangs import hang_facts, mismatches, wait_graph
+from gpuscope.analyzers.hangs import evidence, first_causes, hang_facts, hang_sources, mismatches, wait_graph
 from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record, read
 from gpuscope.analyzers.hangs.wait_graph import Wait
@@ -20,6 +24,7 @@ from gpuscope.catalogue.findings.hangs import Hang as JobHang
 from gpuscope.catalogue.findings.hangs import rank_list
 from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.schema.hang_section import Hang, HangCause, HangLast, HangMismatch, HangOperation
+from gpuscope.trace.trace import Trace
 
 EVIDENCE = 8
 PATIENCE_NS = 5_000_000_000
@@ -36,17 +41,19 @@ class Found:
     waits: Sequence[Wait]
     mismatches: Sequence[Mismatch]
     causes: Sequence[HangCause]
+    told: evidence.Evidence
 
 
 def run(facts: RunFacts) -> Result:
-    """The section `hang` and its finding; nothing at all for a trace without Flight Recorder dumps."""
+    """The section `hang` and its finding."""
     result = Result(ANALYZER.name)
-    job = read(facts.trace)
+    job, told = read(facts.trace), evidence.read(facts.trace)
     healthy = job.calm and _longest_wait(job) < max(PATIENCE_NS, 3 * _longest_pause(job))
     # Between two dumps of a healthy job a rank goes on: what looks like a wait is work in flight.
     odd = () if healthy else mismatches.find(job)
     found_waits = () if healthy else wait_graph.find(job, odd)
-    found = Found(job, found_waits, odd, () if healthy else _causes(job, found_waits, odd))
+    of_dumps = () if healthy else _causes(job, found_waits, odd)
+    found = Found(job, found_waits, odd, first_causes.causes(job, of_dumps, told, healthy), told)
     result.sections[HANG] = _section(found)
     if found.causes:
         result.findings.append(_finding(found))
@@ -139,8 +146,15 @@ def _section(found: Found) -> Hang:
         "operations": _operations(job, found.waits),
         "mismatches": [_mismatch(job, mismatch) for mismatch in found.mismatches],
         "last": [_last(job, rank) for rank in job.ranks],
-        "certain": hang_facts.certain(job, found.waits, causes),
-        "uncertain": hang_facts.uncertain(job, found.waits, causes),
+        "certain": [*hang_facts.certain(job, found.waits, causes), *hang_facts.seen(causes, found.told)],
+        "uncertain": [*hang_facts.uncertain(job, found.waits, causes), *hang_facts.open_reasons(causes)],
+        "hosts": [
+            {"rank": rank, "doing": host.doing, "place": host.place or None, "frames": list(host.frames)}
+            for rank, host in sorted(found.told.hosts.items())
+        ],
+        "signs": found.told.signs,
+        "sources": hang_sources.of(job, found.told, causes),
+        "contradictions": first_causes.contradictions(causes, found.told),
     }
 
 
@@ -219,6 +233,14 @@ def _finding(found: Found) -> FindingEntry:
     return made(words, ranks=first, evidence=evidence)
 
 
+def _tells(trace: Trace) -> bool:
+    """Whether the trace tells of a hang; lines of logs and open compilations beside timelines need not be of one."""
+    if any(len(trace[table]) for table in ("flight_records", "group_status", "host_stacks", "rank_progress")):
+        return True
+    signs = len(trace["hang_signs"]) > 0 or bool((trace["compilations"]["open"] == 1).any())
+    return signs and not len(trace["recording"])
+
+
 ANALYZER = RunAnalyzer(
     "hang",
     run,
@@ -226,7 +248,7 @@ ANALYZER = RunAnalyzer(
         Need(
             "Flight Recorder dumps",
             "gpuscope record writes them; else set TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
-            any_of("flight_records", "group_status"),
+            _tells,
             optional=True,
         ),
     ),

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from gpuscope.analyzers.hangs.evidence import Evidence
 from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record
 from gpuscope.analyzers.hangs.wait_graph import Wait
+from gpuscope.catalogue import hang_reasons as reasons
 from gpuscope.catalogue import hang_sentences as sentences
 from gpuscope.catalogue.hang_sentences import Awaited, Call, Operation
 from gpuscope.schema.hang_section import HangCause
+
+_ABSENT = ("never_arrived", "no_dump", "behind")
+_OF_A_MOMENT = frozenset({"compiling", "data_loader", "storage", "device_wait", "lock", "gil", "host_code"})
 
 
 def operation(job: Job, record: Record) -> Operation:
@@ -93,13 +98,31 @@ def certain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> lis
     return sentences.certain(awaited, causes, [rank for rank in first if rank in job.ranks and not job.pending(rank)])
 
 
+def seen(causes: Sequence[HangCause], evidence: Evidence) -> list[str]:
+    """What stacks, logs and states say outright of the first causes."""
+    return [
+        reasons.seen(cause["rank"], reasons.did(reason, cause.get("place") or ""))
+        for cause in causes
+        if (reason := cause.get("reason")) is not None
+        and (evidence.gone(cause["rank"]) == reason or cause["rank"] in evidence.hosts)
+    ]
+
+
+def open_reasons(causes: Sequence[HangCause]) -> list[str]:
+    """What they leave open."""
+    told = [cause["reason"] for cause in causes if cause.get("reason") is not None]
+    idle = [cause["rank"] for cause in causes if cause["kind"] in _ABSENT and cause.get("reason") is None]
+    return reasons.open_reasons(bool(_OF_A_MOMENT & set(told)), "network" in told, idle)
+
+
 def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> list[str]:
     """What the dumps leave open."""
     return sentences.uncertain(
         sentences.Unknown(
             causes,
+            dumps=job.dumped,
             stacks=any(record.frames for cause in causes for record in job.records.get(cause["rank"], [])),
-            without_dump=job.without_dump,
+            without_dump=set(job.without_dump) - {cause["rank"] for cause in causes if cause.get("reason")},
             progress={wait.awaited for wait in waits if wait.reason == "unknown"},
             by_count=any(wait.record.p2p and len(job.members[wait.record.group]) > 2 for wait in waits),
             incomparable=[job.title(group) for group in sorted(job.incomparable)],

@@ -64,6 +64,9 @@ class Job:
     """Of each rank in each group, by number."""
     dumped_ns: int = 0
     """When the last dump was written, where one says so (those of `gpuscope record` do), else 0."""
+    backend: str = ""
+    dumped: bool = False
+    """Whether there are dumps at all."""
     calm: bool = False
     """Whether every dump was asked for, or written at the end, and not because something waited too long."""
     p2p_groups: set[str] = field(default_factory=set)
@@ -72,6 +75,8 @@ class Job:
     @property
     def without_dump(self) -> list[int]:
         """Ranks of the job that wrote no dump, as far as its size or its groups are known."""
+        if not self.dumped:
+            return []
         known = {rank for ranks in self.members.values() for rank in ranks} | set(range(self.world_size or 0))
         return sorted(known - set(self.ranks))
 
@@ -113,6 +118,10 @@ def read(trace: Trace) -> Job:
     world = recorded_world(trace)
     # The largest group of a dump need not begin with rank 0: it does not say which ranks wrote no dump.
     job = Job(trace.ranks, None if world.provenance == "communicators" else world.size)
+    job.backend = next((row["backend"] for row in trace.rows("ranks") if row["backend"]), "")
+    job.dumped = len(trace["flight_records"]) + len(trace["group_status"]) > 0
+    if not job.dumped:
+        job.ranks = []
     job.dumped_ns = max((source.facts.get("dumped_ns", 0) for source in trace.sources), default=0)
     notes = {source.facts.get("note", "") for source in trace.sources if "dumped_ns" in source.facts}
     job.calm = bool(notes) and notes <= {"on demand", "at the end"}

@@ -129,6 +129,8 @@ class Unknown:
     """What dumps leave open."""
 
     causes: Sequence[HangCause]
+    dumps: bool
+    """Whether there are dumps."""
     stacks: bool
     """Whether the dumps of the first causes hold stacks."""
     without_dump: Collection[int]
@@ -150,11 +152,14 @@ def uncertain(unknown: Unknown) -> list[str]:
 def _uncertain(unknown: Unknown) -> Iterator[str]:
     causes = unknown.causes
     ranks = {cause["rank"] for cause in causes}
-    if causes:
-        yield (
-            "Why the first cause stopped: dumps record what was enqueued, not what a host or device did instead"
-            + ("." if unknown.stacks else ", and these contain no stacks.")
-        )
+    if causes and not unknown.dumps:
+        yield "Who waits for whom: without Flight Recorder dumps the ranks' operations can't be compared."
+    elif causes:
+        if any(cause.get("reason") is None for cause in causes):
+            yield (
+                "Why the first cause stopped: dumps record what was enqueued, not what a host or device did instead"
+                + ("." if unknown.stacks else ", and these contain no stacks.")
+            )
         yield "That the job hung at all: dumps taken on demand from a running job can look the same."
     else:
         yield "Whether the job hung: nothing in these dumps waits for another rank."

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
+
+Doing = Literal[
+    "debugger", "rendezvous", "collective", "compiling", "data_loader", "storage", "device_wait", "autograd", "lock",
+    "gil", "host_code",
+]  # fmt: skip
+"""What a rank's main thread was in: a debugger, the making of a process group, a collective, a compiler, a data loader,
+saving or reading files, a wait for its GPU, a backward pass, a lock, a lack of the interpreter's lock that another
+thread held, other code."""
+Reason = Literal[
+    "killed", "out_of_memory_host", "out_of_memory", "crashed", "exited", "stopped", "gpu_error", "unresponsive",
+    "network", "debugger", "rendezvous", "compiling", "data_loader", "storage", "device_wait", "lock", "gil",
+    "host_code",
+]  # fmt: skip
+"""Why a rank stands still."""
 
 
 class HangCause(TypedDict):
     """A rank that others waited for and that itself waited for nobody."""
 
     rank: int
-    kind: Literal["never_arrived", "device_stuck", "mismatch", "no_dump", "circular", "transfer"]
+    kind: Literal[
+        "never_arrived", "device_stuck", "mismatch", "no_dump", "circular", "transfer", "gone", "behind", "elsewhere",
+        "network",
+    ]  # fmt: skip
     """`never_arrived` (enqueued nothing more), `device_stuck` (did not finish what all others did), `mismatch`,
-    `no_dump`, `circular` (several that wait for each other), `transfer` (all have come, none gets through)."""
+    `no_dump`, `circular` (several that wait for each other), `transfer` (all have come, none gets through); without
+    dumps that tell: `gone` (takes no part any more), `behind` (launched fewer operations), `elsewhere` (its stack is
+    not in a collective, those of others are), `network`."""
     certain: bool
-    """Whether the dumps prove it; they never show why the rank stopped."""
+    """Whether it is proved that this rank is a first cause."""
+    reason: NotRequired[Reason | None]
+    """What it did instead, by its stack, its log or its process; null where nothing tells."""
+    reason_certain: NotRequired[bool]
+    """Whether that is proved too."""
+    place: NotRequired[str | None]
+    """Where in the user's code."""
+    remedy: NotRequired[str | None]
+    """What to do next; a sentence for people, may change."""
     why: str
     """A sentence for people; may change."""
 
@@ -74,9 +101,56 @@ class HangLast(TypedDict):
     """The Python stack, innermost first."""
 
 
+class HangHost(TypedDict):
+    """What a rank's main thread was doing when its stack was dumped."""
+
+    rank: int
+    doing: Doing
+    place: str | None
+    """Where in the user's code."""
+    frames: list[str]
+    """Innermost first; a line's code stands after a tab."""
+
+
+class HangSign(TypedDict):
+    """A line of a log, or a process's state, that bears on the hang."""
+
+    rank: int | None
+    sign: str
+    """As `reason`, or `mismatch`, `timed_out`, `lagging`, `peer_closed`, `alive`."""
+    text: str
+    file: str
+    line: int
+
+
+SourceOfHang = Literal["flight_recorder", "stacks", "logs", "ras", "process_states", "compile_logs"]
+
+
+class HangSource(TypedDict):
+    """What was read of one kind."""
+
+    source: SourceOfHang
+    ranks: list[int]
+    """Ranks that it tells of."""
+    missing: list[int]
+    """Ranks of the job that it does not tell of."""
+    how: str | None
+    """How to get what is missing; null where nothing is."""
+
+
+class HangContradiction(TypedDict):
+    """Two sources that can't both be right of one moment."""
+
+    rank: int
+    kind: Literal["waits_in_collective", "answers_though_gone", "ras_not_behind"]
+    what: str
+    """A sentence for people; may change."""
+
+
 class Hang(TypedDict):
-    """Where a job hung. From Flight Recorder dumps. A rank waits where one of its operations is unfinished and another
-    member of the group is not there; the first cause is the ranks that others wait for and that wait for nobody."""
+    """Where a job hung, and why. By Flight Recorder dumps a rank waits where one of its operations is unfinished and
+    another member of the group is not there; the first cause is the ranks that others wait for, which wait for nobody.
+    Stacks, logs, NCCL's RAS, processes' states and compile logs say what these did, or who they are without dumps."""
 
     hung: bool
     """Whether there is a first cause."""
@@ -96,3 +170,11 @@ class Hang(TypedDict):
     """Sentences: what the dumps say outright."""
     uncertain: list[str]
     """Sentences: what they leave open."""
+    hosts: NotRequired[list[HangHost]]
+    """What each rank's main thread was doing."""
+    signs: NotRequired[list[HangSign]]
+    """Lines of logs that bear on it."""
+    sources: NotRequired[list[HangSource]]
+    """What was read, and what is missing."""
+    contradictions: NotRequired[list[HangContradiction]]
+    """Where sources disagree."""

@@ -6,7 +6,7 @@ They go with traces of any format. Which formats these are, the sources say (`So
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpuscope.errors import InputError
@@ -36,6 +36,34 @@ def is_record(path: Path, *roles: Role) -> bool:
 def records_below(folder: Path, *roles: Role) -> list[Path]:
     """The records of these roles (or any) below a folder, whatever their names."""
     return [path for path in files_below(folder) if is_record(path, *roles)]
+
+
+def hang_records_below(folder: Path) -> list[Path]:
+    """What below a folder tells of a hang, whatever its name: dumps, stacks, logs."""
+    return [path for path in files_below(folder) if tells_of_hang(path)]
+
+
+def tells_of_hang(path: Path) -> bool:
+    """Whether a file's format tells of hangs."""
+    try:
+        files = source_for(path)[0].files if path.is_file() else None
+    except InputError:
+        return False
+    return files is not None and (files.role is Role.HANG_RECORD or files.hangs)
+
+
+def newest_dumps(paths: Sequence[Path]) -> list[Path]:
+    """Of dumps that are one per rank, the one written last: a run folder may hold those of several requests."""
+    newest: dict[tuple[str, int | Path], Path] = {}
+    for path in paths:
+        source, head = source_for(path)
+        rank = source.peek_rank(path, head) if source.files.one_per_rank else None
+        key = source.name, path if rank is None else rank
+        other = newest.get(key)
+        if other is None or path.stat().st_mtime_ns > other.stat().st_mtime_ns:
+            newest[key] = path
+    chosen = set(newest.values())
+    return [path for path in paths if path in chosen]
 
 
 def records_beside(folder: Path) -> list[Path]:

@@ -19,8 +19,10 @@ from gpuscope.sources import named_ranks, rank_numbers, remote, roles, run_manif
 from gpuscope.sources.companion_files import (
     files_below,
     files_of,
+    hang_records_below,
     is_record,
     is_timeline,
+    newest_dumps,
     records_below,
     records_beside,
 )
@@ -274,7 +276,7 @@ def _expand(named: PathLike) -> list[Path]:
         found = [*traces, *records_beside(path)] if traces else last_attempt(path, records_below(path))
         manifest = ended(path)
         if manifest is not None and manifest.hung:  # then the dumps say why, and the traces can't
-            dumps = last_attempt(path, records_below(path, Role.HANG_RECORD))
+            dumps = last_attempt(path, newest_dumps(hang_records_below(path)))
             found += [dump for dump in dumps if dump not in found]
         if not found:
             if manifest is not None:

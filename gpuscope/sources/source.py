@@ -65,6 +65,8 @@ class Files:
     """Whether two files of one rank contradict each other."""
     keepable: bool = False
     """Whether what is read depends on the file and on gpuscope's code alone: then it may be kept (`gpuscope.cache`)."""
+    hangs: bool = False
+    """Of other roles than `HANG_RECORD`: whether the files tell of a hang as well."""
     alone: str = ""
     """Of records: what they are good for where there is no timeline, and what to add."""
 

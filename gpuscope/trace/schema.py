@@ -467,6 +467,48 @@ GROUP_STATUS = TableSchema(
     ),
 )
 
+HOST_STACKS = TableSchema(
+    "host_stacks",
+    "what a thread of a rank was in when its stack was dumped (faulthandler, py-spy, a traceback in a log)",
+    (
+        _ANY_RANK,
+        Column("pid", "int", "process id", True),
+        Column("thread", "name", "thread, as the dump names it", True),
+        Column("main", "int", "1 for the main thread, else 0"),
+        Column("gil", "int", "1 where it held the interpreter's lock, 0 where not; absent where unknown", True),
+        Column("taken", "time", "when its file was written, ns since 1970"),
+        Column("frames", "name", "innermost first: function (file:line), with the line's code after a tab where known"),
+        Column("source", "int", "row in Trace.sources of the file"),
+    ),
+)
+
+HANG_SIGNS = TableSchema(
+    "hang_signs",
+    "lines of logs, and states of processes, that tell why a rank may have stopped",
+    (
+        _ANY_RANK,
+        Column("pid", "int", "process id, where the line names a process and no rank", True),
+        Column("sign", "name", "killed, out_of_memory, crashed, stopped, network, gpu_error, timed_out… (SIGNS)"),
+        Column("text", "name", "the line"),
+        Column("line", "int", "its number in the file"),
+        Column("source", "int", "row in Trace.sources of the file"),
+    ),
+)
+
+RANK_PROGRESS = TableSchema(
+    "rank_progress",
+    "how far a rank had got by NCCL's RAS, or by what torch's watchdog logged, and whether it answered",
+    (
+        _ANY_RANK,
+        Column("told_by", "name", "ras or watchdog"),
+        Column("group", "name", "communicator or process group"),
+        Column("launched", "int", "operations launched", True),
+        Column("completed", "int", "number of the last operation completed", True),
+        Column("state", "name", "alive, unresponsive, dead or aborted; absent where unknown", True),
+        Column("source", "int", "row in Trace.sources of the file"),
+    ),
+)
+
 COMPILATIONS = TableSchema(
     "compilations",
     "what torch.compile compiled, one row per compiled frame and cause, as TORCH_TRACE logs it",
@@ -477,6 +519,7 @@ COMPILATIONS = TableSchema(
         Column("nth", "int", "number of the compilation of that frame, from 0: later ones are recompilations"),
         Column("start", "time", "when it began, ns since 1970", True),
         Column("end", "time", "when it ended, ns since 1970", True),
+        Column("open", "int", "1 where the log has its begin alone: it was under way when the log ended, else 0"),
         Column("function", "name", "the compiled function", True),
         Column("file", "name", "its file", True),
         Column("line", "int", "the line where it begins", True),
@@ -719,6 +762,9 @@ SCHEMAS: dict[str, TableSchema] = {
         OPERATIONS,
         FLIGHT_RECORDS,
         GROUP_STATUS,
+        HOST_STACKS,
+        HANG_SIGNS,
+        RANK_PROGRESS,
         COMPILATIONS,
         GRAPH_BREAKS,
         COMPILED_GAPS,

@@ -22,11 +22,13 @@ class Hang(Finding):
     recognised = """Flight Recorder dumps. A rank waits where an operation of its own is unfinished and another member
     of the group has not enqueued it. A rank that is awaited in one operation while it waits in another is held up
     itself; the ranks that others wait for and that wait for nobody are the first cause. So are ranks that alone did
-    not finish what all others finished, and those that called another operation, size or type than the majority."""
-    helps = """the stack of the named rank (`py-spy dump`, `faulthandler`), its host's log, `dmesg` and `nvidia-smi
-    -q` for errors of its GPU. For a mismatch, the branch of code that only some ranks take."""
-    misleads = """dumps of a job that still ran; dumps taken long after each other; missing dumps (then only the
-    missing rank is under suspicion); sends and receives in groups of more than two ranks, matched by count."""
+    not finish what all others finished, and those that called another operation, size or type than the majority.
+    Stacks, logs and processes' states say what they did instead. Without dumps: who died or is stopped, else who had
+    launched less, whose stack is not in a collective, who compiles, whose network failed."""
+    helps = """what is told as next. For a mismatch, the branch of code that only some ranks take."""
+    misleads = """dumps of a job that still ran; one stack, which is one moment; dumps taken long after each
+    other; missing dumps (then only the missing rank is under suspicion); sends and receives in groups of more than two
+    ranks, matched by count."""
 
     causes: list[tuple[str, list[int]]]
     """Why ranks are the first cause, and which."""

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from gpuscope.catalogue import prediction_sentences, straggler_sentences
 from gpuscope.catalogue.cause_table import cause_label
+from gpuscope.catalogue.hang_reasons import DOING, SOURCES
 from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moments
 from gpuscope.report.html.flame_drawing import flame
@@ -228,6 +229,8 @@ def page_environment() -> Environment:
     )
     environment.globals.update(
         units=units,
+        hang_doing=DOING,
+        hang_sources=SOURCES,
         prose=_prose,
         drawing=drawing,
         memory_lines=memory_drawing.lines,

@@ -94,7 +94,8 @@ def _hung(report: Report) -> FirstLines:
         what = f"The job hung: {units.rank_words(ranks)} {units.be(ranks)} the first cause"
     else:
         what = f"The job hung, perhaps through {units.rank_words(ranks)}"
-    return FirstLines(what, causes[0]["why"] if causes else "", "", "fix", "", None, tuple(_limits(report)))
+    fix = causes[0].get("remedy") if causes else None
+    return FirstLines(what, causes[0]["why"] if causes else "", fix or "", "fix", "", None, tuple(_limits(report)))
 
 
 # -- what

@@ -39,7 +39,8 @@ class KinetoSource:
     def sniff(self, path: Path, head: bytes) -> bool:
         start = head.lstrip()
         if start.startswith(b"["):
-            return _CHROME_EVENT.match(start[1:].lstrip()) is not None
+            # py-spy's threads begin with a process id as well.
+            return _CHROME_EVENT.match(start[1:].lstrip()) is not None and b'"owns_gil"' not in head
         if not start.startswith(b"{"):
             return False
         # What a user put into the metadata can fill the beginning.

@@ -130,6 +130,13 @@ class Facts:
         elif "NET/IB" in text:
             self.ports |= {match[1]: match[2] for match in _PORT.finditer(text)}
 
+    def rank_of(self, process: tuple[str, int]) -> int | None:
+        """The rank of a process in its largest communicator; None where it has several there."""
+        own = [comm for comm in self.communicators.values() if comm.process == process]
+        largest = max((comm.size for comm in own), default=0)
+        ranks = {comm.rank for comm in own if comm.size == largest}
+        return ranks.pop() if len(ranks) == 1 else None
+
     def _choice(self, line: Line) -> None:
         match = _CHOICE.match(line.text)
         if match is None:

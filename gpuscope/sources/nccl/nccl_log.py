@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from gpuscope.sources.nccl import NCCL_ALONE
 from gpuscope.sources.nccl.log_facts import Facts
 from gpuscope.sources.nccl.log_lines import Line, hosts, separate
 from gpuscope.sources.nccl.nccl_tests_rows import Tables
+from gpuscope.sources.pytorch.log_signs import is_telling
+from gpuscope.sources.pytorch.process_log import ProcessText
 from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
@@ -20,6 +23,9 @@ from gpuscope.trace.naming.kinds import collective_op
 from gpuscope.trace.schema import NA
 
 _TEXT = (".log", ".txt", ".out", ".err")
+_FREQUENT = re.compile(r"opCount|Bytes -> Algo|^Channel ")
+_WARNING = re.compile(r"([\w.-]+):(\d{1,18}):\d{1,18} \[-?\d{1,9}\] .*NCCL WARN ")
+"""With the place in NCCL's source before it."""
 _LOOK = 8 << 20
 """A job's own output can come before NCCL's first line: text is searched that far."""
 
@@ -28,7 +34,7 @@ class NcclLogSource:
     """Reads `communicators`, `connections`, `choices` and, of nccl-tests, `measurements`."""
 
     name = "nccl-log"
-    files = Files(Role.RECORD, _TEXT, alone=NCCL_ALONE)
+    files = Files(Role.RECORD, _TEXT, alone=NCCL_ALONE, hangs=True)
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """NCCL's log lines or nccl-tests' table somewhere near the beginning."""
@@ -45,13 +51,20 @@ class NcclLogSource:
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a log. Raises `InputError` where nothing of use is in it."""
         facts, tables = Facts(), Tables()
+        process = ProcessText(path)
         known = hosts(line.decode(errors="replace") for line in lines(path, options))
         text = (line.decode(errors="replace") for line in lines(path, options, builder))
-        for line in separate(text, known):
+        warned: list[tuple[int, str, tuple[str, int]]] = []
+        for number, line in enumerate(separate(text, known), 1):
             if isinstance(line, Line):
                 facts.feed(line)
+                if not _FREQUENT.search(line.text) and is_telling(line.text):
+                    warned.append((number, line.text, (line.host, line.pid)))
+            elif (match := _WARNING.match(line)) is not None:
+                warned.append((number, line, (match[1], int(match[2]))))
             else:
                 tables.feed(line)
+                process.feed(line, number)
                 if not facts.version and line.startswith("NCCL version "):
                     facts.version = line.split()[2]
         if not facts.lines and not tables.rows:
@@ -71,6 +84,9 @@ class NcclLogSource:
         _choices(builder, facts, source)
         _measurements(builder, facts, tables, path, source)
         held = facts.communicators or facts.choices or tables.rows
+        for number, warning, of in warned:
+            process.feed(warning, number, facts.rank_of(of))
+        process.add(builder, source)
         builder.problem(collectives.LOG_WITHOUT_OPERATIONS, int(not held), file=path.name)
         builder.problem(reading.RECORD_UNREADABLE, tables.unreadable, file=path.name, what="rows of nccl-tests")
 

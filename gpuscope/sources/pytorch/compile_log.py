@@ -48,6 +48,7 @@ class Compilation:
 
     metrics: dict[str, Any] = field(default_factory=dict)
     stack: list[dict[str, Any]] = field(default_factory=list)
+    begun: bool = False
     reason: str = ""
     failed: str = ""
     cache: str = ""
@@ -110,6 +111,7 @@ def _take(log: Log, key: tuple[int, int], entry: dict[str, Any], name: str, payl
     if isinstance(entry.get("compilation_metrics"), dict):
         own.metrics.update(entry["compilation_metrics"])
     elif isinstance(entry.get("dynamo_start"), dict):
+        own.begun = True
         stack = entry["dynamo_start"].get("stack")
         own.stack = [one for one in stack if isinstance(one, dict)] if isinstance(stack, list) else []
     elif name == _RECOMPILED:
@@ -160,6 +162,7 @@ class CompileLogSource:
         Role.RECORD,
         (".log", ".log.gz"),
         one_per_rank=False,
+        hangs=True,
         alone="A log of torch.compile has no device time: name it together with the trace of the same run.",
     )
 
@@ -235,6 +238,7 @@ def _row(builder: TraceBuilder, log: Log, rank: int, frame: int, nth: int, one: 
     return {
         "rank": rank, "compile_id": code(f"{frame}/{nth}"), "frame": frame, "nth": nth,
         "start": began, "end": began + spent if NA not in (began, spent) else NA,
+        "open": int(one.begun and not (told or one.failed or "E" in one.times)),
         "function": text(told.get("co_name") or (one.stack[-1].get("name") if one.stack else "")),
         "file": text(told.get("co_filename") or (stack[-1][0] if stack else "")),
         "line": line if isinstance(line, int) else NA,

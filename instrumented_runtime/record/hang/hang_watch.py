@@ -3,7 +3,8 @@
 Each rank's thread polls its own pending collectives. When one exceeds the limit, the thread writes its state into
 `RUN/hang/`; the threads of the other ranks see that folder and write theirs too, so that a rank that never
 joined reports where it is instead. The lowest rank that has every report, or has waited long enough for them,
-gives the verdict. `touch RUN/dump` makes every rank dump without a hang.
+gives the verdict. Of ranks on its host that did not answer it asks the kernel and their C signal handlers
+(`silent_ranks`). `touch RUN/dump` makes every rank dump without a hang.
 
 Where all that waited goes on after all, it was a pause: the verdict is withdrawn, told as a pause with its length, and
 what was written moves to `RUN/pause1/`; the next hang is reported like the first.
@@ -17,6 +18,7 @@ import json
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from gpuscope.instrumented_runtime.record.hang.flight_recorder_dumps import Flig
 from gpuscope.instrumented_runtime.record.hang.hang_verdict import progress, verdict
 from gpuscope.instrumented_runtime.record.hang.nccl_progress import collectives_in
 from gpuscope.instrumented_runtime.record.hang.reported_hang import FOLDER, ON_A_HANG, ReportedHang
+from gpuscope.instrumented_runtime.record.hang.silent_ranks import SilentRanks
 from gpuscope.instrumented_runtime.record.hang.torch_recorder import recorded
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
@@ -64,12 +67,14 @@ class HangWatch(Quiet):
         """Start the thread."""
         self._folder = folder
         self._main = threading.get_ident()
+        self._silent = SilentRanks(folder)
         self._thread = threading.Thread(target=self._watch, name="gpuscope-hang-watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread; a hang that it found stays, unless all ranks went on since."""
         self._stopped.set()
+        self._silent.close()
         if self._thread is None or self._thread is threading.current_thread():
             return
         self._thread.join(timeout=PATIENCE_S + 1)
@@ -165,6 +170,7 @@ class HangWatch(Quiet):
             self._recorder.dump(note=ON_A_HANG)
         reports = self._wait_for_the_others()
         if rank == min(reports):
+            self._silent.ask(set(range(self._folder.part.world_size)) - reports.keys())
             told = verdict(reports, self._folder.part.world_size)
             waited = f" ({(time.time_ns() - since_ns) / 1e9:.1f} s)" if since_ns else ""
             self._folder.problem("hang", f"hang: {told}{waited}")
@@ -182,7 +188,21 @@ class HangWatch(Quiet):
         path = self._folder.file(name)
         with path.open("w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file, all_threads=True)
+            file.flush()
+            file.write(_with_code(self._main))  # reads the script, which may be what hangs
         self._folder.add_file(path, "stacks")
+
+
+def _with_code(thread: int) -> str:
+    """A thread's stack in faulthandler's form, with each line's code: a call into C has no frame of its own."""
+    frame = sys._current_frames().get(thread)
+    told = [f"\nThread 0x{thread:016x} (most recent call first):"]
+    for one in reversed(traceback.extract_stack(frame)) if frame is not None else ():
+        told += [
+            f'  File "{one.filename}", line {one.lineno} in {one.name}',
+            *([f"    {one.line}"] if one.line else []),
+        ]
+    return "\n".join(told) + "\n"
 
 
 def _where(thread: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
+from gpuscope.catalogue.hang_reasons import DOING, SOURCES
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.document import Report
 from gpuscope.schema.hang_section import Hang, HangLast, HangOperation
@@ -12,6 +13,8 @@ from gpuscope.words import units
 OPERATIONS_SHOWN = 8
 LAST_SHOWN = 16
 FRAMES_SHOWN = 4
+HOST_FRAMES_SHOWN = 8
+SIGNS_SHOWN = 6
 RANKS_SHOWN = 20
 """Characters of the longest list of ranks in a table."""
 _REASONS = {
@@ -26,13 +29,10 @@ _REASONS = {
 def render(report: Report, writer: Writer) -> None:
     """The whole text of `gpuscope hang`: the section, and what the files lost."""
     if "hang" not in report:
-        writer.line("The dumps contain no collectives.")
+        writer.line("Nothing in these files tells of a hang.")
         return
-    present, world = len(report["trace"]["ranks_present"]), report["trace"]["world_size"]
-    headline = "The job hung" if report["hang"]["hung"] else "No rank waits for another: no hang in these dumps"
+    headline = "The job hung" if report["hang"]["hung"] else "No rank waits for another: no hang in these files"
     writer.line(writer.text(headline, "bold red" if report["hang"]["hung"] else "bold green"))
-    of = f" of {world}" if world and world > present else ""
-    writer.line(writer.text(f"dumps of {present}{of} ranks", "dim"))
     section(report["hang"], writer)
     for problem in report["problems"]:
         writer.line(f"{problem['severity'].replace('_', ' ')}: {problem['message']}", hang=2)
@@ -43,20 +43,80 @@ def section(hang: Hang, writer: Writer) -> None:
     if hang["first_cause"]:
         writer.heading("First cause")
         for cause in hang["first_cause"]:
-            writer.line(writer.text(f"rank {cause['rank']}", "bold red"), f"  {cause['why']}", hang=4)
+            unsure = "" if cause["certain"] else " (not certain)"
+            writer.line(writer.text(f"rank {cause['rank']}", "bold red"), f"{unsure}  {cause['why']}", hang=4)
+        for remedy, ranks in _remedies(hang).items():
+            writer.line(
+                writer.text("next  ", "bold"),
+                f"{f'rank {ranks}: ' if len(hang['first_cause']) > 1 else ''}{remedy}",
+                hang=6,
+            )
         if hang["only_waited"]:
             writer.line(f"only waited: {units.ranks(hang['only_waited'])}")
-    if hang["without_dump"]:
-        writer.line(f"no dump of: {units.ranks(hang['without_dump'])}")
+    _sources(hang, writer)
     _operations(hang["operations"], writer)
     _mismatches(hang, writer)
-    if hang["hung"]:
+    _hosts(hang, writer)
+    if hang["hung"] and any(entry["op"] is not None for entry in hang["last"]):
         _last(hang, writer)
-    for title, sentences in (("Certain", hang["certain"]), ("Not certain", hang["uncertain"])):
+    for title, sentences in (
+        ("Certain", hang["certain"]),
+        ("Not certain", hang["uncertain"]),
+        ("Contradictions", [one["what"] for one in hang.get("contradictions", [])]),
+    ):
         if sentences:
             writer.heading(title)
             for sentence in sentences:
                 writer.line("- ", sentence, hang=2)
+
+
+def _remedies(hang: Hang) -> dict[str, str]:
+    """What to do next, each once, with the ranks that it is for."""
+    found: dict[str, list[int]] = {}
+    for cause in hang["first_cause"]:
+        if (remedy := cause.get("remedy")) is not None:
+            found.setdefault(remedy, []).append(cause["rank"])
+    return {remedy: units.ranks(ranks) for remedy, ranks in found.items()}
+
+
+def _sources(hang: Hang, writer: Writer) -> None:
+    """What was read, and how to get what is missing."""
+    read = [one for one in hang.get("sources", []) if one["ranks"]]
+    if read:
+        told = "; ".join(f"{SOURCES[one['source']]} of {units.ranks(one['ranks'])}" for one in read)
+        writer.line(writer.text(f"read: {told}", "dim"), hang=6)
+    for one in hang.get("sources", []):
+        if one["missing"]:
+            missing = f"{SOURCES[one['source']]} of {units.ranks(one['missing'])}"
+            writer.line(writer.text("missing: ", "dim"), f"{missing}: {one['how']}", hang=9)
+
+
+def _hosts(hang: Hang, writer: Writer) -> None:
+    """What the ranks' main threads were doing, the first causes' with their stacks, and the lines of logs on them."""
+    first = {cause["rank"] for cause in hang["first_cause"]}
+    groups: dict[tuple[str, str], list[int]] = {}
+    for host in hang.get("hosts", []):
+        groups.setdefault((DOING[host["doing"]], host["place"] or units.NONE), []).append(host["rank"])
+    if groups:
+        writer.heading("What the ranks' main threads were doing")
+        table = writer.table("<ranks", "<", "~at")
+        for (doing, place), ranks in sorted(groups.items(), key=lambda item: not first & set(item[1])):
+            table.add_row(writer.text(_some(ranks)), writer.text(doing), writer.cell(place))
+        writer.show(table)
+    for host in hang.get("hosts", []):
+        if host["rank"] in first:
+            writer.line(f"rank {host['rank']}'s stack, innermost first:")
+            for frame in host["frames"][:HOST_FRAMES_SHOWN]:
+                writer.line(frame.replace("\t", "  "), indent=4, hang=2)
+    signs = [one for one in hang.get("signs", []) if one["sign"] != "alive"]
+    signs.sort(key=lambda one: one["rank"] not in first)
+    if signs:
+        writer.heading("What the logs say")
+        for sign in signs[:SIGNS_SHOWN]:
+            of = "" if sign["rank"] is None else f"rank {sign['rank']}: "
+            writer.line(f"{of}{sign['text']} ({sign['file']}:{sign['line']})", hang=4)
+        if len(signs) > SIGNS_SHOWN:
+            writer.line(writer.text(f"and {units.count(len(signs) - SIGNS_SHOWN)} more (--json)", "dim"))
 
 
 def _operations(operations: list[HangOperation], writer: Writer) -> None:

@@ -101,10 +101,47 @@ def test_a_hang_is_dumped_within_the_timeout(
 
     dump = pickle.loads((done.folder / "flight_recorder/nccl_trace_rank_0").read_bytes())
     assert [entry["state"] for entry in dump["entries"]][-1] == "started"  # of then, not of the end
-    assert "train.py" in (done.folder / "hang/stacks_rank1.txt").read_text()
+    assert "time.sleep(0.1)" in (done.folder / "hang/stacks_rank1.txt").read_text()
+    (cause,) = analyze(done.folder).report["hang"]["first_cause"]
+    assert (cause["rank"], cause["kind"], cause["reason"]) == (1, "never_arrived", "host_code")
     # torch's own analyser agrees, now that groups and states are there.
     analyser = run(python, "-m", "torch.distributed.flight_recorder.fr_trace", done.folder / "flight_recorder")
     assert "missing ranks: {1}" in analyser.out + analyser.err
+
+
+HELD = """
+import os, re, signal, sys, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+torch.optim.SGD(model.parameters()).step()
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1:
+    if sys.argv[1] == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif sys.argv[1] == "gil":
+        re.match("(a+)+$", "a" * 60 + "b")  # holds the interpreter's lock for years
+    else:
+        os.mkfifo("checkpoint")
+        torch.save(model.state_dict(), "checkpoint")
+work = dist.all_reduce(torch.ones(1), async_op=True)
+while '"hang"' not in open("run/manifest.d/rank0.json").read(): time.sleep(0.1)
+os.kill(int(open("run/hang/status_rank1.txt").read().split("Pid:")[1].split()[0]), 9)
+"""
+
+
+@pytest.mark.parametrize("how", ["stopped", "gil", "storage"])
+def test_ranks_that_run_no_python_are_told_all_the_same(
+    record: Run, torchrun: tuple[str, ...], tmp_path: Path, how: str
+) -> None:
+    script = tmp_path / "held.py"
+    script.write_text(HELD)
+    done = record("--hang-timeout", "2", "--", *torchrun, script, how)
+    (cause,) = analyze(done.folder).report["hang"]["first_cause"]
+    assert (cause["rank"], cause["kind"], cause["reason"]) == (1, "no_dump", how), done.err
+    assert cause["certain"] is (how == "stopped")
+    assert not list(done.folder.glob(".stacks_rank0.*"))
 
 
 def test_a_rank_that_comes_back_only_paused(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:

@@ -1,0 +1,133 @@
+"""What NCCL's RAS tells of a job (`ncclras`, `ncclras -f json`, or `nc HOST 28028`): who answers, who is behind.
+
+JSON (from 2.28 on) has every rank of every communicator. The text names the outliers alone, so that of the others only
+their number is known. Ranks are those of the largest communicator; a smaller one's by process, which only JSON has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuscope.errors import InputError
+from gpuscope.sources.lines import integer
+from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.schema import NA
+
+LARGEST = 256 << 20
+_COMMUNICATOR = re.compile(r"^#(?P<id>\d+-\d+) \((?P<hash>[0-9a-f]+)\) (?P<what>[A-Z]+)")
+_SUMMARY = re.compile(r"^\s+(\d+)\s+(\d+)\s+\S+\s+\S+\s+(\d+)\s+\d+\s+[A-Z]+\s+[A-Z]+")
+_RANK = re.compile(r"^\s+Rank (\d+)\b")
+_MISSING = re.compile(r"^\s+The missing rank: (\d+)")
+_OWN = re.compile(r"^\s+Rank (\d+) has (?:launched up to operation (\d+)|not launched)")
+_GROUP = re.compile(r"^\s+\d+ ranks have (?:launched up to operation (\d+)|(not) launched)")
+_DEAD = re.compile(r"considered dead")
+
+
+@dataclass(frozen=True)
+class RasRank:
+    """What RAS says of one rank of a communicator; `others` where it stands for all that are not named."""
+
+    rank: int | None
+    group: str
+    state: str
+    launched: int | None = None
+
+
+class RasSource:
+    """Reads `rank_progress`."""
+
+    name = "nccl-ras"
+    files = Files(
+        Role.HANG_RECORD, one_per_rank=False, alone="NCCL's RAS tells which ranks of a job answer and progress"
+    )
+
+    def sniff(self, path: Path, head: bytes) -> bool:
+        """Its JSON, or the heads of its text."""
+        if path.is_dir():
+            return False
+        if head.lstrip().startswith(b"{"):
+            return b'"communicators_count"' in head and b'"missing_ranks_count"' in head
+        return b"Job summary" in head and b"Communicators..." in head
+
+    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
+        """None: it is of the whole job."""
+        return None
+
+    def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
+        """Read a report. Raises `InputError` for one that is damaged."""
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise InputError(f"{path}: is far too large for a report of RAS ({size} bytes)")
+        text = path.read_bytes().decode(errors="replace")
+        if options.advance:
+            options.advance(size)
+        try:
+            found = list(_of_json(json.loads(text)) if text.lstrip().startswith("{") else _of_text(text))
+        except (ValueError, RecursionError, TypeError, KeyError) as error:
+            raise InputError(f"{path}: is damaged or cut off ({error})") from error
+        code, source = builder.names.code, builder.source(path, self.name, "", len(found), {})
+        for one in found:
+            row = {
+                "rank": NA if one.rank is None else one.rank,
+                "told_by": code("ras"),
+                "group": code(one.group),
+                "launched": NA if one.launched is None else one.launched,
+                "state": code(one.state),
+                "source": source,
+            }
+            builder.add("rank_progress", 1, row)
+
+
+def _of_json(told: dict[str, Any]) -> Iterator[RasRank]:
+    communicators = [one for one in told["communicators"] if isinstance(one, dict)]
+    largest = max(communicators, key=lambda one: integer(one.get("size")) or 0, default={})
+    world = {_process(one): integer(one.get("rank")) for one in _listed(largest)}
+    for comm in communicators:
+        for one in _listed(comm):
+            status, counts = one.get("status") or {}, one.get("collective_counts") or {}
+            state = (
+                "dead" if status.get("considered_dead") else "unresponsive" if status.get("unresponsive") else "alive"
+            )
+            state = "aborted" if status.get("abort_flag") or status.get("async_error") not in (None, 0, 7) else state
+            launched = sum(integer(count) or 0 for count in counts.values()) if counts else None
+            yield RasRank(world.get(_process(one)), str(comm.get("hash")), state, launched)
+
+
+def _listed(comm: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for key in ("ranks", "missing_ranks") for one in comm.get(key) or [] if isinstance(one, dict)]
+
+
+def _process(one: dict[str, Any]) -> tuple[str, str, str]:
+    return str(one.get("host")), str(one.get("pid")), str(one.get("cuda_dev"))
+
+
+def _of_text(text: str) -> Iterator[RasRank]:
+    """The ranks named; `#0-N` are the largest communicators, the one of the whole job where it is alone there."""
+    sizes = {int(match[1]): (int(match[2]), int(match[3])) for match in map(_SUMMARY.match, text.splitlines()) if match}
+    dead, group, told, count, whole = bool(_DEAD.search(text)), "", "", None, False
+    for line in text.splitlines():
+        if (match := _COMMUNICATOR.match(line)) is not None:
+            group, told, count = match["hash"], match["what"], None
+            whole = match["id"].startswith("0-") and sizes.get(0, (1, 0))[0] == 1
+        elif not whole:
+            continue
+        elif told == "INCOMPLETE" and (match := _MISSING.match(line) or _RANK.match(line)) is not None:
+            yield RasRank(int(match[1]), group, "dead" if dead else "unresponsive")
+        elif told == "MISMATCH" and (match := _GROUP.match(line)) is not None:
+            count = int(match[1] or 0)
+            yield RasRank(None, group, "alive", count)
+        elif told == "MISMATCH" and (match := _OWN.match(line)) is not None:
+            yield RasRank(int(match[1]), group, "alive", int(match[2] or 0))
+        elif told == "MISMATCH" and count is not None and (match := _RANK.match(line)) is not None:
+            yield RasRank(int(match[1]), group, "alive", count)
+        elif not line.strip():
+            told = ""
+
+
+SOURCE = RasSource()
