@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from gpuscope.collective_costs.bus_bandwidth import algbw, busbw
-from gpuscope.errors import UsageError
+from gpuscope.instrumented_runtime.bench.options import CollectiveOptions, check_ranks
 from gpuscope.instrumented_runtime.bench.processes import default_backend, run_processes
 from gpuscope.instrumented_runtime.bench.tested_collectives import OPERATIONS, Prepared
 from gpuscope.schema.bench_documents import BenchCollectives, CollectiveRow
-
-DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int32": torch.int32,
-}
-
-
-@dataclass(frozen=True)
-class CollectiveOptions:
-    """What to measure. `sizes` are bytes of the whole array, rounded down to whole elements per rank."""
-
-    ops: tuple[str, ...] = ("all_reduce",)
-    sizes: tuple[int, ...] = (1024, 1024**2)
-    iterations: int = 20
-    warmup: int = 5
-    dtype: str = "float32"
-    check: bool = True
-
-    def __post_init__(self) -> None:
-        unknown = [op for op in self.ops if op not in OPERATIONS]
-        if unknown:
-            raise UsageError(f"unknown operation {unknown[0]!r}", hint=f"--op takes {', '.join(OPERATIONS)}")
-        if self.dtype not in DTYPES:
-            raise UsageError(f"unknown --dtype {self.dtype!r}", hint=f"it takes {', '.join(DTYPES)}")
-        if self.iterations < 1 or self.warmup < 0:
-            raise UsageError("--iterations must be at least 1 and --warmup at least 0")
+from gpuscope.words import units
 
 
 def run(options: CollectiveOptions, nprocs: int, backend: str | None = None) -> BenchCollectives | None:
@@ -49,18 +22,38 @@ def run(options: CollectiveOptions, nprocs: int, backend: str | None = None) -> 
     None on every rank but the first of a launcher's job. Raises `UsageError` for fewer than two ranks and
     for a backend this machine lacks, `GpuscopeError` when a rank fails.
     """
-    if nprocs < 2:
-        raise UsageError(f"a collective needs at least two ranks, not {nprocs}", hint="give --nproc 2 or more")
-    return run_processes(measure, nprocs, backend or default_backend(), options)
+    check_ranks(nprocs)
+    return run_processes(_measure_announced, nprocs, backend or default_backend(), options)
+
+
+def _measure_announced(options: CollectiveOptions) -> BenchCollectives:
+    check_ranks(dist.get_world_size())
+    estimate = expected_ns(options, _device())
+    if dist.get_rank() == 0:
+        what = f"{units.plural(len(options.ops), 'operation')} × {units.plural(len(options.sizes), 'size')}"
+        print(f"gpuscope: {what}: about {units.long_duration(estimate)}", file=sys.stderr, flush=True)
+    return measure(options)
+
+
+def expected_ns(options: CollectiveOptions, device: torch.device) -> float:
+    """How long `measure` will take, from one call of each operation at its smallest and its largest size; between them
+    a call's time is taken to grow with its bytes. Every rank takes part."""
+    least, most = min(options.sizes), max(options.sizes)
+    once = CollectiveOptions(iterations=1, warmup=1)
+    calls = options.iterations + options.warmup + options.check
+    total = 0.0
+    for op in options.ops:
+        first, last = (average_ns(_prepared(op, size, options, device), once, device) for size in (least, most))
+        slope = (last - first) / (most - least) if most > least else 0.0
+        total += calls * sum(max(0.0, first + slope * (size - least)) for size in options.sizes)
+    return total
 
 
 def measure(options: CollectiveOptions) -> BenchCollectives:
     """Measure inside a process group that is already set up; every rank takes part and gets the report."""
-    if dist.get_world_size() < 2:
-        raise UsageError("a collective needs at least two ranks", hint="start two or more")
-    backend = dist.get_backend()
+    check_ranks(dist.get_world_size())
+    backend, device = dist.get_backend(), _device()
     on_gpu = backend == "nccl"
-    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     rows = [_row(op, size, options, device) for op in options.ops for size in options.sizes]
     return BenchCollectives(
         backend=backend,
@@ -79,11 +72,26 @@ def _nccl_version() -> str:
     return ".".join(map(str, version))
 
 
+def _device() -> torch.device:
+    on_gpu = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+def _count(size: int, dtype: torch.dtype) -> int:
+    """A whole number of elements per rank, and at least one."""
+    n = dist.get_world_size()
+    return max(1, size // dtype.itemsize // n) * n
+
+
+def _prepared(op: str, size: int, options: CollectiveOptions, device: torch.device) -> Prepared:
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    return OPERATIONS[op](_count(size, dtype), dtype, device)
+
+
 def _row(op: str, size: int, options: CollectiveOptions, device: torch.device) -> CollectiveRow:
-    dtype, n = DTYPES[options.dtype], dist.get_world_size()
-    # A whole number of elements per rank, and at least one.
-    count = max(1, size // dtype.itemsize // n) * n
-    prepared = OPERATIONS[op](count, dtype, device)
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    n, count = dist.get_world_size(), _count(size, dtype)
+    prepared = _prepared(op, size, options, device)
     wrong = _count_wrong(prepared, device) if options.check else None
     times = _over_ranks(average_ns(prepared, options, device), device)
     nbytes, mean = count * dtype.itemsize, sum(times) / n

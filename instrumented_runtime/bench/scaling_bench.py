@@ -9,41 +9,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gpuscope.errors import UsageError
+from gpuscope.instrumented_runtime.bench.options import ScalingOptions, plan
 from gpuscope.instrumented_runtime.bench.processes import default_backend, run_processes, under_torchrun
 from gpuscope.instrumented_runtime.train.mesh import World
-from gpuscope.instrumented_runtime.train.settings.assemble import assemble
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
-from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
 from gpuscope.instrumented_runtime.train.settings.parallelism import Degrees
 from gpuscope.instrumented_runtime.train.trainer import Trainer
 from gpuscope.schema.bench_documents import BenchScaling, ScalingRow
-
-
-@dataclass(frozen=True)
-class ScalingOptions:
-    """What to train, and on how many processes one after the other. `steps` are timed, `warmup` are not."""
-
-    nprocs: tuple[int, ...] = (1, 2)
-    parallel: str = "ddp"
-    preset: str = "tiny"
-    settings: tuple[str, ...] = ()
-    steps: int = 20
-    warmup: int = 5
-    strong: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.nprocs or min(self.nprocs) < 1 or list(self.nprocs) != sorted(set(self.nprocs)):
-            raise UsageError(f"--nproc takes rising numbers of processes, not {self.nprocs}", hint="--nproc 1,2,4")
-        if self.steps < 1 or self.warmup < 1:
-            raise UsageError("--steps and --warmup must be at least 1: the first step is never typical")
-
 
 SHARED_CPU = (
     "the processes share one CPU, its caches and its memory, so this shows the software's share of the loss "
@@ -73,27 +50,6 @@ def measure(options: ScalingOptions) -> BenchScaling:
         rows=rows(timed),
         note="" if backend == "nccl" else SHARED_CPU,
     )
-
-
-def plan(options: ScalingOptions, nprocs: int) -> tuple[TrainConfig, Degrees]:
-    """The configuration and mesh for `nprocs` processes, checked."""
-    more: dict[str, Any] = {"train.steps": options.warmup + options.steps, "capture.profile": False}
-    config = assemble(
-        parallel=options.parallel,
-        world_size=nprocs,
-        preset=options.preset,
-        settings=options.settings,
-        more=more,
-    )
-    degrees = validate(config, nprocs)
-    if options.strong and degrees.data_ranks > 1:
-        if config.data.batch % degrees.data_ranks:
-            raise UsageError(
-                f"--strong: data.batch={config.data.batch} can't be shared by {degrees.data_ranks} ranks",
-                hint=f"--set data.batch={config.data.batch * degrees.data_ranks}",
-            )
-        config = config.replace("data", batch=config.data.batch // degrees.data_ranks)
-    return config, degrees
 
 
 def tokens_per_step(config: TrainConfig, degrees: Degrees) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +60,24 @@ def collectives(
     reduce-scatter starts from. Starts its own processes on this machine, or joins those of torchrun.
     """
     from gpuscope.hardware.link_rates import link_named
-    from gpuscope.instrumented_runtime.bench import collectives_bench as bench
     from gpuscope.instrumented_runtime.bench.bench_tables import print_collectives
+    from gpuscope.instrumented_runtime.bench.options import OPERATIONS, CollectiveOptions, check_ranks
     from gpuscope.instrumented_runtime.bench.sizes import parse_size, sweep
-    from gpuscope.instrumented_runtime.bench.tested_collectives import OPERATIONS
     from gpuscope.report.terminal.screen import ReportConsole
 
     peak = link_named(link) if link else None
-    options = bench.CollectiveOptions(
-        ops=ops or tuple(OPERATIONS),
+    check_ranks(int(os.environ.get("WORLD_SIZE", nproc)))
+    options = CollectiveOptions(
+        ops=ops or OPERATIONS,
         sizes=sweep(parse_size(smallest), parse_size(largest), factor),
         iterations=iterations,
         warmup=warmup,
         dtype=dtype,
         check=not no_check,
     )
-    report = bench.run(options, nproc, backend)
+    from gpuscope.instrumented_runtime.bench.collectives_bench import run  # imports torch: seconds
+
+    report = run(options, nproc, backend)
     if report is None:
         return
     if as_json:
@@ -92,15 +95,16 @@ def transfers(size: str | None, iterations: int, as_json: bool) -> None:
 
     Without a GPU it copies within host memory and says so: that is no host-device bandwidth.
     """
-    import torch
-
     from gpuscope.instrumented_runtime.bench.bench_tables import print_transfers
-    from gpuscope.instrumented_runtime.bench.copies_bench import measure
     from gpuscope.instrumented_runtime.bench.sizes import parse_size
     from gpuscope.report.terminal.screen import ReportConsole
 
-    nbytes = parse_size(size or ("256M" if torch.cuda.is_available() else "64M"))
-    report = measure(nbytes, iterations)
+    nbytes = parse_size(size) if size else None
+    import torch  # after what can be refused without: it takes seconds
+
+    from gpuscope.instrumented_runtime.bench.copies_bench import measure
+
+    report = measure(nbytes or parse_size("256M" if torch.cuda.is_available() else "64M"), iterations)
     if as_json:
         _print_json(report.as_json())
     else:
@@ -126,7 +130,7 @@ def scaling(
     """
     from gpuscope.errors import UsageError
     from gpuscope.instrumented_runtime.bench.bench_tables import print_scaling
-    from gpuscope.instrumented_runtime.bench.scaling_bench import ScalingOptions, measure
+    from gpuscope.instrumented_runtime.bench.options import ScalingOptions, plan
     from gpuscope.report.terminal.screen import ReportConsole
 
     numbers = nprocs.split(",")
@@ -135,6 +139,10 @@ def scaling(
     options = ScalingOptions(
         tuple(int(number) for number in numbers), parallel, preset, settings, steps, warmup, strong
     )
+    for number in options.nprocs:
+        plan(options, number)
+    from gpuscope.instrumented_runtime.bench.scaling_bench import measure  # imports torch: seconds
+
     report = measure(options)
     if as_json:
         _print_json(report.as_json())

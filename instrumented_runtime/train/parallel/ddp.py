@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gpuscope.errors import UsageError
+from gpuscope.instrumented_runtime.record.gloo.power_sgd import power_sgd_hook
 from gpuscope.instrumented_runtime.train.parallel.build import Build
 from gpuscope.instrumented_runtime.train.settings.parallelisms.ddp import DdpConfig
 
@@ -42,21 +42,19 @@ def _wrapped(model: nn.Module, config: DdpConfig, mesh: DeviceMesh, device_type:
         gradient_as_bucket_view=config.gradient_as_bucket_view,
         **bucket,
     )
-    _register_hook(ddp, config, mesh.get_group(), device_type)
+    _register_hook(ddp, config, mesh.get_group())
     if device_type == "cpu":  # every step is timed, not one in a hundred; on a GPU that would make the host wait
         ddp._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
     return ddp
 
 
-def _register_hook(ddp: DistributedDataParallel, config: DdpConfig, group: dist.ProcessGroup, device_type: str) -> None:
+def _register_hook(ddp: DistributedDataParallel, config: DdpConfig, group: dist.ProcessGroup) -> None:
     if config.comm_hook == "fp16":
         ddp.register_comm_hook(group, default_hooks.fp16_compress_hook)
     elif config.comm_hook == "bf16":
-        if device_type != "cuda":
-            raise UsageError("ddp.comm_hook: PyTorch's bf16 hook needs CUDA", hint="fp16 works on gloo")
         ddp.register_comm_hook(group, default_hooks.bf16_compress_hook)
     elif config.comm_hook == "powersgd":
         state: Any = powerSGD_hook.PowerSGDState(
             process_group=group, matrix_approximation_rank=config.powersgd_rank, start_powerSGD_iter=3
         )
-        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        ddp.register_comm_hook(state, power_sgd_hook(dist.get_backend(group)))

@@ -81,11 +81,19 @@ def validate(config: TrainConfig, world_size: int) -> Degrees:
     data = DATA[config.parallel.data]
     sizes[REPLICATE], sizes[SHARD] = data.split(config, dp)
     plan = Plan(config, Degrees({axis: sizes[axis] for axis in AXES}), data)
+    _check_together(plan)  # first: no hint may lead to what does not go together
     _check_multiples(plan)
     for one in PARALLELISMS:
         one.check(plan)
     _check_cuda_graphs(plan)
     return plan.degrees
+
+
+def _check_together(plan: Plan) -> None:
+    for one in MODEL:
+        for other in one.not_with:
+            apart = 1 in (plan.degrees[one.axis], plan.degrees[other])
+            check(apart, f"parallel.{one.axis.name}", f"not together with {other.name}")
 
 
 def _check_multiples(plan: Plan) -> None:

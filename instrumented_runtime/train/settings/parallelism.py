@@ -115,6 +115,8 @@ class ModelParallelism(Parallelism):
     """Help of its size."""
     divides: tuple[str, ...] = ()
     """Options that must be a multiple of its size."""
+    not_with: tuple[Axis, ...] = ()
+    """What it can't be combined with, whatever else is changed."""
 
 
 def replicas(_: TrainConfig, ranks: int) -> tuple[int, int]:

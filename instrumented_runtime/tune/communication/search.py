@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 from gpuscope.errors import GpuscopeError, UsageError
-from gpuscope.instrumented_runtime.bench.collectives_bench import CollectiveOptions, average_ns, measure
+from gpuscope.instrumented_runtime.bench.collectives_bench import average_ns, measure
+from gpuscope.instrumented_runtime.bench.options import CollectiveOptions
 from gpuscope.instrumented_runtime.bench.processes import run_processes, under_torchrun
 from gpuscope.instrumented_runtime.bench.tested_collectives import Prepared
 from gpuscope.instrumented_runtime.tune.communication.candidates import DEFAULT, candidates

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuscope.instrumented_runtime.bench.tested_collectives import OPERATIONS
+from gpuscope.instrumented_runtime.bench.options import OPERATIONS
 from gpuscope.sources.opening import open_trace
 from gpuscope.trace.trace import Row
 

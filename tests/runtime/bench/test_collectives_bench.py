@@ -1,5 +1,7 @@
 """The collectives benchmark on two gloo processes, the copies benchmark, and their command line."""
 
+import sys
+
 import pytest
 import torch
 from helpers import needs
@@ -7,8 +9,10 @@ from helpers import needs
 from gpuscope.cli import main
 from gpuscope.collective_costs.bus_bandwidth import busbw_factor
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.bench.collectives_bench import CollectiveOptions, run
+from gpuscope.instrumented_runtime.bench.collectives_bench import run
 from gpuscope.instrumented_runtime.bench.copies_bench import measure
+from gpuscope.instrumented_runtime.bench.options import OPERATIONS as NAMES
+from gpuscope.instrumented_runtime.bench.options import CollectiveOptions
 from gpuscope.instrumented_runtime.bench.sizes import format_size, parse_size, sweep
 from gpuscope.instrumented_runtime.bench.tested_collectives import OPERATIONS
 from gpuscope.schema.bench_documents import BenchCollectives
@@ -30,6 +34,7 @@ def test_every_operation_at_every_size_is_right(report: BenchCollectives) -> Non
         for nbytes in (1000, 64 * 1024)
     ]
     assert {row.wrong for row in report.rows} == {0}
+    assert tuple(OPERATIONS) == NAMES
 
 
 def test_bandwidths_follow_from_size_and_time(report: BenchCollectives) -> None:
@@ -76,6 +81,34 @@ def test_host_copies_are_labelled_where_there_is_no_gpu(monkeypatch: pytest.Monk
 def test_device_copies() -> None:
     kinds = [row.kind for row in measure(nbytes=1024**2, iterations=3).rows]
     assert kinds[:5] == ["host_to_device", "device_to_host"] * 2 + ["device_memcpy"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("collectives --op reduce_all", "--op takes"),
+        ("collectives --dtype float3", "--dtype"),
+        ("collectives --minbytes 12X", "is not a size"),
+        ("collectives --nproc 1", "at least two ranks"),
+        ("transfers --size 12X", "is not a size"),
+        ("scaling --nproc 2,1", "rising"),
+        ("scaling --parallel dpp", "no parallelism"),
+    ],
+)
+def test_what_can_not_be_meant_is_refused_without_torch(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    for name in ("collectives_bench", "copies_bench", "scaling_bench"):
+        monkeypatch.setitem(sys.modules, f"gpuscope.instrumented_runtime.bench.{name}", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *words.split()])
+    assert (end.value.code, said in capsys.readouterr().err) == (2, True)
+
+
+def test_how_long_it_will_take_is_said_first(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(CollectiveOptions(ops=NAMES[:2], sizes=(1024, 4096), iterations=2), nprocs=2, backend="gloo")
+    assert "gpuscope: 2 operations × 2 sizes: about" in capfd.readouterr().err
 
 
 def test_unknown_link_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:

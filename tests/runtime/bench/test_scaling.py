@@ -3,7 +3,8 @@
 import pytest
 
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.bench.scaling_bench import ScalingOptions, measure, plan, rows, tokens_per_step
+from gpuscope.instrumented_runtime.bench.options import ScalingOptions, plan
+from gpuscope.instrumented_runtime.bench.scaling_bench import measure, rows, tokens_per_step
 
 
 def test_efficiency_of_weak_scaling() -> None:

@@ -53,6 +53,8 @@ def test_parallel_words_become_a_mesh(parallel: str, world_size: int, expected: 
         ("pp=2+ddp", 4, ["pipeline.schedule=zbv", "model.layers=4"], "pipeline.schedule"),
         ("cp", 2, ["data.sequence=130"], "data.sequence"),
         ("ep", 2, [], "model.experts"),
+        ("ep=2+tp=2", 4, [], "not together with tp"),  # nor a hint at what else would be refused
+        ("pp=2+ep=2", 4, ["model.experts=4"], "not together with pp"),
         ("pp=2+cp", 2, [], "one for cp"),
         ("3d", 4, [], "multiple of 8"),
         ("hsdp", 2, [], "nothing to replicate"),

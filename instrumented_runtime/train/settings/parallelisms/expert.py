@@ -11,12 +11,9 @@ EP = Axis("ep", 50, own_sequences=True, averages_gradients=True)
 
 
 def _check(plan: Plan) -> None:
-    degrees = plan.degrees
-    if degrees[EP] == 1:
+    if plan.degrees[EP] == 1:
         return
     check(plan.config.model.experts > 0, "model.experts", "expert parallelism needs experts", "--preset tiny-moe")
-    check(degrees[TP] == 1, "parallel.ep", "not together with tp: experts would be cut twice")
-    check(degrees[PP] == 1, "parallel.ep", "not together with pp")
     check(plan.data.kind != "zero1", "parallel.data", "zero1 shards no expert-parallel optimizer", "use ddp")
 
 
@@ -28,6 +25,7 @@ PARALLELISM = ModelParallelism(
     about="experts over ranks, uneven all-to-all; needs `--preset tiny-moe` or `model.experts`",
     file="expert_parallel",
     divides=("model.experts",),
+    not_with=(TP, PP),
     check=_check,
     waits=lambda _: "in trainer",
 )

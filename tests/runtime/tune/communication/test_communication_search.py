@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from gpuscope.errors import GpuscopeError, UsageError
-from gpuscope.instrumented_runtime.bench.collectives_bench import CollectiveOptions
+from gpuscope.instrumented_runtime.bench.options import CollectiveOptions
 from gpuscope.instrumented_runtime.bench.processes import run_processes
 from gpuscope.instrumented_runtime.tune.communication import search as searching
 from gpuscope.instrumented_runtime.tune.communication.measured import Searched, Tried, tuner_text
