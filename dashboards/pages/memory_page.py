@@ -109,8 +109,8 @@ def _over_time(entry: MemoryEntry, shown: Shown) -> Component:
     if not entry["timeline"]:
         return ui.empty(
             "No memory over time",
-            "The snapshot holds no history: call torch.cuda.memory._record_memory_history() before training "
-            "(gpuscope record --memory does).",
+            "The snapshot holds no history: call torch.cuda.memory._record_memory_history(stacks='python') before "
+            "training (gpuscope record --memory does).",
         )
     by_kind = memory_over_time(shown.run.trace, entry) if shown.run.trace is not None else None
     note = "In use by kind of allocation, judged by its stack." if by_kind is not None else ""

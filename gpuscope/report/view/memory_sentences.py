@@ -14,6 +14,8 @@ LEAST_NAMED = 0.05
 """The share of the peak from which a second line is named beside the largest."""
 LEAST_KIND = 0.001
 """The share from which a kind of allocation is named."""
+RECORD = 'torch.cuda.memory._record_memory_history(stacks="python")'
+"""What is recommended: symbols of C++ frames take a hundred times as long as all the rest of a snapshot."""
 MUCH_UNKNOWN = 0.2
 """The share without a stack from which it is said how to record one."""
 NAME = 60
@@ -166,9 +168,9 @@ def to_record(entry: MemoryEntry) -> str:
     before = sum(one["bytes"] for one in entry.get("peak_by_kind", []) if one["kind"] == StackKind.BEFORE.value)
     unknown = sum(one["bytes"] for one in entry.get("peak_by_kind", []) if one["kind"] == StackKind.NO_STACK.value)
     if before >= MUCH_UNKNOWN * entry["peak_allocated_bytes"] > 0:
-        return "To see what was in use before: torch.cuda.memory._record_memory_history() before the model is built."
+        return f"To see what was in use before: {RECORD} before the model is built."
     if unknown >= MUCH_UNKNOWN * entry["peak_allocated_bytes"] > 0:
-        return 'To see every stack: torch.cuda.memory._record_memory_history(stacks="all").'
+        return f'To see stacks: {RECORD}; stacks="all" adds those of C++, and makes a snapshot take minutes.'
     return ""
 
 

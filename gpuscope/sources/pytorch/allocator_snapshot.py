@@ -75,7 +75,7 @@ def _load(path: Path) -> Mapping[str, Any]:
         if size > MAX_BYTES:
             raise InputError(
                 f"{path}: is too large for an allocator snapshot ({size} bytes)",
-                hint="record fewer events: torch.cuda.memory._record_memory_history(max_entries=200000)",
+                hint="record fewer events: torch.cuda.memory._record_memory_history(max_entries=200000, …)",
             )
         snapshot = safe_pickle.loads(path.read_bytes())
     except OSError as error:
