@@ -122,4 +122,5 @@ def _end(seen: Seen) -> None:
     ranks, lost = len(seen.steps), seen.lost
     steps = max((max(own) + 1 for own in seen.steps.values()), default=0)
     tail = f"; {lost} lines could not be read" if lost else ""
-    click.echo(f"{seen.status or 'no manifest yet'}: {ranks} ranks, {steps} steps{tail}")
+    told = f"{ranks} ranks, {steps} steps" if ranks else "no step was measured"
+    click.echo(f"{seen.status or 'no manifest yet'}: {told}{tail}")

@@ -1,4 +1,5 @@
-"""The measures of a run folder, read as they are written: `measures/rank{r}.jsonl`, a line per step."""
+"""The measures of a run folder, read as they are written: `measures/rank{r}.jsonl`, or `steps/` where a job writes no
+measures; a line per step."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ class RunWatcher:
         """Read what was added to each file; what must not be read."""
         found: list[Refused] = []
         try:
-            paths = listed(self.folder, "measures", ".jsonl")
+            paths = listed(self.folder, "measures", ".jsonl") or listed(self.folder, "steps", ".jsonl")
         except RefusedError as error:
             return [error.refused]
         except OSError:

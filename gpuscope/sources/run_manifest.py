@@ -22,13 +22,15 @@ MANIFEST = "manifest.json"
 PARTS = "manifest.d"
 """Its parts, one per writer."""
 _TRACES = ("torch_profiler", "nsys")
+_STOPPED = ("hang", "mismatched_calls")
 _CONNECTION_LOST = ("connection", "reset by peer", "timed out", "broken pipe")
 
 
 @dataclass(frozen=True)
 class Ended:
     """How a run ended: its status, one sentence per rank that failed (the likeliest culprit first), and what
-    the recorder itself found wrong, could not record, and saw as a pause."""
+    the recorder itself found wrong, could not record, and saw as a pause. `hung`: ranks waited for each other for good,
+    or died of calling different things."""
 
     status: str
     failures: tuple[str, ...]
@@ -49,9 +51,9 @@ class Ended:
 
     @property
     def first_failure(self) -> str:
-        """The likeliest culprit, or else what the recorder lost first, to be put after a sentence; empty where nobody
-        says anything."""
-        told = (*self.failures, *self.lost)
+        """What the recorder found wrong, or else the likeliest culprit, or what was lost first, to be put after a
+        sentence; empty where nobody says anything."""
+        told = (*self.wrong, *self.failures, *self.lost)
         return f": {told[0]}" if told else ""
 
 
@@ -70,7 +72,7 @@ def ended(folder: Path) -> Ended | None:
         wrong=tuple(redacted(str(entry.get("message", ""))) for entry in problems),
         lost=tuple(_of_rank(entry) + redacted(str(entry.get("message", ""))) for entry in lost),
         paused=tuple(redacted(str(one.get("message", ""))) for one in all_problems if one.get("code") == "pause"),
-        hung=any(entry.get("code") == "hang" for entry in problems),
+        hung=any(entry.get("code") in _STOPPED for entry in problems),
     )
 
 

@@ -61,6 +61,10 @@ class RecordOptions:
     hang_timeout_s: float = _option(
         120.0, "Report a collective that takes longer; 0: never.", flag="hang-timeout", unit="SECONDS", least=0
     )
+    grace_s: float = _option(
+        10.0, "How long ranks may take to write what they have after Ctrl-C or SIGTERM; then they are killed.",
+        flag="grace", unit="SECONDS", least=0,
+    )  # fmt: skip
     memory: str = _option(
         "oom", "GPU allocator history: snapshot on OOM only, or (with stacks) also on demand and at the end.",
         choices=("off", "oom", "on"),
@@ -70,6 +74,9 @@ class RecordOptions:
         flag="nvml-interval", unit="MS", least=0,
     )  # fmt: skip
     nccl_log: bool = _option(True, "Have NCCL write its INFO log into the run folder; `gpuscope record` alone can.")
+    nccl_inspector: bool = _option(
+        False, "Load NCCL Inspector, whose plugin is in LD_LIBRARY_PATH; `gpuscope record` alone can."
+    )  # fmt: skip
     compile_logs: bool = _option(
         False, "Have torch.compile write its log (`TORCH_TRACE`) into the run folder; `gpuscope record` alone can."
     )  # fmt: skip

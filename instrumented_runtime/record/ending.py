@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import NoReturn
@@ -28,6 +30,19 @@ def _watch_exit(session: Session) -> None:
     sys.exit = exit_noted
 
 
+def _watch_immediate_exit(session: Session) -> None:
+    """`os._exit` bypasses everything: close before it, unless another thread than the main one calls it."""
+    leave = os._exit
+
+    def exit_closed(status: int) -> NoReturn:
+        if threading.current_thread() is threading.main_thread():
+            with suppress(Exception):
+                session.close(*status_of(SystemExit(status)))
+        leave(status)
+
+    os._exit = exit_closed
+
+
 def close_at_the_end(session: Session) -> None:
     """Close `session` however this process ends, short of SIGKILL, without changing how it ends."""
     atexit.register(session.close_at_exit)
@@ -41,6 +56,7 @@ def close_at_the_end(session: Session) -> None:
 
     sys.excepthook = on_exception
     _watch_exit(session)
+    _watch_immediate_exit(session)
 
     def on_terminate(number: int, frame: object) -> None:
         del frame

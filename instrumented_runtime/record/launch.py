@@ -21,9 +21,10 @@ from gpuscope.instrumented_runtime.record.capture.on_demand import listen
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
 from gpuscope.instrumented_runtime.record.files.manifest import Launch, Manifest
 from gpuscope.instrumented_runtime.record.gloo.last_calls import mismatch
+from gpuscope.instrumented_runtime.record.hang import flight_recorder_dumps
 from gpuscope.instrumented_runtime.record.launched_rank import is_launcher, launched_rank
 from gpuscope.instrumented_runtime.record.reduced_parts import check_apart, reduce_run
-from gpuscope.instrumented_runtime.record.run_folder import PARTS, RunFolder, read_manifest
+from gpuscope.instrumented_runtime.record.run_folder import PARTS, RunFolder, rank_parts, read_manifest
 from gpuscope.recorded_environment import kept
 from gpuscope.sources.source import rank_in_name
 
@@ -32,8 +33,6 @@ COMPILE_LOGS = "compile"
 APPLIED = "applied"
 """Folder of changed copies of files that the command names."""
 SHIM = Path(__file__).with_name("shim")
-# How long ranks may take to write their traces after Ctrl-C before they are killed.
-GRACE_S = 60.0
 
 
 def record(
@@ -46,11 +45,9 @@ def record(
     """Run `command` with `changes`, record it into `out`, report what was recorded, and return the command's exit code.
     With `parts` the small parts of the traces are written into that folder at the end.
 
-    Raises `InputError` if the command does not exist, `UsageError` if `out` does or nsys is missing, and
-    `GpuscopeError` if the command succeeded and nothing was recorded.
+    Raises `InputError` if the command does not exist, `UsageError` if `out` does or nsys is missing.
     """
-    if options.profiler == "nsys" and shutil.which("nsys") is None:
-        raise UsageError("nsys is not on PATH", hint="install Nsight Systems, or use --profiler torch")
+    _check_tools(options)
     if parts is not None:
         check_apart(parts, out)
     launch = Launch(folder=os.getcwd(), variables=kept(os.environ), options=options.chosen())
@@ -69,40 +66,82 @@ def record(
         launched = launched_rank(environment)
         environment |= {nsys_capture.ENV_INSIDE: "1", nsys_capture.ENV_RANK: str(launched.rank if launched else 0)}
     try:
-        exit_code, interrupted = _run(command, environment)
+        exit_code, interrupted = _run(command, environment, options.grace_s)
     except OSError as error:
         folder.finish("failed")
         raise InputError(f"can't run {command[0]}: {error.strerror}", hint="is it on PATH?") from None
-    for path, kind in nccl_files.written_files(folder.path):
-        folder.add_file(path, kind)
-    for log in sorted((folder.path / COMPILE_LOGS).glob("*.log")):
-        folder.add_file(log, "compile_log", rank=rank_in_name(log))
-    for path, rank in nsys_capture.reports(folder.path):
-        folder.add_file(path, "nsys", rank=rank)
+    _list_files(folder)
     note_mismatch(folder, failed=exit_code != 0 and not interrupted)
-    for told in [*refused, *left_out(folder.path)]:
-        folder.problem("change_not_applied", told, severity="info")
-        print("gpuscope:", told, file=sys.stderr)
+    told = [("change_not_applied", words) for words in [*refused, *left_out(folder.path)]]
+    if nsys_capture.nsys_around(os.environ) and options.profiler == "torch":
+        beside = "this ran under nsys, beside which torch.profiler gets no kernels: gpuscope record --profiler nsys"
+        told.append(("beside_nsys", beside))
+    for code, words in told:
+        folder.problem(code, words, severity="info")
+        print("gpuscope:", words, file=sys.stderr)
+    if exit_code == 0:
+        note_unclosed(folder)
     status = "interrupted" if interrupted else "completed" if exit_code == 0 else "failed"
     manifest = folder.finish(status, exit_code=exit_code)
     _report(folder.path, manifest)
-    if exit_code == 0 and not manifest.files:
-        raise GpuscopeError(
-            f"{command[0]} succeeded, but nothing of it was recorded",
-            hint="no process called a torch optimizer's step(): --whole records without steps",
-        )
-    if parts is not None:
+    if parts is not None and manifest.files:
         reduce_run(folder.path, parts)
     return exit_code
 
 
+def _check_tools(options: RecordOptions) -> None:
+    """Raise `UsageError` where a tool that was asked for is not there, or is there already."""
+    if options.profiler == "nsys" and shutil.which("nsys") is None:
+        raise UsageError("nsys is not on PATH", hint="install Nsight Systems, or use --profiler torch")
+    if options.profiler == "nsys" and nsys_capture.nsys_around(os.environ):
+        raise UsageError("this runs under nsys already", hint="start gpuscope record itself: it runs nsys in each rank")
+    if options.nccl_inspector and nccl_files.find_inspector(os.environ) is None:
+        raise UsageError(f"{nccl_files.INSPECTOR} is not found", hint="put its folder into LD_LIBRARY_PATH")
+
+
+def _list_files(folder: RunFolder) -> None:
+    """List what others than the ranks' captures wrote."""
+    for path, kind in nccl_files.written_files(folder.path):
+        folder.add_file(path, kind)
+    for path, rank in flight_recorder_dumps.collected(folder.path, since_ns=folder.run.started_ns):
+        folder.add_file(path, "flight_recorder", rank=rank)
+    for log in sorted((folder.path / COMPILE_LOGS).glob("*.log")):
+        folder.add_file(log, "compile_log", rank=rank_in_name(log))
+    for path, rank in nsys_capture.reports(folder.path):
+        folder.add_file(path, "nsys", rank=rank)
+
+
+def note_unclosed(folder: RunFolder) -> None:
+    """Say of a command that succeeded which ranks ended without a word, and whether none has recorded at all."""
+    parts = rank_parts(folder.path)
+    told = [
+        ("not_closed", f"rank {part.rank} ended at once, as os._exit in C does: what it had not written is lost")
+        for part in parts
+        if part.ended_ns is None
+    ]
+    if not parts and not folder.run.files:
+        why = "no process called a torch optimizer's step(); --whole records without steps"
+        told.append(("nothing_recorded", f"nothing was recorded: {why}"))
+    for code, words in told:
+        folder.problem(code, words, severity="data_loss")
+        print("gpuscope:", words, file=sys.stderr)
+
+
 def note_mismatch(folder: RunFolder, *, failed: bool) -> None:
-    """Say in manifest and on stderr where ranks of a failed job called different things, unless the hang watch did."""
-    told = mismatch(folder.path / PARTS)
-    if told is None or not failed or any(entry.code == "hang" for entry in read_manifest(folder.path).problems):
+    """Where ranks of a failed job called different things: say so in manifest and on stderr, and leave their last calls
+    as dumps to those that left none; unless the hang watch did."""
+    found = mismatch(folder.path / PARTS)
+    if found is None or not failed or any(entry.code == "hang" for entry in read_manifest(folder.path).problems):
         return
-    folder.problem("mismatched_calls", told)
-    print("gpuscope:", told, file=sys.stderr)
+    folder.problem("mismatched_calls", found.told)
+    print("gpuscope:", found.told, file=sys.stderr)
+    lives = {part.rank: part.restart for part in rank_parts(folder.path)}
+    for rank, call in found.calls.items():
+        life = f"restart{lives[rank]}" if lives.get(rank) else ""
+        path = folder.path / life / flight_recorder_dumps.FOLDER / f"{flight_recorder_dumps.PREFIX}{rank}"
+        if not path.exists():
+            flight_recorder_dumps.write(path, flight_recorder_dumps.filled({}, [call.group], [call]))
+            folder.add_file(path, "flight_recorder", rank=rank)
 
 
 def rank_environment(folder: RunFolder, options: RecordOptions, given: Mapping[str, str]) -> dict[str, str]:
@@ -123,37 +162,42 @@ def rank_environment(folder: RunFolder, options: RecordOptions, given: Mapping[s
     if options.nccl_log:
         (path / nccl_files.FOLDER).mkdir(exist_ok=True)
         environment |= nccl_files.nccl_variables(path, given)
+    if options.nccl_inspector:
+        environment |= nccl_files.inspector_variables(path, given)
+    environment.setdefault("KINETO_LOG_LEVEL", "6")  # lines of torch's profiler on stderr, from which nothing follows
     if options.compile_logs:
         environment.setdefault("TORCH_TRACE", str(path / COMPILE_LOGS))
     return environment
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool]:
-    """Exit code as a shell reports it (128 + signal), and whether Ctrl-C or SIGTERM stopped the command."""
+def _run(command: Sequence[str], environment: dict[str, str], grace_s: float) -> tuple[int, bool]:
+    """Exit code as a shell reports it (128 + signal), and whether Ctrl-C or SIGTERM stopped the command; what has not
+    ended `grace_s` later is killed."""
     process = subprocess.Popen(command, env=environment)
     interrupted = 0
 
-    def pass_on(number: int, frame: object) -> None:
+    def on_signal(number: int, frame: object) -> None:
         nonlocal interrupted
         del frame
-        interrupted = number
-        process.send_signal(number)
+        if number == signal.SIGALRM or interrupted == number == signal.SIGINT:
+            print("gpuscope: it is killed now", file=sys.stderr)
+            kill_tree(process.pid)
+        elif not interrupted:
+            interrupted = number
+            print(f"gpuscope: the command has {grace_s:g} s to end (--grace)", file=sys.stderr)
+            signal.setitimer(signal.ITIMER_REAL, max(grace_s, 0.001))
+        if number == signal.SIGTERM:  # Ctrl-C came from the terminal, to the command as well
+            process.send_signal(number)
 
-    before = signal.signal(signal.SIGTERM, pass_on)
+    heeded = [signal.SIGTERM, signal.SIGALRM]
+    heeded += [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
+    before = {number: signal.signal(number, on_signal) for number in heeded}
     try:
-        while True:
-            try:
-                code = process.wait(GRACE_S if interrupted else None)
-                break
-            except KeyboardInterrupt:
-                # The terminal sent it to the command as well: let it write its traces.
-                if interrupted:
-                    kill_tree(process.pid)
-                interrupted = signal.SIGINT
-            except subprocess.TimeoutExpired:
-                kill_tree(process.pid)
+        code = process.wait()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if interrupted:  # launchers then exit with codes of their own
         return 128 + interrupted, True
     return (code if code >= 0 else 128 - code), False

@@ -12,6 +12,8 @@ from gpuscope.instrumented_runtime.record.capture.memory_snapshots import Memory
 from gpuscope.instrumented_runtime.record.capture.nsys_capture import NsysRange
 from gpuscope.instrumented_runtime.record.capture.nvml_samples import Nvml
 from gpuscope.instrumented_runtime.record.capture.on_demand import OnDemand
+from gpuscope.instrumented_runtime.record.capture.profiler_guard import ScriptProfilers
+from gpuscope.instrumented_runtime.record.capture.step_times import StepTimes
 from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
 from gpuscope.instrumented_runtime.record.gloo.collective_capture import Collectives
@@ -21,7 +23,7 @@ from gpuscope.instrumented_runtime.record.hang.hang_watch import HangWatch
 
 def captures_for(options: RecordOptions) -> list[Capture]:
     """The captures of one rank. The profiler starts last and stops first: it need not see the others."""
-    captures: list[Capture] = [Observed()]
+    captures: list[Capture] = [Observed(), StepTimes()]
     if options.environment:
         captures.append(Environment())
     memory = MemorySnapshots(options.memory) if options.memory != "off" else None
@@ -39,6 +41,7 @@ def captures_for(options: RecordOptions) -> list[Capture]:
         captures.append(collectives)
     if options.gc:
         captures.append(GcRanges())
+    captures.append(ScriptProfilers(beside_nsys=options.profiler == "nsys"))
     if options.profiler != "none":
         make = _on_demand if options.on_demand else _profiler
         captures.append(make(options, collectives, nvml))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpuscope.errors import AnalysisError
 from gpuscope.instrumented_runtime.record.capture_options import options_from
-from gpuscope.instrumented_runtime.record.launch import GRACE_S, kill_tree, note_mismatch, rank_environment
+from gpuscope.instrumented_runtime.record.launch import kill_tree, note_mismatch, rank_environment
 from gpuscope.instrumented_runtime.record.run_folder import RunFolder
 from gpuscope.instrumented_runtime.train.faults import Fault
 from gpuscope.instrumented_runtime.train.run_options import describe, record_options
@@ -93,7 +93,6 @@ def _torchrun(config: TrainConfig, folder: RunFolder, arguments: Sequence[str], 
     environment = rank_environment(folder, options_from(**record_options(config)), os.environ)
     # The workers open their own session: the shim that opens one in any script is not needed.
     environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
-    environment.setdefault("KINETO_LOG_LEVEL", "6")  # two uninformative lines per rank and trace
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     if max_restarts:
         # Otherwise the store survives the restart with gloo's addresses of dead processes (torch 2.13).
@@ -104,14 +103,13 @@ def _torchrun(config: TrainConfig, folder: RunFolder, arguments: Sequence[str], 
     process = subprocess.Popen([sys.executable, "-m", *agent, *worker], env=environment)
     try:
         return process.wait()
-    except Terminated:
-        process.terminate()  # torchrun passes it on to the ranks, which write what they have
+    except (KeyboardInterrupt, Terminated) as stop:
+        grace_s = config.capture.grace_s
+        print(f"gpuscope: the ranks have {grace_s:g} s to end (capture.grace_s)", file=sys.stderr)
+        if isinstance(stop, Terminated):  # a terminal signals the workers, too
+            process.terminate()  # torchrun passes it on to the ranks, which write what they have
         with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
+            process.wait(grace_s)
         kill_tree(process.pid)
-        process.wait()
-        raise
-    except KeyboardInterrupt:
-        # The terminal signalled the workers too: let them write what they have.
         process.wait()
         raise

@@ -24,35 +24,49 @@ class MemorySnapshots(Quiet):
     def __init__(self, mode: str) -> None:
         self._mode = mode
         self._running = self._ended = False
+        self._theirs = False
+        """The script records a history of its own: it is neither changed nor ended, and snapshots are of it."""
 
     def start(self, folder: RankFolder) -> None:
         """Start the history when the script initialises CUDA; never before, and not at all where it does not."""
         import torch
 
         self._folder = folder
+        self._record = torch.cuda.memory._record_memory_history
+        enabled = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)
+        self._theirs = enabled()
+        torch.cuda.memory._record_memory_history = self._by_the_script
         torch.cuda._lazy_call(self._begin)  # type: ignore[no-untyped-call]
+
+    def _by_the_script(self, *args: Any, **kwargs: Any) -> Any:
+        self._theirs = True
+        return self._record(*args, **kwargs)
 
     def _begin(self) -> None:
         import torch
 
         if self._ended:
             return
-        # Stacks cost microseconds per allocation: only if the history itself was requested.
-        context = "all" if self._mode == "on" else None
-        torch.cuda.memory._record_memory_history(context=context, stacks="python", max_entries=HISTORY_ENTRIES)
+        if not self._theirs:
+            # Stacks cost microseconds per allocation: only if the history itself was requested.
+            context = "all" if self._mode == "on" else None
+            self._record(context=context, stacks="python", max_entries=HISTORY_ENTRIES)
         torch._C._cuda_attach_out_of_memory_observer(self._on_oom)  # type: ignore[attr-defined]
         self._running = True
 
     def stop(self) -> None:
         """Take the final snapshot, if requested, and stop the history."""
-        self._ended = True
-        if not self._running:
-            return
         import torch
 
+        self._ended = True
+        if torch.cuda.memory._record_memory_history == self._by_the_script:
+            torch.cuda.memory._record_memory_history = self._record
+        if not self._running:
+            return
         if self._mode == "on":
             self.dump("end")
-        torch.cuda.memory._record_memory_history(enabled=None)
+        if not self._theirs:
+            self._record(enabled=None)
         self._running = False
 
     def on_demand(self, name: str) -> None:

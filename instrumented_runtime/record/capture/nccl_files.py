@@ -1,4 +1,4 @@
-"""NCCL's own files: the INFO log of each process, and the Inspector's JSONL where its plugin is found."""
+"""NCCL's own files: the INFO log of each process, and the Inspector's JSONL where that was asked for."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ def nccl_variables(folder: Path, environment: Mapping[str, str]) -> dict[str, st
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,NET",
         "NCCL_DEBUG_FILE": str(folder / FOLDER / "nccl.%h.%p.log"),
     }
-    if set(wanted) & set(environment):
-        wanted = {}
+    return {} if set(wanted) & set(environment) else wanted
+
+
+def inspector_variables(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that load NCCL Inspector, where its plugin is found and the user loads no other."""
     plugin = find_inspector(environment)
-    if plugin is not None and "NCCL_PROFILER_PLUGIN" not in environment:
-        wanted |= {
-            "NCCL_PROFILER_PLUGIN": str(plugin),
-            "NCCL_INSPECTOR_ENABLE": "1",
-            "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500000",
-            "NCCL_INSPECTOR_DUMP_DIR": str(folder / "nccl_inspector"),
-        }
+    if plugin is None or "NCCL_PROFILER_PLUGIN" in environment:
+        return {}
+    wanted = {
+        "NCCL_PROFILER_PLUGIN": str(plugin),
+        "NCCL_INSPECTOR_ENABLE": "1",
+        "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500000",
+        "NCCL_INSPECTOR_DUMP_DIR": str(folder / "nccl_inspector"),
+    }
     return {name: value for name, value in wanted.items() if name not in environment}
 
 

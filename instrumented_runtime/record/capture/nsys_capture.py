@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,11 @@ def command_under_nsys(command: Sequence[str], folder: Path, *, whole: bool) -> 
     output.parent.mkdir(exist_ok=True)
     profile = nsys_command(nsys, str(output), version=nsys_version(nsys), has_cuda=has_cuda_device(), whole=whole)
     return [*profile, *command]
+
+
+def nsys_around(environment: Mapping[str, str]) -> bool:
+    """Whether this process runs under an nsys that somebody else started."""
+    return "NSYS_PROFILING_SESSION_ID" in environment and ENV_INSIDE not in environment
 
 
 def reports(folder: Path) -> list[tuple[Path, int | None]]:

@@ -9,8 +9,38 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuscope.errors import InputError
+from gpuscope.instrumented_runtime.record.capture.capture import Quiet
 from gpuscope.instrumented_runtime.record.gloo import gloo_threads
 from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder
+
+
+class ScriptProfilers(Quiet):
+    """Lets the script's own profilers stop safely whatever records, also between windows; `beside_nsys` it says what
+    such a profiler lacks."""
+
+    name = "script_profilers"
+
+    def __init__(self, *, beside_nsys: bool) -> None:
+        self._untold = beside_nsys
+
+    def start(self, folder: RankFolder) -> None:
+        """Watch every profiler of this process."""
+        self._folder = folder
+        self._unguard = guard(lambda _: False, self._begun)
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._unguard()
+
+    def _begun(self) -> None:
+        if self._untold:
+            self._untold = False
+            self._folder.problem(
+                "script_profiler",
+                "the script starts a torch.profiler of its own; beside nsys it gets no kernels, the report is whole",
+                severity="info",
+            )
 
 
 def guard(is_ours: Callable[[Any], bool], release: Callable[[], None]) -> Callable[[], None]:

@@ -25,6 +25,7 @@ KINDS = {
     "nccl_log": "NCCL's log",
     "nccl_inspector": "NCCL Inspector's records",
     "compile_log": "torch.compile's log, as `TORCH_TRACE` writes it",
+    "steps": "when each step ended, JSON lines",
     "measures": "the measures of `gpuscope train` per step, JSON lines",
 }
 
@@ -128,8 +129,8 @@ class Manifest(msgspec.Struct, kw_only=True):
 def merge(run: RunPart, parts: Sequence[RankPart]) -> Manifest:
     """One manifest from the launcher's part and the ranks'.
 
-    A rank that did not close its part of an ended, launched run was killed. Without a launcher the
-    run has ended when every rank of the world has.
+    A rank that did not close its part of an ended, launched run was killed, unless the command succeeded. Without a
+    launcher the run has ended when every rank of the world has.
     """
     parts = sorted(parts, key=lambda part: (part.restart, part.rank))
     facts: dict[str, Any] = {}
@@ -137,7 +138,7 @@ def merge(run: RunPart, parts: Sequence[RankPart]) -> Manifest:
         facts.update(part.facts)
     world_size = max((part.world_size for part in parts), default=None)
     status, ended_ns = (run.status, run.ended_ns) if run.launched else _status_of(parts)
-    ranks = [_rank_status(part, run_ended=run.launched and run.ended_ns is not None) for part in parts]
+    ranks = [_rank_status(part, run) for part in parts]
     return Manifest(
         run_id=run.run_id,
         command=run.command,
@@ -190,10 +191,10 @@ def _status_of(parts: Sequence[RankPart]) -> tuple[str, int | None]:
     return worst, max(part.ended_ns or 0 for part in parts)
 
 
-def _rank_status(part: RankPart, *, run_ended: bool) -> RankStatus:
+def _rank_status(part: RankPart, run: RunPart) -> RankStatus:
     status = RankStatus(**{field: getattr(part, field) for field in RankStatus.__struct_fields__})
-    if run_ended and part.ended_ns is None:
-        status.status = "killed"
+    if run.launched and run.ended_ns is not None and part.ended_ns is None:
+        status.status = "completed" if run.exit_code == 0 else "killed"
     return status
 
 

@@ -11,12 +11,13 @@ import mmap
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective
+from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, Group
 
-_SIZE = 512
+_SIZE = 4096
 _NAME = "last_call.rank{}"
+_FIELDS = tuple(name for name in Collective.__slots__ if name != "group")
 
 
 def keeper(parts: Path, rank: int) -> Callable[[Collective], None]:
@@ -27,29 +28,47 @@ def keeper(parts: Path, rank: int) -> Callable[[Collective], None]:
         mapped = mmap.mmap(file.fileno(), _SIZE)
 
     def keep(entry: Collective) -> None:
-        if not entry.is_p2p:
-            told = json.dumps([entry.group.name, entry.group.description, entry.seq, entry.called]).encode()
-            mapped[:] = told[: _SIZE - 1].ljust(_SIZE, b"\0")
+        if entry.is_p2p:
+            return
+        told = _encoded(entry, entry.group.ranks, entry.sizes_in, entry.sizes_out)
+        if len(told) >= _SIZE:  # of many ranks or tensors
+            told = _encoded(entry, (), [[entry.elements_in]], [[entry.elements_out]])
+        mapped[:] = told.ljust(_SIZE, b"\0")
 
     return keep
 
 
-def mismatch(parts: Path) -> str | None:
-    """The first number of a group at which ranks stopped with different calls, in a sentence; None where there is none.
-    The files are removed."""
-    last: dict[tuple[Any, ...], dict[str, list[int]]] = {}
+def _encoded(entry: Collective, ranks: tuple[int, ...], sizes_in: list[list[int]], sizes_out: list[list[int]]) -> bytes:
+    fields = {name: getattr(entry, name) for name in _FIELDS} | {"sizes_in": sizes_in, "sizes_out": sizes_out}
+    return json.dumps([[entry.group.name, entry.group.description, ranks], fields]).encode()
+
+
+class Mismatch(NamedTuple):
+    """What ranks called under one number of one group, by rank, and that in a sentence."""
+
+    calls: dict[int, Collective]
+    told: str
+
+
+def mismatch(parts: Path) -> Mismatch | None:
+    """The first number of a group at which ranks stopped with different calls; None where there is none. The files are
+    removed."""
+    last: dict[tuple[str, int], dict[int, Collective]] = {}
     for path in parts.glob(_NAME.format("*")):
-        with suppress(OSError, ValueError):
-            group, description, seq, called = json.loads(path.read_bytes().rstrip(b"\0"))
-            rank = int(path.name.rpartition("rank")[2])
-            last.setdefault((group, description, seq), {}).setdefault(called, []).append(rank)
+        with suppress(OSError, ValueError, TypeError):
+            (name, description, ranks), fields = json.loads(path.read_bytes().rstrip(b"\0"))
+            call = Collective(group=Group(name, description, tuple(ranks)), **fields)
+            last.setdefault((name, call.seq), {})[int(path.name.rpartition("rank")[2])] = call
         with suppress(OSError):
             path.unlink()
-    for (_, description, seq), calls in sorted(last.items(), key=str):
-        if len(calls) > 1:
-            order = sorted((sorted(ranks), called) for called, ranks in calls.items())
-            told = ", ".join(f"{_ranks(ranks)} called {called}" for ranks, called in order)
-            return f"the ranks called different things as number {seq} of group {description}: {told}"
+    for (_, seq), calls in sorted(last.items()):
+        by_call: dict[str, list[int]] = {}
+        for rank, call in sorted(calls.items()):
+            by_call.setdefault(call.called, []).append(rank)
+        if len(by_call) > 1:
+            told = ", ".join(f"{_ranks(ranks)} called {called}" for called, ranks in by_call.items())
+            group = next(iter(calls.values())).group.description
+            return Mismatch(calls, f"the ranks called different things as number {seq} of group {group}: {told}")
     return None
 
 

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.capture.capture import Quiet
 from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective, Group
 from gpuscope.instrumented_runtime.record.hang.torch_recorder import recorded
-from gpuscope.instrumented_runtime.record.run_folder import RankFolder
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder, rank_parts
 
 FOLDER = "flight_recorder"
 PREFIX = "nccl_trace_rank_"
+PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Variables with the path of NCCL's own dumps, without the rank; the first that is set counts."""
+ELSEWHERE = "flight_recorder_prefix"
 VERSION = "2.10"
 OURS = "instrumented_runtime/record/gloo/gloo_trace.py"
 
 
-class FlightRecorder(Quiet):
+class FlightRecorder:
     """Dumps at the end, unless a hang or an error was dumped before: that dump is worth more."""
 
     name = "flight_recorder"
@@ -38,13 +41,25 @@ class FlightRecorder(Quiet):
         """Turn torch's recorder on, if no group exists yet."""
         self._folder = folder
         LOG.capacity = self._entries
+        self._note_elsewhere()
         if folder.part.restart:  # NCCL's own dumps of this restart must not overwrite those of the one before
-            for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+            for name in PREFIXES:
                 if os.environ.get(name, "").startswith(str(folder.path)):
                     os.environ[name] = str(folder.file(f"{FOLDER}/{PREFIX}"))
         # torch aborts on an empty variable.
         if not os.environ.get("TORCH_FR_BUFFER_SIZE"):
             os.environ["TORCH_FR_BUFFER_SIZE"] = str(self._entries)
+
+    def step(self, step: int) -> None:
+        """A framework may set its own variables at any time before it makes its groups."""
+        if step == 0:
+            self._note_elsewhere()
+
+    def _note_elsewhere(self) -> None:
+        """Note where NCCL's watchdog writes, if a framework (torchtitan, say) chose that: for `collected`."""
+        prefix = next((os.environ[name] for name in PREFIXES if os.environ.get(name)), "")
+        if prefix and not prefix.startswith(str(self._folder.path)):
+            self._folder.note(**{ELSEWHERE: os.path.abspath(prefix)})
 
     def stop(self) -> None:
         """The dump at the end."""
@@ -68,12 +83,33 @@ class FlightRecorder(Quiet):
         if path.exists() and not final:  # written by NCCL's watchdog, which saw what stopped the job
             self._folder.add_file(path, self.name, note="on timeout")
             return path
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_bytes(pickle.dumps(dump, protocol=2))
-        partial.replace(path)
+        write(path, dump)
         self._dumped = self._dumped or final
         self._folder.add_file(path, self.name, note=note)
         return path
+
+
+def collected(run: Path, *, since_ns: int) -> list[tuple[Path, int]]:
+    """Copies of what NCCL's watchdog wrote outside the run folder in this run, each with its rank; what is in the
+    folder already was written by the recorder on a hang, and stays."""
+    copies = []
+    for part in rank_parts(run):
+        theirs = Path(f"{part.facts.get(ELSEWHERE, '')}{part.rank}")
+        life = f"restart{part.restart}" if part.restart else ""
+        path = run / life / FOLDER / f"{PREFIX}{part.rank}"
+        if ELSEWHERE in part.facts and not path.exists() and theirs.is_file() and theirs.stat().st_mtime_ns >= since_ns:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(theirs, path)
+            copies.append((path, part.rank))
+    return copies
+
+
+def write(path: Path, dump: Mapping[str, Any]) -> None:
+    """Write a dump, whole or not at all; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(pickle.dumps(dump, protocol=2))
+    partial.replace(path)
 
 
 def filled(dump: Mapping[str, Any], groups: Iterable[Group], collectives: Sequence[Collective]) -> dict[str, Any]:

@@ -112,9 +112,10 @@ class CaptureConfig:
     profile_memory: bool = _recording_option("profile_memory", False)
     collectives: bool = _recording_option("collectives", True)
     hang_timeout_s: float = option(0.0, "report a collective that takes longer; 0 = half of train.timeout_s")
+    grace_s: float = _recording_option("grace_s", 10.0)
 
     def __post_init__(self) -> None:
-        at_least("capture", self, 0, "wait", "warmup", "hang_timeout_s")
+        at_least("capture", self, 0, "wait", "warmup", "hang_timeout_s", "grace_s")
         at_least("capture", self, 1, "active")
 
 

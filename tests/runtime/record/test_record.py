@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from gpuscope.analyzers.watching.measures import RunWatcher
 from gpuscope.sources.opening import inputs
 from gpuscope.sources.restarts import left_out
 
@@ -43,13 +44,15 @@ def test_an_unchanged_script_on_two_ranks(healthy_run: SimpleNamespace) -> None:
     assert manifest["command"][-1] == str(done.script)
     assert [rank["status"] for rank in manifest["ranks"]] == ["completed", "completed"]
     for rank in (0, 1):
-        wanted = {"torch_profiler", "collectives", "flight_recorder", "environment"}
+        wanted = {"torch_profiler", "collectives", "flight_recorder", "environment", "steps"}
         assert kinds(manifest, rank) == wanted
         trace = trace_of(done.folder, rank)
         assert trace["distributedInfo"]["rank"] == rank
         steps = {e["name"] for e in trace["traceEvents"] if e["name"].startswith("ProfilerStep#")}
         assert steps == {"ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"}  # one skipped, one warm-up
     assert all((done.folder / entry["path"]).stat().st_size == entry["bytes"] for entry in manifest["files"])
+    seen = RunWatcher(done.folder).look()  # what `gpuscope watch` shows of it
+    assert {rank: sorted(steps) for rank, steps in seen.steps.items()} == {0: list(range(10)), 1: list(range(10))}
 
 
 @pytest.mark.xdist_group("healthy_run")
@@ -158,8 +161,7 @@ def test_a_script_without_an_optimizer(record: Run, python: str, tmp_path: Path)
     script = tmp_path / "infer.py"
     script.write_text("import torch\nwith torch.no_grad(): torch.ones(9, 9) @ torch.ones(9, 9)\n")
     done = record("--", python, script)
-    assert done.code == 4
-    assert "nothing of it was recorded" in done.err
+    assert (done.code, [one["code"] for one in done.manifest["problems"]]) == (0, ["nothing_recorded"])
     assert "--whole" in done.err
     whole = record("-o", "whole", "--whole", "--", python, script)
     assert whole.code == 0, whole.err
@@ -220,11 +222,52 @@ def test_the_exit_code_is_the_commands(record: Run) -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "rank", "error"), [(0, "completed", None), (3, "failed", "SystemExit: 3")], ids=("well", "badly")
+)
+def test_an_end_by_os_exit(record: Run, python: str, tmp_path: Path, code: int, rank: str, error: str | None) -> None:
+    """It bypasses atexit and excepthook; the trace is written, and the rank ends as the code says."""
+    (tmp_path / "train.py").write_text(STOPPED.replace("1000", "6") + f"    import os; os._exit({code})\n")
+    done = record("--wait", "1", "--active", "20", "--", python, "train.py")
+    assert (done.code, done.manifest["exit_code"]) == (code, code)
+    assert [(one["status"], one["error"]) for one in done.manifest["ranks"]] == [(rank, error)]
+    assert "ProfilerStep#5" in {event["name"] for event in trace_of(done.folder, 0)["traceEvents"]}
+
+
+def test_a_rank_that_ended_without_a_word(record: Run, python: str, tmp_path: Path) -> None:
+    """From another thread nothing can be closed; still the command's exit code says how it ended."""
+    end = "    import os, threading; t = threading.Thread(target=os._exit, args=(0,)); t.start(); t.join()\n"
+    (tmp_path / "train.py").write_text(STOPPED.replace("1000", "6") + end)
+    done = record("--profiler", "none", "--", python, "train.py")
+    assert (done.code, done.manifest["ranks"][0]["status"]) == (0, "completed")
+    assert [(one["code"], one["severity"]) for one in done.manifest["problems"]] == [("not_closed", "data_loss")]
+
+
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(1, b"waiting\\n")
+time.sleep(600)
+"""
+
+
+def test_what_heeds_no_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    command = [*RECORD, "-o", "run", "--grace", "0.5", "--", sys.executable, "-c", STUBBORN]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.terminate()
+    _, told = process.communicate(timeout=300)
+    assert (process.returncode, "0.5 s to end (--grace)" in told, "killed now" in told) == (143, True, True)
+    assert json.loads((tmp_path / "run/manifest.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["--", "no-such-command"], 3, "can't run no-such-command"),
         (["--active", "0", "--", "true"], 2, "active=0 records nothing"),
         (["--profiler", "nsys", "--", "true"], 2, "nsys is not on PATH"),
+        (["--nccl-inspector", "--", "true"], 2, "LD_LIBRARY_PATH"),
     ],
 )
 def test_wrong_use(record: Run, words: list[str], code: int, said: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.capture.environment import Environment, describe, framework, parallelism
-from gpuscope.instrumented_runtime.record.capture.nccl_files import nccl_variables, written_files
+from gpuscope.instrumented_runtime.record.capture.nccl_files import inspector_variables, nccl_variables, written_files
 from gpuscope.instrumented_runtime.record.capture.nvml_samples import COLUMNS, Nvml, summed
 from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
@@ -50,13 +50,15 @@ def test_nccl_logs_into_the_folder_unless_the_user_has_chosen(tmp_path: Path) ->
         assert nccl_variables(tmp_path, theirs) == {}
 
 
-def test_the_inspector_is_used_where_its_plugin_is(tmp_path: Path) -> None:
+def test_the_inspector_is_loaded_only_if_asked(tmp_path: Path) -> None:
     plugin = tmp_path / "libnccl-profiler-inspector.so"
     plugin.touch()
-    variables = nccl_variables(tmp_path / "run", {"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"})
+    there = {"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"}
+    assert "NCCL_PROFILER_PLUGIN" not in nccl_variables(tmp_path / "run", there)
+    variables = inspector_variables(tmp_path / "run", there)
     assert variables["NCCL_PROFILER_PLUGIN"] == str(plugin)
     assert variables["NCCL_INSPECTOR_ENABLE"] == "1"
-    assert "NCCL_PROFILER_PLUGIN" not in nccl_variables(tmp_path / "run", {"LD_LIBRARY_PATH": "/nowhere"})
+    assert inspector_variables(tmp_path / "run", {**there, "NCCL_PROFILER_PLUGIN": "other.so"}) == {}
 
 
 def test_empty_nccl_logs_are_no_files(tmp_path: Path) -> None:

@@ -63,6 +63,21 @@ def test_on_demand_and_at_the_end(folder: RankFolder, monkeypatch: pytest.Monkey
     assert written(folder) == [("memory/rank1_demand1.pickle", "demand1"), ("memory/rank1_end.pickle", "end")]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_history_of_the_scripts_own_stays(folder: RankFolder, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    allocator = FakeAllocator(monkeypatch)
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: when == "before", raising=False)
+    capture = MemorySnapshots("on")
+    capture.start(folder)
+    begun = len(allocator.history)
+    assert begun == (when == "after")
+    torch.cuda.memory._record_memory_history(max_entries=7)  # the script's
+    capture.stop()
+    torch.cuda.memory._record_memory_history(enabled=None)
+    assert allocator.history[begun:] == [{"max_entries": 7}, {"enabled": None}]  # ours neither changed nor ended it
+    assert written(folder) == [("memory/rank1_end.pickle", "end")]
+
+
 def test_without_cuda_nothing_is_written(folder: RankFolder) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")

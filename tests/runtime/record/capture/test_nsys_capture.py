@@ -72,6 +72,16 @@ def test_each_rank_gets_a_report_of_its_own(
     assert done.out.count("done") == 2
 
 
+def test_an_nsys_around_is_noticed(record: Run, fake_nsys: Path, python: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('ran')")
+    around = {"NSYS_PROFILING_SESSION_ID": "7", "PATH": f"{fake_nsys}{os.pathsep}{os.environ['PATH']}"}
+    refused = record("--profiler", "nsys", "--", python, "train.py", **around)
+    assert (refused.code, "under nsys already" in refused.err, refused.manifest) == (2, True, None)
+    done = record("--", python, "train.py", **around)
+    assert (done.code, "--profiler nsys" in done.err) == (0, True)
+    assert "beside_nsys" in {one["code"] for one in done.manifest["problems"]}
+
+
 def test_a_plain_script_is_rank_0(record: Run, fake_nsys: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('ran')")

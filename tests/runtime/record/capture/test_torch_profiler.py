@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gpuscope.errors import InputError
+from gpuscope.instrumented_runtime.record.capture.profiler_guard import ScriptProfilers
 from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler, check_complete
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
@@ -145,6 +146,20 @@ def test_ours_does_not_start_inside_one_of_the_scripts(folder: RankFolder) -> No
         with pytest.raises(InputError, match="of its own"):
             ours.step(0)
     assert any(event.key == "aten::ones" for event in own.key_averages())
+
+
+@pytest.mark.parametrize("beside_nsys", [False, True])
+def test_the_scripts_profilers_are_watched_whatever_records(folder: RankFolder, beside_nsys: bool) -> None:
+    prepare = torch.autograd.profiler.profile._prepare_trace
+    watch = ScriptProfilers(beside_nsys=beside_nsys)
+    watch.start(folder)
+    for _ in range(2):
+        with torch.profiler.profile() as own:
+            torch.ones(2)
+        assert any(event.key == "aten::ones" for event in own.key_averages())
+    watch.stop()
+    assert [problem.code for problem in folder.part.problems] == ["script_profiler"] * beside_nsys
+    assert torch.autograd.profiler.profile._prepare_trace is prepare
 
 
 def test_a_script_that_profiles_itself_keeps_its_profiler(folder: RankFolder) -> None:

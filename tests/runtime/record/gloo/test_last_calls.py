@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gpuscope.analyzers.run.runner import analyze
 from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog, Group
 from gpuscope.instrumented_runtime.record.gloo.last_calls import keeper, mismatch
 
@@ -26,7 +27,10 @@ def call(parts: Path, rank: int, *calls: tuple[str, int]) -> None:
 def test_other_sizes_and_operations_are_told(tmp_path: Path) -> None:
     for rank, size in enumerate((100, 150, 100)):
         call(tmp_path, rank, ("broadcast", 8), ("all_reduce", size))
-    assert mismatch(tmp_path) == (
+    found = mismatch(tmp_path)
+    assert found is not None
+    assert (sorted(found.calls), found.calls[1].sizes_in) == ([0, 1, 2], [[150]])
+    assert found.told == (
         "the ranks called different things as number 2 of group default_pg: "
         "ranks 0, 2 called all_reduce of 100 float32, rank 1 called all_reduce of 150 float32"
     )
@@ -49,7 +53,19 @@ def test_a_killed_process_leaves_its_last_call(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     call(tmp_path, 1, ("all_reduce", 6))
-    assert "rank 0 called all_reduce of 5 float32, rank 1 called all_reduce of 6" in (mismatch(tmp_path) or "")
+    found = mismatch(tmp_path)
+    assert found is not None
+    assert "rank 0 called all_reduce of 5 float32, rank 1 called all_reduce of 6" in found.told
+
+
+def test_a_call_of_too_many_ranks_and_tensors_for_its_file(tmp_path: Path) -> None:
+    world = Group("0", "default_pg", tuple(range(2000)))
+    for rank, tensors in enumerate((500, 501)):
+        log = CollectiveLog(on_issue=keeper(tmp_path, rank))
+        log.issue("all_reduce", world, [torch.ones(7) for _ in range(tensors)], (), None)
+    found = mismatch(tmp_path)
+    assert found is not None
+    assert "rank 0 called all_reduce of 3,500 float32, rank 1 called all_reduce of 3,507" in found.told
 
 
 MISMATCHED = """
@@ -75,3 +91,6 @@ def test_record_names_the_sizes_that_gloo_dies_of(
         "rank 0 called all_reduce of 100 float32, rank 1 called all_reduce of 150 float32"
     ]
     assert f"gpuscope: {told[0]}" in done.err
+    # What was told stays: `hang` and `analyze` read the same from the ranks' last calls.
+    report = analyze(done.folder).report
+    assert {(one["seq"], one["what"]) for one in report["hang"]["mismatches"]} == {(4, "size")}

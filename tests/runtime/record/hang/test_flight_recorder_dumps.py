@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog, Group
-from gpuscope.instrumented_runtime.record.hang.flight_recorder_dumps import filled
+from gpuscope.instrumented_runtime.record.hang.flight_recorder_dumps import FlightRecorder, collected, filled
 from gpuscope.instrumented_runtime.record.hang.nccl_progress import collectives_in
 from gpuscope.instrumented_runtime.record.hang.torch_recorder import merged
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 TP = Group("3", "mesh_tp", (4, 6))
 
@@ -92,3 +97,20 @@ def test_stacks_begin_in_the_script() -> None:
     entry = recorded(1) | {"frames": [ours, *recorded(1)["frames"]]}
     (result,) = filled({"entries": [entry]}, [TP], [])["entries"]
     assert [frame["filename"] for frame in result["frames"]] == ["train.py"]
+
+
+def test_what_a_framework_has_written_elsewhere_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchtitan sets TORCH_FR_* itself, before it makes its groups. An older job's dump at that place is not ours."""
+    theirs = tmp_path / "outputs" / "comm_traces"
+    theirs.mkdir(parents=True)
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{theirs}/rank_")
+    run = tmp_path / "run"
+    for rank in (0, 1, 2):
+        FlightRecorder(9).start(RankFolder.join(run, rank=rank, world_size=3))
+        (theirs / f"rank_{rank}").write_text(f"dump {rank}")
+    os.utime(theirs / "rank_1", ns=(5, 5))
+    ours = run / "flight_recorder/nccl_trace_rank_2"
+    ours.parent.mkdir()
+    ours.write_text("of a hang")
+    assert collected(run, since_ns=6) == [(run / "flight_recorder/nccl_trace_rank_0", 0)]
+    assert ((run / "flight_recorder/nccl_trace_rank_0").read_text(), ours.read_text()) == ("dump 0", "of a hang")
