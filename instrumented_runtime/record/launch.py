@@ -103,12 +103,12 @@ def _list_files(folder: RunFolder) -> None:
     """List what others than the ranks' captures wrote."""
     for path, kind in nccl_files.written_files(folder.path):
         folder.add_file(path, kind)
-    for path, rank in flight_recorder_dumps.collected(folder.path, since_ns=folder.run.started_ns):
-        folder.add_file(path, "flight_recorder", rank=rank)
     for log in sorted((folder.path / COMPILE_LOGS).glob("*.log")):
         folder.add_file(log, "compile_log", rank=rank_in_name(log))
     for path, rank in nsys_capture.reports(folder.path):
         folder.add_file(path, "nsys", rank=rank)
+    for path, rank in flight_recorder_dumps.collected(folder.path, since_ns=folder.run.started_ns):
+        folder.add_file(path, "flight_recorder", rank=rank)
 
 
 def note_unclosed(folder: RunFolder) -> None:
