@@ -25,12 +25,25 @@ class ScriptProfilers(Quiet):
         self._untold = beside_nsys
 
     def start(self, folder: RankFolder) -> None:
-        """Watch every profiler of this process."""
+        """Watch every profiler of this process, the recorder's too."""
+        from torch.autograd.profiler import profile
+
         self._folder = folder
         self._unguard = guard(lambda _: False, self._begun)
+        self._leave = leave = profile.__exit__
+
+        def settled_leave(self: Any, *error: Any) -> Any:
+            if _initialised():
+                gloo_threads.settle(LOG.running)
+            return leave(self, *error)
+
+        profile.__exit__ = settled_leave  # type: ignore[method-assign, assignment]
 
     def stop(self) -> None:
         """End the watch."""
+        from torch.autograd.profiler import profile
+
+        profile.__exit__ = self._leave  # type: ignore[method-assign]
         self._unguard()
 
     def _begun(self) -> None:
@@ -65,8 +78,6 @@ def guard(is_ours: Callable[[Any], bool], release: Callable[[], None]) -> Callab
 
     def guarded_leave(self: Any, *error: Any) -> Any:
         theirs.discard(id(self))
-        if _initialised():
-            gloo_threads.settle(LOG.running)
         return leave(self, *error)
 
     def remove() -> None:

@@ -138,7 +138,8 @@ def merge(run: RunPart, parts: Sequence[RankPart]) -> Manifest:
         facts.update(part.facts)
     world_size = max((part.world_size for part in parts), default=None)
     status, ended_ns = (run.status, run.ended_ns) if run.launched else _status_of(parts)
-    ranks = [_rank_status(part, run) for part in parts]
+    last = max((part.restart for part in parts), default=0)
+    ranks = [_rank_status(part, run, succeeded=run.exit_code == 0 and part.restart == last) for part in parts]
     return Manifest(
         run_id=run.run_id,
         command=run.command,
@@ -191,10 +192,10 @@ def _status_of(parts: Sequence[RankPart]) -> tuple[str, int | None]:
     return worst, max(part.ended_ns or 0 for part in parts)
 
 
-def _rank_status(part: RankPart, run: RunPart) -> RankStatus:
+def _rank_status(part: RankPart, run: RunPart, *, succeeded: bool) -> RankStatus:
     status = RankStatus(**{field: getattr(part, field) for field in RankStatus.__struct_fields__})
     if run.launched and run.ended_ns is not None and part.ended_ns is None:
-        status.status = "completed" if run.exit_code == 0 else "killed"
+        status.status = "completed" if succeeded else "killed"
     return status
 
 

@@ -47,6 +47,18 @@ def test_a_rank_that_never_closed_was_killed(tmp_path: Path) -> None:
     ]
 
 
+def test_a_rank_that_never_closed_has_ended_well_if_the_command_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only in the last of a job's lives: before a restart it was killed."""
+    run = RunFolder.create(tmp_path / "run", command=["x"])
+    for life in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", life)
+        RankFolder.join(run.path, rank=0, world_size=1)
+    manifest = run.finish("completed", exit_code=0)
+    assert [(rank.restart, rank.status) for rank in manifest.ranks] == [(0, "killed"), (1, "completed")]
+
+
 def test_without_a_launcher_the_run_ends_with_its_last_rank(tmp_path: Path) -> None:
     first = RankFolder.join(tmp_path / "run", rank=0, world_size=2)
     second = RankFolder.join(tmp_path / "run", rank=1, world_size=2)
