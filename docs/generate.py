@@ -294,6 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "recording options": _recording_options,
     "report keys": lambda: keys.document("report", "##", without=keys.PROFILE),
     "scripts of others": lambda: _outcome("scripts.toml"),
+    "examples": lambda: _outcome("examples.toml"),
     "store tables": keys.store_tables,
     "suggestions": _suggestions,
     "suggestions read by hand": _suggestions_read,

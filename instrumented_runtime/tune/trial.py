@@ -14,7 +14,7 @@ from typing import Any
 from gpuscope.errors import GpuscopeError
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.record.files.manifest import RankPart
-from gpuscope.instrumented_runtime.record.run_folder import rank_parts, read_manifest
+from gpuscope.instrumented_runtime.record.run_folder import rank_parts
 from gpuscope.instrumented_runtime.tune.budget import Budget
 from gpuscope.instrumented_runtime.tune.measured import WARM_UP, Run, losses_of, queued, step_of
 from gpuscope.instrumented_runtime.tune.output_argument import with_output
@@ -80,8 +80,6 @@ class Recorder:
         if ended.code is None:
             over = self.budget.left_s <= 0
             return Run(made, ended.seconds, failed="budget" if over else "hung", detail=f"{ended.seconds:.0f}")
-        if ended.code and _succeeded(made):
-            return Run(made, ended.seconds, failed="no_steps")
         if ended.code:
             return Run(made, ended.seconds, failed="failed", detail="\n".join(last_lines(_log(made))))
         parts = _parts(made)
@@ -146,14 +144,6 @@ def _parts(folder: Path) -> list[RankPart]:
         return rank_parts(folder)
     except GpuscopeError:
         return []
-
-
-def _succeeded(folder: Path) -> bool:
-    """Whether the command itself did, where the recorder did not."""
-    try:
-        return read_manifest(folder).exit_code == 0
-    except GpuscopeError:
-        return False
 
 
 def _not_applied(parts: Sequence[RankPart], changes: Sequence[Change]) -> str | None:

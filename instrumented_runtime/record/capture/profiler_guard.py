@@ -30,14 +30,15 @@ class ScriptProfilers(Quiet):
 
         self._folder = folder
         self._unguard = guard(lambda _: False, self._begun)
-        self._leave = leave = profile.__exit__
+        leave: Callable[..., Any] = profile.__exit__
+        self._leave = leave
 
         def settled_leave(self: Any, *error: Any) -> Any:
             if _initialised():
                 gloo_threads.settle(LOG.running)
             return leave(self, *error)
 
-        profile.__exit__ = settled_leave  # type: ignore[method-assign, assignment]
+        profile.__exit__ = settled_leave  # type: ignore[method-assign]
 
     def stop(self) -> None:
         """End the watch."""

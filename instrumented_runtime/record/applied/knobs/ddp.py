@@ -10,6 +10,7 @@ from typing import Any
 from gpuscope.instrumented_runtime.record.applied.knob import Family, Knob, at_least, boolean
 from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
 from gpuscope.instrumented_runtime.record.applied.wrapping import Wrapping
+from gpuscope.instrumented_runtime.record.gloo.power_sgd import power_sgd_hook
 
 FLAGS = ("static_graph", "gradient_as_bucket_view", "find_unused_parameters")
 START = 10
@@ -120,13 +121,13 @@ def _nothing() -> Any:
 
 def _hook(model: Any, name: str, rank: int) -> tuple[Any, Any]:
     """State and function of a hook."""
+    import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if name == "powersgd":
         group = model.process_group
-        return powerSGD_hook.PowerSGDState(
-            group, matrix_approximation_rank=rank, start_powerSGD_iter=START
-        ), powerSGD_hook.powerSGD_hook
+        state: Any = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=START)
+        return state, power_sgd_hook(dist.get_backend(group))
     return model.process_group, getattr(default_hooks, f"{name}_compress_hook")
 
 

@@ -50,7 +50,7 @@ PROFILED = """
 import os, sys, time
 import torch, torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
-from gpuscope.instrumented_runtime.record.capture.profiler_guard import guard
+from gpuscope.instrumented_runtime.record.capture.profiler_guard import ScriptProfilers
 
 def hold(future):
     end = time.monotonic() + 0.3
@@ -58,7 +58,7 @@ def hold(future):
         pass
     print("callback", flush=True)
 
-guard(lambda profiler: True, lambda: None)
+ScriptProfilers(beside_nsys=False).start(None)
 rank = 1 if os.fork() else 0
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
 if rank == 1:  # late, so that the callback runs on gloo's thread
