@@ -162,6 +162,14 @@ def test_checkpoints_and_resuming(tmp_path: Path) -> None:
     assert [record["step"] for record in records] == [4, 5]
 
 
+def test_power_sgd_compresses_several_buckets_on_gloo(tmp_path: Path) -> None:
+    """From step 3 on; in plain torch the buckets' collectives meet in different orders, and gloo ends the processes."""
+    hook = ["--set", "ddp.comm_hook=powersgd", "--set", "ddp.bucket_cap_mb=0.1", "--set", "capture.profile=false"]
+    words = ["train", "--parallel", "ddp", "--nproc", "2", "--steps", "6", *SHORT[2:6], *hook]
+    done = gpuscope(*words, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_a_rank_that_fails(tmp_path: Path) -> None:
     text = tmp_path / "short.txt"
     text.write_text("fewer bytes than one sequence")
@@ -184,6 +192,11 @@ def test_a_rank_that_fails(tmp_path: Path) -> None:
         (["--preset", "huge"], 2, "no preset 'huge'"),
         (["--set", "train.stepz=3"], 2, "did you mean train.steps"),
         (["--fault", "slow_everything"], 2, "no fault 'slow_everything'"),
+        (
+            ["--parallel", "ddp", "--nproc", "2", "--set", "ddp.comm_hook=bf16", "--set", "train.device=cpu"],
+            2,
+            "bf16 hook needs a GPU",
+        ),
         (["--resume", "nowhere"], 3, "holds no complete checkpoint"),
     ],
 )
