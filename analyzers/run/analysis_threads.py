@@ -1,5 +1,6 @@
-"""The analyses of one large file, in two threads, one of which records it for the replay first: nearly all of their time
-is numpy's and the native core's, which run at once. More would mostly wait for the interpreter, and each needs memory."""
+"""The analyses of one large file, in two threads, one of which records it for the replay first: nearly all of their
+time is numpy's and the native core's, which run at once. More would mostly wait for the interpreter, and each needs
+memory."""
 
 from __future__ import annotations
 

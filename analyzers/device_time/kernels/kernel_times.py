@@ -156,7 +156,9 @@ def _rates(
     kinds: dict[int, set[tuple[str | None, str]]] = {}
     known = np.flatnonzero(picked(work.flops, rows))
     asked = rows[known]
-    columns = (asked, group[known], work.flops[asked], duration[known], device.at("rank", asked), device.at("device", asked))
+    columns = (
+        asked, group[known], work.flops[asked], duration[known], device.at("rank", asked), device.at("device", asked),
+    )  # fmt: skip
     for row, of, flops, spent, rank, number in zip(*(column.tolist() for column in columns), strict=True):
         own = sums.setdefault(of, [0.0, 0.0])
         own[0] += flops
