@@ -58,6 +58,8 @@ class Session:
     ended: Ended = "interrupted"
     _waiting: list[Candidate] | Literal["budget", "no_advice"] = "budget"
     _seen: set[tuple[Change, ...]] = field(default_factory=set)
+    _singly: set[tuple[Change, ...]] = field(default_factory=set)
+    """Those that were tried together with others, in vain: one of them may crash, or lose what the others gain."""
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -90,12 +92,18 @@ class Session:
             return
         self.ended = "done"
         while waiting:
-            members = together(waiting, self.alters)
-            if joined(members).changes in self._seen:
-                members = waiting[:1]
+            first, *others = waiting
+            apart = first.changes in self._singly
+            members = [first] if apart else together(
+                [first, *(one for one in others if one.changes not in self._singly)], self.alters
+            )  # fmt: skip
             waiting = [one for one in waiting if one not in members] if len(members) == 1 else waiting
             outcome = self._together(members)
             self.trying = None
+            if outcome != "faster":
+                self._singly.update(one.changes for one in members)
+            if outcome in ("no_gain", "not_beyond_chance") and all(one.after is None for one in members):
+                waiting = [one for one in waiting if one not in members]  # of bounds alone that together hold nothing
             if outcome == "budget":
                 self.ended = "budget"
                 break
@@ -134,7 +142,7 @@ class Session:
 
     def _advice(self) -> list[Candidate] | Literal["budget", "no_advice"]:
         """What to try on top of the best, by a new profile of it; or why there is none."""
-        self.told(self, "the best so far, under the profiler")
+        self.told(self, f"{'the best so far' if self.kept else 'the command as it stands'}, under the profiler")
         found = self.runs.profiled("profile", self.changes)
         if found is None:
             return "budget"

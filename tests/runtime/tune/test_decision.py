@@ -83,6 +83,12 @@ def test_what_has_a_bound_alone_is_tried_with_all_and_has_to_show_its_gain(
     assert len(found.tried) <= 1 + len(bounds)
 
 
+def test_bounds_that_together_hold_nothing_are_not_tried_singly() -> None:
+    found = session(Job(), "a", "b", "c", apart=True, bounds="abc")
+    assert [row["code"] for row in found.tried] == ["a + b + c"]
+    assert found.ended == "done"
+
+
 @pytest.mark.parametrize("at", range(3, 8))
 def test_ctrl_c_while_gains_are_told_apart_leaves_all_of_them(at: int) -> None:
     found = session(Job(gains={"a": 0.5, "b": 0.4}, interrupt_at=at), "a", "b", apart=True, bounds="b")
