@@ -41,7 +41,7 @@ CASES = (
     Case("resharded", "settings", ("fsdp_keep_parameters",), 2),
     Case("garbage", "settings", ("manual_gc",)),
     Case("optimizer", "settings", ("fused_optimizer",)),
-    Case("threads", "settings", ("cpu_threads",), environment={"OMP_NUM_THREADS": "8"}),
+    Case("threads", "settings", ("cpu_threads",), 2, environment={"OMP_NUM_THREADS": "16"}),
     Case("histograms", "by hand", ("host_work_named", "host_work_aside", "host_other")),
     Case("pageable", "nothing"),
     Case("unused", "nothing", processes=2),

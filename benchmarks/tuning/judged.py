@@ -13,18 +13,19 @@ ENOUGH = 0.9
 CHANGES_NOTHING = 0.02
 """Share of the step by which a healthy script may seem faster."""
 COLUMNS = [
-    "script", "slow", "fixed", "removable by", "tuned", "share removed", "runs", "kept", "regression kept",
+    "script", "budget", "slow", "fixed", "removable by", "tuned", "share removed", "runs", "kept", "regression kept",
     "ranges that hold", "notes",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Truth:
-    """Median step of each run of the script as it stands and of its fixed variant, in turns, ms; and their last losses.
-    The fastest run counts: what else the machine does only adds."""
+    """Median step of each run of the script as it stands, of its fixed variant and with what tuning kept, in turns, ms;
+    and the last losses of the first two. The fastest run counts: what else the machine does only adds."""
 
     slow: Sequence[float]
     fixed: Sequence[float]
+    tuned: Sequence[float]
     losses: frozenset[str]
 
     @property
@@ -38,6 +39,7 @@ class Row:
     """A script's outcome; `tuned` is the document of `gpuscope tune --json`, None where it failed."""
 
     case: Case
+    budget: str
     truth: Truth
     tuned: Mapping[str, Any] | None
     failure: str = ""
@@ -54,8 +56,8 @@ class Row:
 
     @property
     def removed(self) -> float:
-        """Share of the step that tuning removed."""
-        return 1 - self.tuned["best_step_ns"] / self.tuned["baseline_step_ns"] if self.tuned else 0.0
+        """Share of the step that tuning removed, by the script's own clock."""
+        return 1 - min(self.truth.tuned) / min(self.truth.slow) if self.kept else 0.0
 
     @property
     def share(self) -> float | None:
@@ -67,7 +69,9 @@ class Row:
     @property
     def regression(self) -> bool:
         """Whether a change was kept with which the step was longer."""
-        return self.removed < 0 or any(change["measured_ns"] > change["before_ns"] for change in self.kept)
+        return self.removed < -CHANGES_NOTHING or any(
+            change["measured_ns"] > change["before_ns"] for change in self.kept
+        )
 
     @property
     def left_alone(self) -> bool:
@@ -86,11 +90,11 @@ class Row:
     def cells(self) -> list[str]:
         """As the table shows it."""
         slow, fixed = min(self.truth.slow), min(self.truth.fixed)
-        steps = [self.tuned[key] / 1e6 for key in ("best_step_ns", "baseline_step_ns")] if self.tuned else []
-        tuned = "{:.1f} of {:.1f} ms".format(*steps) if steps else "–"
+        tuned = f"{min(self.truth.tuned):.1f} ms" if self.kept else "–"
         ranges = self.ranges
         return [
-            self.case.name, f"{slow:.1f} ms", f"{fixed:.1f} ms" if self.case.removable != "nothing" else "–",
+            self.case.name, self.budget, f"{slow:.1f} ms",
+            f"{fixed:.1f} ms" if self.case.removable != "nothing" else "–",
             self.case.removable, tuned, "–" if self.share is None else f"{self.share:.0%}",
             str(self.tuned["runs"]) if self.tuned else "–",
             ", ".join(f"`{change['setting']}`" for change in self.kept) or "–", "yes" if self.regression else "no",

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.schema.tune_document import ByHand
+from gpuscope.words import units
 
 Applicable = Callable[[Mapping[str, Any], str, Mapping[str, Any]], Sequence[Change] | None]
 """Setting, code and facts of a suggestion → the changes that follow it; None where only the script can."""
@@ -33,8 +34,20 @@ class Candidate:
     high: float | None = None
     bound: float | None = None
     """The least that it can lead to, where no replay tells."""
+    profiled_ns: int | None = None
+    """The step that figures are ratios of, under the profiler."""
     findings: frozenset[str] = frozenset()
     """Codes of those that it answers."""
+
+    @property
+    def sure(self) -> bool:
+        """Whether it surely gains much."""
+        return self.high is not None and self.high < SURE
+
+    @property
+    def least(self) -> float:
+        """What it leads to at best; 0 where nothing is known."""
+        return next((one for one in (self.low, self.bound) if one is not None), 0.0)
 
     @property
     def order(self) -> tuple[int, float]:
@@ -44,32 +57,45 @@ class Candidate:
         return 1, 1.0 if self.bound is None else self.bound
 
 
-SURE = 0.95
-"""Of the step: what a change leads to at most that is tried together with others before it was tried alone."""
+SURE, LEAST_GAIN = 0.95, 0.01
+"""Of the step: what a change that surely gains much leads to at most; and the gain below which two runs of one job
+differ by themselves, the threshold of `gpuscope diff`."""
+Alters = Callable[[Change], bool]
+"""Whether a change may alter what is trained."""
 
 
-def together(waiting: Sequence[Candidate]) -> Candidate | None:
-    """The changes that are sure to gain much, each of a finding and of knobs that no other touches, as one; None of
-    fewer than two."""
-    chosen: list[Candidate] = []
-    for one in waiting:
+def together(waiting: Sequence[Candidate], alters: Alters = lambda _: False) -> list[Candidate]:
+    """What is tried in one run: the first one, and all with a figure or a bound that answer another finding and set
+    other knobs. What may alter training is tried without those that don't, since its losses may move further."""
+    first, *others = waiting
+    chosen = [first]
+    for one in others if _estimated(first) else ():
         apart = all(one.findings.isdisjoint(other.findings) and not _names(one) & _names(other) for other in chosen)
-        if one.high is not None and one.high < SURE and one.findings and apart:
+        if _estimated(one) and apart and any(map(alters, one.changes)) == any(map(alters, first.changes)):
             chosen.append(one)
-    return _joined(chosen) if len(chosen) > 1 else None
+    return chosen
 
 
-def _joined(members: Sequence[Candidate]) -> Candidate:
-    """At best what each takes off the step is taken off it, at worst what each leaves of it is left of what the others
-    leave; as expected in the middle."""
-    low = max(1 - sum(1 - one.low for one in members if one.low is not None), 0.0)
-    after = math.prod(one.after for one in members if one.after is not None)
-    added = max(1 - sum(1 - one.after for one in members if one.after is not None), low)
+def _estimated(one: Candidate) -> bool:
+    return bool(one.findings) and (one.high is not None or one.bound is not None)
+
+
+def joined(members: Sequence[Candidate]) -> Candidate:
+    """All of them as one. At best what each takes off the step is taken off it; at worst what each leaves of it is left
+    of what the others leave, and a bound takes nothing; as expected in the middle. No figure where none has one."""
+    if len(members) == 1:
+        return members[0]
+    least = max(1 - sum(1 - one.least for one in members), 0.0)
+    after = [one.after for one in members if one.after is not None]
+    high = [one.high for one in members if one.high is not None]
+    known = bool(after)
+    added = max(1 - sum(1 - one for one in after), 0.0)
     return Candidate(
         " + ".join(one.code for one in members), "; ".join(one.action for one in members),
         ", ".join(one.setting for one in members), tuple(change for one in members for change in one.changes),
-        (after + added) / 2, low, math.prod(one.high for one in members if one.high is not None),
-        findings=frozenset().union(*(one.findings for one in members)),
+        after=max((math.prod(after) + added) / 2, least) if known else None, low=least if known else None,
+        high=math.prod(high) if known else None, bound=None if known else least,
+        profiled_ns=members[0].profiled_ns, findings=frozenset().union(*(one.findings for one in members)),
     )  # fmt: skip
 
 
@@ -106,6 +132,10 @@ def of_advice(applicable: Applicable, group: Group, allowed: Sequence[str]) -> S
                 by_hand.setdefault((row["code"], row["setting"]), row)
                 continue
             one = replace(_candidate(entry, tuple(changes)), findings=frozenset({str(entry.get("finding"))}))
+            if one.least > 1 - LEAST_GAIN:
+                row = _row(entry, f"it can gain {units.share(1 - one.least)} at most, which two runs differ by anyway")
+                by_hand.setdefault((row["code"], row["setting"]), row)
+                continue
             found.setdefault(tuple(changes), one)
         for row in _own_code(report, answered):
             by_hand.setdefault((row["code"], row["setting"]), row)
@@ -126,7 +156,8 @@ def _candidate(entry: Mapping[str, Any], changes: tuple[Change, ...]) -> Candida
     predicted, bound = entry.get("predicted"), entry.get("bound")
     if predicted and predicted["step_ns_before"]:
         before = predicted["step_ns_before"]
-        return Candidate(*named, *(predicted[key] / before for key in ("step_ns_after", "low_ns", "high_ns")))
+        after, low, high = (predicted[key] / before for key in ("step_ns_after", "low_ns", "high_ns"))
+        return Candidate(*named, after, low, high, profiled_ns=before)
     if bound and bound["step_ns_before"]:
         return Candidate(*named, bound=bound["step_ns_low"] / bound["step_ns_before"])
     return Candidate(*named)
@@ -151,5 +182,8 @@ def _own_code(report: Mapping[str, Any], answered: Collection[str]) -> Iterator[
 
 def _by_hand(entry: Mapping[str, Any], groups: Sequence[str]) -> ByHand:
     options = " ".join(f"--allow {name}" for name in groups)
-    why = f"it may alter training: {options} tries it" if groups else BY_SCRIPT
+    return _row(entry, f"it may alter training: {options} tries it" if groups else BY_SCRIPT)
+
+
+def _row(entry: Mapping[str, Any], why: str) -> ByHand:
     return {"code": entry["code"], "action": entry["action"], "setting": shown(entry["setting"]), "why": why}

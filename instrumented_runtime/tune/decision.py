@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpuscope.instrumented_runtime.tune import losses
-from gpuscope.instrumented_runtime.tune.measured import Run
+from gpuscope.instrumented_runtime.tune.candidates import LEAST_GAIN
+from gpuscope.instrumented_runtime.tune.measured import Run, better_known
 from gpuscope.instrumented_runtime.tune.noise import PRIOR, Noise, assumed, at_least, change, near, noise
 from gpuscope.schema.tune_document import Outcome
 from gpuscope.welch import Interval
 
-LEAST_GAIN = 0.01
-"""Of the step: `gpuscope diff`'s threshold, below which two runs of one job differ by themselves."""
-ROUNDS = 6
+ROUNDS = 20
 """Runs of a change at most."""
 WIDER = 1.15
 """Times a single comparison's interval: a session has several changes and looks at each after every run. With it noise
@@ -60,18 +59,19 @@ class Standing:
         return noise([*others, trial])
 
     def repeat(self, run: Run) -> None:
-        """One more run of the best; steps behind the profiler's give way to the first one of its own."""
-        self.best[:] = [one for one in self.best if run.beside_profiler or not one.beside_profiler] + [run]
+        """One more run of the best."""
+        self.best[:] = better_known(self.best, run)
 
 
-def judge(standing: Standing, take: Take, *, alters: bool = False) -> Judgement:
-    """Run a change until it is settled; the best is run again beside it where that helps."""
-    made = Judgement("not_beyond_chance")
+def judge(standing: Standing, take: Take, *, alters: bool = False, before: Sequence[Run] = ()) -> Judgement:
+    """Run a change until it is settled, the runs of it `before` first; the best is run again beside it where that
+    helps."""
+    made, ready = Judgement("not_beyond_chance"), list(before)
     standing.groups.append(made.runs)
     for number in range(ROUNDS):
-        if number and not _beside(standing, take, made):
+        if number and not ready and not _beside(standing, take, made):
             return made
-        run = take("trial")
+        run = ready.pop(0) if ready else take("trial")
         if run is None or run.failed is not None:
             made.outcome, made.detail = (run.failed or "failed", run.detail) if run else ("budget", "")
             return made
@@ -85,16 +85,27 @@ def judge(standing: Standing, take: Take, *, alters: bool = False) -> Judgement:
         if wrong is not None:
             made.outcome = wrong
             return made
-        known, before = standing.noise(made.runs), made.interval
+        known, last = standing.noise(made.runs), made.interval
         made.interval = change(standing.best, made.runs, assumed(known)).scaled(WIDER)
         if (made.interval.low + made.interval.high) / 2 > math.log1p(-LEAST_GAIN):
             made.outcome = "no_gain"
             return made
         clear = change(standing.best, made.runs, at_least(PRIOR, known)).scaled(WIDER)
-        if _decisive(clear) or (_decisive(before) and _decisive(made.interval)):
+        if _decisive(clear) or (_decisive(last) and _decisive(made.interval)):
             made.outcome = "faster"
             return made
+        if known is not None and _hopeless(made, known, len(standing.best)):
+            return made
     return made
+
+
+def _hopeless(made: Judgement, known: Noise, best: int) -> bool:
+    """Whether all rounds would hardly settle it: not even with a gain one standard error larger than measured."""
+    assert made.interval is not None
+    count = len(made.runs)
+    middle = (made.interval.low + made.interval.high) / 2 - known.fraction * math.sqrt(1 / best + 1 / count)
+    foreseen = Noise(known.variance, known.freedom + 2 * (ROUNDS - count)).interval(middle, ROUNDS, ROUNDS)
+    return not _decisive(foreseen.scaled(WIDER))
 
 
 def _beside(standing: Standing, take: Take, made: Judgement) -> bool:

@@ -70,6 +70,14 @@ def step_ns(runs: Sequence[Run]) -> int:
     return round(math.exp(fmean(levels(runs))))
 
 
+def better_known(runs: Sequence[Run], run: Run) -> list[Run]:
+    """Runs with the same settings and one more. Hooks beside steps behind the profiler's only add to them: they count
+    where nothing else is known, or where a run of its own took longer, which had to read files first, say."""
+    every = [*runs, run]
+    shortest = min(levels([one for one in every if not one.beside_profiler]), default=math.inf)
+    return [one for one in every if not one.beside_profiler or levels([one])[0] < shortest]
+
+
 def levels(runs: Sequence[Run]) -> list[float]:
     """Each run's step time, as a logarithm."""
     return [run.step.median for run in runs if run.step is not None]

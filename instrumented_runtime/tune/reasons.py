@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from gpuscope.instrumented_runtime.tune.decision import LEAST_GAIN, Judgement
+from gpuscope.instrumented_runtime.tune.candidates import LEAST_GAIN
+from gpuscope.instrumented_runtime.tune.decision import Judgement
 from gpuscope.words import units
 
 

@@ -1,6 +1,6 @@
-"""The loop of `gpuscope tune`: a profiled run gives advice and the first baseline, its steps behind the profiler's;
-then changes against the best so far, those that are sure and apart together first; a profile of what is kept gives the
-next advice and confirms it.
+"""The loop of `gpuscope tune`: a profiled run gives advice, one without the profiler the baseline; then changes against
+the best so far, all that are apart together first; what of them has no certain gain has to show it; a profile of what
+is kept gives the next advice.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Literal, Protocol
 
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.tune import losses
-from gpuscope.instrumented_runtime.tune.candidates import Candidate, Source, together
+from gpuscope.instrumented_runtime.tune.candidates import Candidate, Source, joined, together
 from gpuscope.instrumented_runtime.tune.decision import Judgement, Standing, clearly_faster, confirmed, judge, overall
-from gpuscope.instrumented_runtime.tune.measured import Run, step_ns
+from gpuscope.instrumented_runtime.tune.measured import Run, better_known, step_ns
 from gpuscope.instrumented_runtime.tune.noise import noise
 from gpuscope.instrumented_runtime.tune.reasons import why
-from gpuscope.schema.tune_document import ByHand, Ended, TriedChange
+from gpuscope.schema.tune_document import ByHand, Ended, Outcome, TriedChange
 
 
 class Runs(Protocol):
@@ -58,6 +58,8 @@ class Session:
     ended: Ended = "interrupted"
     _waiting: list[Candidate] | Literal["budget", "no_advice"] = "budget"
     _seen: set[tuple[Change, ...]] = field(default_factory=set)
+    _singly: set[tuple[Change, ...]] = field(default_factory=set)
+    """Those that were tried together with others, in vain: one of them may crash, or lose what the others gain."""
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -70,18 +72,17 @@ class Session:
         return Standing(self.baseline, self.best, self.groups)
 
     def begin(self) -> Run | None:
-        """Profile the command as it stands: its first baseline, too, unless it has too few steps behind the profiler's.
-        The run that failed, if no baseline could be had."""
+        """Profile the command as it stands, and run it without a profiler where there is something to try, or where the
+        profiled run had too few steps. The run that failed, if no baseline could be had."""
         self.best, self.groups = self.baseline, [self.baseline]
         self._waiting = self._advice()
-        if self.baseline:
+        if self.baseline and (isinstance(self._waiting, str) or not self._waiting):
             return None
         self.told(self, "the command as it stands")
         run = self.runs.timed("baseline")
-        if run is None or run.failed is not None:
-            return run
-        self.baseline.append(run)
-        return None
+        if run is not None and run.failed is None:
+            self.baseline[:] = better_known(self.baseline, run)
+        return None if self.baseline else run
 
     def improve(self) -> None:
         """Follow advice until none is left or the budget ends. Leaves the best found, and how it ended."""
@@ -91,62 +92,83 @@ class Session:
             return
         self.ended = "done"
         while waiting:
-            joined = together(waiting)
-            self.trying = waiting.pop(0) if joined is None or joined.changes in self._seen else joined
-            made = self._try(self.trying)
+            first, *others = waiting
+            apart = first.changes in self._singly
+            members = [first] if apart else together(
+                [first, *(one for one in others if one.changes not in self._singly)], self.alters
+            )  # fmt: skip
+            waiting = [one for one in waiting if one not in members] if len(members) == 1 else waiting
+            outcome = self._together(members)
             self.trying = None
-            if made.outcome == "budget":
+            if outcome != "faster":
+                self._singly.update(one.changes for one in members)
+            if outcome in ("no_gain", "not_beyond_chance") and all(one.after is None for one in members):
+                waiting = [one for one in waiting if one not in members]  # of bounds alone that together hold nothing
+            if outcome == "budget":
                 self.ended = "budget"
                 break
-            if made.outcome == "faster":
+            if outcome == "faster":
                 again = self._advice()
-                if self._proved() and not isinstance(again, str):
-                    waiting = again
-                waiting = [one for one in waiting if one.changes not in self._seen]
+                waiting = self._open(waiting) if isinstance(again, str) else again
         if len(self.kept) > 1 and not clearly_faster(self.standing):
             self._confirm()
 
-    def _proved(self) -> bool:
-        """Whether what is kept is faster than the command as it stands in more than one run: the first may have been
-        long by chance, or as its files were read for the first time. What is in doubt runs once more; else nothing is
-        kept any more."""
-        if len(self.baseline) > 1:
-            return True
-        self.told(self, "the command as it stands, again")
-        run = self.runs.timed("baseline")
-        if run is not None and run.failed is None:
-            self.baseline.append(run)
-        if overall(self.standing).high >= 0:
-            self._confirm()
-        return bool(self.kept)
+    def _together(self, members: Sequence[Candidate], runs: Sequence[Run] = ()) -> Outcome:
+        """Try all of them in one run, or judge them by these `runs`. Where that is faster, those whose gain is certain
+        are run without the others: what these add is what the first run was shorter by, and else they are dropped."""
+        before = self.best
+        self.trying = joined(members)
+        made = self._try(self.trying, runs)
+        sure = [one for one in members if one.sure] or list(members[:1])
+        rest = [one for one in members if one not in sure]
+        if made.outcome != "faster" or not rest:
+            return made.outcome
+        all_of_them, count = (self.kept[-1], self.best), len(self.tried)
+        apart = False
+        try:
+            self.kept, self.best, self.trying = self.kept[:-1], before, joined(sure)
+            alone = self._try(self.trying).outcome
+            apart = alone == "faster" or (alone != "budget" and self._together(rest) == "faster")
+        finally:  # also where Ctrl-C ends it
+            if apart:
+                self.tried.remove(all_of_them[0].row)
+            else:  # the best is what has been measured: all of them
+                del self.tried[count:]
+                self.kept, self.best = [*self.kept, all_of_them[0]], all_of_them[1]
+        self._seen.update(one.changes for one in members)
+        if apart and alone == "faster":
+            self._together(rest, made.runs)
+        return "faster"
 
     def _advice(self) -> list[Candidate] | Literal["budget", "no_advice"]:
-        """What to try on top of the best, by a new profile of it, whose other steps are a run of the best; or why there
-        is none."""
-        self.told(self, "the best so far, under the profiler")
+        """What to try on top of the best, by a new profile of it; or why there is none."""
+        self.told(self, f"{'the best so far' if self.kept else 'the command as it stands'}, under the profiler")
         found = self.runs.profiled("profile", self.changes)
         if found is None:
             return "budget"
         report, run = found
-        if run.failed is None:
-            self.best.append(run)
+        if run.failed is None and not self.kept:
+            self.baseline[:] = better_known(self.baseline, run)
+        elif run.failed is None and step_ns([run]) >= step_ns(self.baseline):
+            self._confirm()  # a second run of what is kept that is no faster
         if not report:
             return "no_advice"
         advised = [source(report) for source in self.sources]
         known = {(row["code"], row["setting"]) for row in self.by_hand}
         self.by_hand += [row for one in advised for row in one.by_hand if (row["code"], row["setting"]) not in known]
-        made = set(self.changes)
-        return [
-            one for advice in advised for one in advice.candidates
-            if one.changes not in self._seen and not set(one.changes) <= made
-        ]  # fmt: skip
+        return self._open([one for advice in advised for one in advice.candidates])
 
-    def _try(self, candidate: Candidate) -> Judgement:
+    def _open(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those that were neither tried nor are part of the best."""
+        made = set(self.changes)
+        return [one for one in candidates if one.changes not in self._seen and not set(one.changes) <= made]
+
+    def _try(self, candidate: Candidate, runs: Sequence[Run] = ()) -> Judgement:
         self._seen.add(candidate.changes)
         number, before = len(self.tried) + 1, step_ns(self.best)
-        candidate = replace(candidate, changes=tuple(_resolved(one, self.changes) for one in candidate.changes))
+        candidate = _resolved(candidate, self.changes)
         with_it = _merged([*self.changes, *candidate.changes])
-        spent = 0
+        spent = len(runs)
 
         def take(side: Literal["best", "trial"]) -> Run | None:
             nonlocal spent
@@ -156,7 +178,7 @@ class Session:
             spent += run is not None
             return run
 
-        made = judge(self.standing, take, alters=any(self.alters(change) for change in candidate.changes))
+        made = judge(self.standing, take, alters=any(map(self.alters, candidate.changes)), before=runs)
         row = _row(candidate, made, before, spent)
         self.tried.append(row)
         if made.outcome == "faster":
@@ -199,22 +221,41 @@ def _merged(changes: Sequence[Change]) -> tuple[Change, ...]:
     return tuple({change.name: change for change in changes}.values())
 
 
-def _resolved(change: Change, made: Sequence[Change]) -> Change:
-    """A multiple (`x4`) of what was kept already as a number; of the script's own it stays a multiple."""
-    own = next((one.value for one in made if one.name == change.name), "")
-    times = change.value.removeprefix("x")
-    return Change(change.name, str(int(own) * int(times))) if times != change.value and own.isdigit() else change
+def _range(candidate: Candidate, before: int) -> tuple[int, int, int] | tuple[None, None, None]:
+    """The step that is predicted without a profiler, and its range. How much of what a profiler adds goes with the
+    change is not known: the range reaches from all of it to none, the figure goes by the ratio."""
+    if candidate.after is None or candidate.low is None or candidate.high is None:
+        return None, None, None
+    profiled = candidate.profiled_ns or before
+
+    def ways(ratio: float) -> list[float]:
+        found = ratio * before, before - (1 - ratio) * profiled, ratio * profiled
+        return [min(max(one, 0.0), max(ratio, 1.0) * before) for one in found]
+
+    return round(candidate.after * before), round(min(ways(candidate.low))), round(max(ways(candidate.high)))
+
+
+def _resolved(candidate: Candidate, made: Sequence[Change]) -> Candidate:
+    """With multiples (`x4`) of what was kept already as numbers; of the script's own they stay multiples. Its setting
+    is then what is applied: a report has words for it."""
+    own = {one.name: one.value for one in made}
+    found: list[Change] = []
+    for one in candidate.changes:
+        times, now = one.value.removeprefix("x"), own.get(one.name, "")
+        multiple = times != one.value and now.isdigit()
+        found.append(Change(one.name, str(int(now) * int(times))) if multiple else one)
+    if not any(one.value.startswith("x") for one in candidate.changes):
+        return candidate
+    return replace(candidate, changes=tuple(found), setting=", ".join(map(str, found)))
 
 
 def _row(candidate: Candidate, made: Judgement, before: int, spent: int) -> TriedChange:
-    predicted = [None if ratio is None else round(before * ratio) for ratio in (
-        candidate.after, candidate.low, candidate.high
-    )]  # fmt: skip
+    predicted, low, high = _range(candidate, before)
     measured = step_ns(made.runs) if made.runs else None
     return {
         "code": candidate.code, "action": candidate.action, "setting": candidate.setting,
         "changes": [{"name": change.name, "value": change.value} for change in candidate.changes],
-        "before_ns": before, "predicted_ns": predicted[0], "low_ns": predicted[1], "high_ns": predicted[2],
+        "before_ns": before, "predicted_ns": predicted, "low_ns": low, "high_ns": high,
         "measured_ns": measured,
         "ratio_low": math.exp(made.interval.low) if made.interval else None,
         "ratio_high": math.exp(made.interval.high) if made.interval else None,

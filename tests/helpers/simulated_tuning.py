@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,15 @@ def candidate(name: str, predicted: float = 0.9, finding: str = "") -> Candidate
     return Candidate(name, f"set {name}", f"{name}=1", changes, predicted, predicted, predicted, findings=findings)
 
 
-def session(job: Job, *names: str, apart: bool = False) -> Session:
+def session(job: Job, *names: str | Candidate, apart: bool = False, bounds: Collection[str] = ()) -> Session:
     """A session whose advice is to set each of these once, in this order; run to its end. `apart`: each answers a
-    finding of its own."""
-    advised = [candidate(name, finding=name if apart else "") for name in names]
+    finding of its own. Of `bounds` no more than a bound is known."""
+    advised = [
+        one if isinstance(one, Candidate) else candidate(one, finding=one if apart else "") for one in names
+    ]  # fmt: skip
+    advised = [
+        replace(one, after=None, low=None, high=None, bound=0.3) if one.code in bounds else one for one in advised
+    ]  # fmt: skip
     made = Session(job, [lambda _: Advice(advised, [])], lambda _: False)
     made.begin()
     try:

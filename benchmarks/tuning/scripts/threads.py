@@ -2,15 +2,23 @@
 
 import common
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def block(width: int) -> nn.Sequential:
+    """Many small operators, each split over the threads."""
+    return nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU())
 
 
 def main() -> None:
     args = common.options()
     if args.fixed:
         torch.set_num_threads(1)
-    model = common.layers(6, 128)
+    rank = common.join()
+    model = DistributedDataParallel(nn.Sequential(*(block(128) for _ in range(12))))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    data = torch.randn(128, 128)
+    data = torch.randn(512, 128, generator=torch.Generator().manual_seed(rank))
     clock = common.Clock()
     for _ in range(args.steps):
         loss = model(data).square().mean()

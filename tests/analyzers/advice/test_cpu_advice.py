@@ -29,10 +29,14 @@ def by_hand_or_trial(case: Report) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("threads", "cores", "value"), [(16, 2, "2"), (3, 2, "2"), (2, 2, None), (None, 2, None), (16, None, None)]
-)
-def test_no_more_threads_than_cores(tmp_path: Path, threads: int | None, cores: int | None, value: str | None) -> None:
-    """Two steps of 100 ms, half of each without a core."""
+    ("threads", "cores", "ranks", "value"),
+    [(16, 2, 1, "2"), (3, 2, 1, "2"), (2, 2, 1, None), (None, 2, 1, None), (16, None, 1, None), (2, 2, 2, "1"),
+     (1, 2, 2, None), (1, 1, 2, None), (4, 2, 4, "1")],
+)  # fmt: skip
+def test_no_more_threads_than_cores(
+    tmp_path: Path, threads: int | None, cores: int | None, ranks: int, value: str | None
+) -> None:
+    """Six steps of 100 ms, half of each without a core; ranks share the cores."""
     steps = [note(number * 100_000, 100_000, f"ProfilerStep#{number}") for number in range(2, 8)]
     busy = [op(number * 100_000, 90_000) for number in range(2, 8)]
     counted: dict[str, Any] = {
@@ -40,9 +44,10 @@ def test_no_more_threads_than_cores(tmp_path: Path, threads: int | None, cores: 
         "steps": [[number, 0, 50_000_000] for number in range(2, 8)],
         "threads": threads, "cores": cores,
     }  # fmt: skip
-    info = {"backend": "gloo", "rank": 0, "world_size": 1}
-    path = write(tmp_path / "rank0.json", *steps, *busy, rank=None, gpuscope_cores=counted, distributedInfo=info)
-    found = gpuscope.analyze(path).report
+    for rank in range(ranks):
+        info = {"backend": "gloo", "rank": rank, "world_size": ranks}
+        write(tmp_path / f"rank{rank}.json", *steps, *busy, rank=None, gpuscope_cores=counted, distributedInfo=info)
+    found = gpuscope.analyze(tmp_path).report
     assert found["advice"] is not None
     settings = {one["code"]: one["setting"]["value"] for one in found["advice"]["unpredicted"]}
     assert settings.get("cpu_threads") == value

@@ -24,9 +24,12 @@ class FewerThreads(Suggestion):
 
     code = "cpu_threads"
     answers = ("waits_for_core",)
-    sets = "`OMP_NUM_THREADS`, where operators take more threads than there are cores"
+    sets = "`OMP_NUM_THREADS`, where operators take more threads than the rank has cores"
     action = "Compute in {now} threads at most"
-    why = "{cost}; operators run in {threads} threads on {cores} cores, and each waits for the slowest of its threads"
+    why = (
+        "{cost}; operators run in {threads} threads where each rank has {now} of {cores} cores, and each waits for the "
+        "slowest of its threads"
+    )
     why_not = "how long operators take in fewer threads is not in a trace: try it"
     risk = "a call of torch.set_num_threads in the script goes before the variable"
     verify = "record again: the finding `waits_for_core` is gone or smaller"
@@ -51,8 +54,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if finding["code"] == "waits_for_core":
         facts = finding.get("facts", {})
         threads, cores = facts.get("threads") or 0, facts.get("cores") or 0
-        if threads > cores > 0:
-            now = max(1, cores // max(1, len(case.report["trace"]["ranks_present"])))
+        now = min(case.cores_per_rank or cores, max(1, cores // max(1, len(case.report["trace"]["ranks_present"]))))
+        if threads > now > 0 < cores:  # a host's ranks share its cores
             yield Proposal(finding, FewerThreads(threads, cores, now), other_settings.OMP_THREADS.to(str(now)))
     elif on_cpu(case) and (names := _by_parameter(case)):
         by_hand = torch_settings.FUSED_ON_CPU[names[0]].to("True")

@@ -11,13 +11,16 @@ from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
 from gpuscope.instrumented_runtime.record.applied.wrapping import Wrapping
 
 NAMES = ("fused", "foreach")
+SHARDED = ("Adam", "AdamW")
+"""Whose fused kernels DTensor knows (torch/distributed/tensor/_ops/_pointwise_ops.py)."""
 
 
 class _Optimizers:
     """Edits the arguments of each optimizer that has the implementation."""
 
-    def __init__(self, ledger: Ledger, has: set[str]) -> None:
-        self._ledger, self._has = ledger, has
+    def __init__(self, ledger: Ledger, kind: type) -> None:
+        self._ledger, self._kind = ledger, kind
+        self._has = set(inspect.signature(kind.__init__).parameters)  # type: ignore[misc]
         self._wanted = ledger.wanted(*(f"optimizer.{name}" for name in NAMES))
 
     def prepare(self, arguments: dict[str, Any]) -> None:
@@ -47,7 +50,11 @@ class _Optimizers:
         if on and arguments.get("differentiable"):
             return "it is differentiable"
         tensors = [tensor for group in groups for tensor in group["params"]]
-        return _not_fusable(tensors) if on and argument == "fused" else ""
+        if not on or argument != "fused":
+            return ""
+        if self._kind.__name__ not in SHARDED and any(hasattr(tensor, "_local_tensor") for tensor in tensors):
+            return f"torch has no fused {self._kind.__name__} for sharded parameters"
+        return _not_fusable(tensors)
 
     def look(self, optimizer: Any, where: str) -> None:
         """What is in effect."""
@@ -98,7 +105,7 @@ def _install(ledger: Ledger) -> None:
     found = {one for one in vars(torch.optim).values() if inspect.isclass(one)}
     for kind in sorted(found, key=lambda one: one.__name__):
         if issubclass(kind, torch.optim.Optimizer):
-            optimizers = _Optimizers(ledger, set(inspect.signature(kind.__init__).parameters))
+            optimizers = _Optimizers(ledger, kind)
             Wrapping(ledger, optimizers.edit, optimizers.look, retry=True, prepare=optimizers.prepare).around_init(kind)
 
 

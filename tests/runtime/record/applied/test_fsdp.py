@@ -91,6 +91,12 @@ def test_parameters_kept_after_the_forward_pass(job: Job) -> None:
     assert values(back, "fsdp.reshard_after_forward") == values(before, "fsdp.reshard_after_forward")
 
 
+def test_no_fused_kernel_on_sharded_parameters_that_torch_can_not_run(job: Job) -> None:
+    changed = job(FSDP2, "optimizer.fused=true", ranks=2)
+    assert refusals(changed, "optimizer.fused")[0] == "torch has no fused SGD for sharded parameters"
+    assert len(changed.told[0]["losses"]) == 4
+
+
 def test_gathers_as_many_modules_ahead_in_the_order_of_the_forward_pass(job: Job) -> None:
     before = job(FSDP2, ranks=2)
     changed = job(FSDP2, "fsdp.forward_prefetch=2", "fsdp.backward_prefetch=2", "fsdp.limit_all_gathers=false", ranks=2)
