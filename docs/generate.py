@@ -284,6 +284,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plan keys": lambda: keys.flat("plan"),
     "tune keys": lambda: keys.flat("tune"),
     "tuned scripts": lambda: _outcome("tuning.toml"),
+    "waits": lambda: _outcome("waits.toml"),
     "drawn advice": lambda: _outcome("drawn_advice.toml"),
     "predicted and measured": lambda: _outcome("predicted_and_measured.toml"),
     "predicted and simulated": lambda: _outcome("predicted_and_simulated.toml"),
