@@ -66,7 +66,7 @@ class OnDemand:
         self._folder = folder
         self._leads = folder.part.rank == 0
         if self._leads:
-            self._window_file.touch()
+            self._window_file.write_text("{}", encoding="utf-8")  # an empty file would be taken for a broken trace
         if not listen(folder.path):
             folder.problem("signal_taken", f"{SIGNAL} has a handler of the script's own: `touch RUN/{REQUEST}` instead",
                            severity="info")  # fmt: skip
