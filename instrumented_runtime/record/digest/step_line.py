@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from gpuscope.instrumented_runtime.record.digest.thread_marks import FORWARD, GC, HOST, INPUT, Mark
@@ -18,7 +18,7 @@ MOST = 64
 
 def phases(marks: Sequence[Mark]) -> list[list[Any]]:
     """[phase, ns] one after the other, which tile the step."""
-    spans = [(phase, after[0] - wall) for (wall, _, _, phase), after in zip(marks, marks[1:], strict=False)]
+    spans = [(phase, after[0] - wall) for (wall, _, _, phase), after in pairwise(marks)]
     found = [[phase, sum(ns for _, ns in own)] for phase, own in groupby(spans, key=lambda one: one[0])]
     return [one for one in found if one[1]]
 
@@ -34,7 +34,7 @@ def pauses(marks: Sequence[Mark], collectives: Sequence[Collective]) -> tuple[li
     begin = marks[0][0]
     waits: list[list[int]] = []
     others: list[list[int]] = []
-    for (wall, cpu, core, phase), (until, cpu_after, core_after, _) in zip(marks, marks[1:], strict=False):
+    for (wall, cpu, core, phase), (until, cpu_after, core_after, _) in pairwise(marks):
         blocked = until - wall - (cpu_after - cpu) - (core_after - core)
         if blocked < BLOCKED_NS or phase in (INPUT, GC):
             continue
