@@ -92,7 +92,7 @@ def _cost_row(kind: str, work: Path) -> None:
 
 
 def _difference(pairs: Any) -> str:
-    """The median step with beside that without: mean over the pairs, and the range in which it lies nine times in ten."""
+    """The median step with beside that without: mean over the pairs, with its range (nine times in ten)."""
     ratios = [100 * (statistics.median(always) / statistics.median(plain) - 1) for plain, always in pairs]
     mean = statistics.fmean(ratios)
     if len(ratios) < 2:

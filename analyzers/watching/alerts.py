@@ -200,8 +200,8 @@ def _slow_ranks(seen: Seen, steps: list[int]) -> list[Alert]:
     for one in slow_members.slow(np.array(steps, np.int64), own, _usual_step(seen, steps)):
         often = f"every {one.period} steps" if one.period > 1 else "in a step"
         message = (
-            f"rank {ranks[one.member]} falls behind{_since(one.since)}: it needs {units.duration(one.by_ns)} more itself "
-            f"than the others {often}, communication left out: not its link, but what it computes or its host does"
+            f"rank {ranks[one.member]} falls behind{_since(one.since)}: it needs {units.duration(one.by_ns)} more "
+            f"itself than the others {often}, communication left out: not its link, but its device, host or work"
         )
         found.append(Alert("falls_behind", (ranks[one.member],), message))
     return found

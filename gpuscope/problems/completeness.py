@@ -17,8 +17,8 @@ DIGEST_ONLY = ProblemKind(
     "digest_only", "info",
     "{file}: a digest, in which what the training thread computes is one stretch per phase: for operators, kernels and "
     "advice record a window (`touch RUN/record`)",
-    about="A digest of `gpuscope record --always`: phases of the training thread, its waits and the collectives. What it "
-    "computes is one stretch per phase, Python between operators included; of a GPU it holds the durations of "
+    about="A digest of `gpuscope record --always`: phases of the training thread, its waits and the collectives. What "
+    "it computes is one stretch per phase, Python between operators included; of a GPU it holds the durations of "
     "collectives alone, and then there is no verdict. For operators, kernels and advice record a window: "
     "`touch RUN/record`.",
 )  # fmt: skip

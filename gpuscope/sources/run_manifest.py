@@ -43,7 +43,7 @@ class WindowRequest:
 
 
 def window_request(text: str) -> WindowRequest:
-    """What asks for a window says: `20`, `ranks 3 0`, `20 ranks 3 0`, or nothing; what it does not say so is ignored."""
+    """What asks for a window says: `20`, `ranks 3 0`, `20 ranks 3 0`, or nothing; all else is ignored."""
     before, _, after = text.replace(",", " ").partition("ranks")
     steps = int(before) if before.strip().isdigit() and int(before) > 0 else None
     return WindowRequest(steps, tuple(int(word) for word in after.split() if word.isdigit()))

@@ -69,7 +69,8 @@ class Digest:
         line: dict[str, Any] = {
             "step": step, "rank": self._rank, "first": step == 0, "end_ns": end, "step_ns": end - begin,
             "exposed_communication_ns": None if on_device is not None else sum(ns for _, ns in waits),
-            "data_wait_ns": step_line.time_in(step_line.INPUT, phases), "gc_ns": step_line.time_in(step_line.GC, phases),
+            "data_wait_ns": step_line.time_in(step_line.INPUT, phases),
+            "gc_ns": step_line.time_in(step_line.GC, phases),
             "ran_ns": marks[-1][1] - marks[0][1], "core_wait_ns": marks[-1][2] - marks[0][2], **memory(),
             "phases": phases, "waits": waits, "pauses": others,
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The file of a rank's digest: JSON lines, at most two files of `LIMIT` bytes, whole but for a last line cut by a kill."""
+"""The file of a rank's digest: JSON lines, at most two files of `LIMIT` bytes; a kill cuts no more than the last line."""
 
 from __future__ import annotations
 
