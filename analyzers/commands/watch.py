@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--every", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
               help="How often to look.")  # fmt: skip
 @click.option("--to", "targets", multiple=True, metavar="TARGET",
-              help="Also send measures and verdicts there; may be repeated.")  # fmt: skip
+              help="Also send measures, verdicts and alerts there; may be repeated.")  # fmt: skip
 @click.option("--wait", type=click.FloatRange(0), default=0.0, show_default=True, metavar="SECONDS",
               help="How long to wait for a run that has not begun.")  # fmt: skip
 @click.option("--record-on-alert", "record", is_flag=True,

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscope.analyzers.watching import slow_members
+from gpuscope.analyzers.collectives import slow_members
 from gpuscope.analyzers.watching.measures import MeasuredStep, Seen
 from gpuscope.schema.document import Report
 from gpuscope.trace.columns.table import Array

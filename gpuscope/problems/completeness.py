@@ -128,4 +128,7 @@ CUDA_NOT_CALLED = CUDA_NOT_TRACED.saying(
 NO_CUDA_CALLS = CUDA_NOT_TRACED.saying(
     f"the file holds no CUDA calls and does not say whether CUDA was traced; {_RECORD}"
 )
+DIGEST_OF_A_GPU = CUDA_NOT_TRACED.saying(
+    "a digest holds no work of a GPU but the durations of its collectives: record a window (`touch RUN/record`)"
+)
 OPERATIONS_ONLY = CUDA_NOT_TRACED.saying("{file}: holds operations of training steps, not what devices did")

@@ -121,7 +121,9 @@ class DigestSource:
         _Rows(builder, found).add(path)
         builder.problem(reading.RECORD_UNREADABLE, found.lost, file=path.name, what="lines")
         builder.problem(completeness.DIGEST_SAMPLED, found.sampled, file=path.name)
-        builder.problem(completeness.DIGEST_ONLY, 1, file=path.name)
+        on_gpu = any(step.on_device is not None for step in found.steps)
+        builder.problem(completeness.DIGEST_OF_A_GPU, int(on_gpu))
+        builder.problem(completeness.DIGEST_ONLY, int(not on_gpu), file=path.name)
 
 
 class _Read:

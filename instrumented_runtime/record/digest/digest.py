@@ -38,7 +38,7 @@ class Digest:
         """Hook the training thread, and begin the file."""
         import torch
 
-        self._rank = folder.part.rank
+        self._folder, self._rank = folder, folder.part.rank
         os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # `gpuscope record` sets it before NCCL is there
         gloo_trace.install()
         self._marks = ThreadMarks()
@@ -58,7 +58,14 @@ class Digest:
         folder.add_file(path, self.name)
 
     def step(self, step: int) -> None:
-        """The line of the step that has ended."""
+        """The line of the step that has ended; after a failure nothing stays hooked."""
+        try:
+            self._write(step)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _write(self, step: int) -> None:
         marks = self._marks.take()
         done = LOG.drain()
         self._recent += done
@@ -111,6 +118,7 @@ class Digest:
         LOG.on_issue = None
         self._marks.unhook()
         self._file.close()
+        self._folder.add_file(self._file.path, self.name)
 
 
 def memory() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The file of a rank's digest: JSON lines, at most two files of `LIMIT` bytes; a kill cuts no more than the last line."""
+"""The file of a rank's digest: JSON lines, at most two files of `LIMIT` bytes; a kill cuts the last line at most."""
 
 from __future__ import annotations
 

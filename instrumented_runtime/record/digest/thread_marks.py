@@ -15,6 +15,8 @@ from typing import Any
 
 FORWARD, BACKWARD, OPTIMIZER, INPUT, HOST, GC = "forward", "backward", "optimizer", "input", "host", "gc"
 """Phases. `host` is a checkpoint; what is none of the others is `forward`, whatever the script computes there."""
+MOST = 10_000
+"""Marks of one step: of a long evaluation between two steps the later ones are left out, and the last phase goes on."""
 LEAST_GC_NS = 100_000
 """A shorter collection is part of what it interrupts."""
 Mark = tuple[int, int, int, str]
@@ -34,7 +36,8 @@ class ThreadMarks:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._schedstat = -1
-        self.marks: list[Mark] = [(*self._now(), FORWARD)]
+        self.marks: list[Mark] = []
+        self._add()
 
     def hook(self) -> None:
         """Put the marks where torch enters and leaves its loader, backward pass, optimizer and checkpoints."""
@@ -65,13 +68,17 @@ class ThreadMarks:
         """The marks since the last call, from its end to now: a step ends, whatever the thread is in."""
         self._phase = FORWARD
         self._within.clear()
-        self.mark()
+        self.marks.append((*self._now(), FORWARD))
         taken, self.marks = self.marks, self.marks[-1:]
         return taken
 
     def mark(self) -> None:
         """A mark within a phase."""
         if threading.get_ident() == self._thread:
+            self._add()
+
+    def _add(self) -> None:
+        if len(self.marks) < MOST:
             self.marks.append((*self._now(), self._phase))
 
     def _now(self) -> tuple[int, int, int]:
@@ -84,12 +91,12 @@ class ThreadMarks:
         if threading.get_ident() == self._thread:
             self._within.append(self._phase)
             self._phase = phase
-            self.marks.append((*self._now(), phase))
+            self._add()
 
     def _leave(self, phase: str) -> None:
         if threading.get_ident() == self._thread and self._phase == phase:
             self._phase = self._within.pop()
-            self.marks.append((*self._now(), self._phase))
+            self._add()
 
     def _wrap(self, holder: Any, name: str, phase: str) -> None:
         inner = getattr(holder, name)

@@ -3,7 +3,7 @@
 A rank is late by what it needs itself in a step (definitions: «Waiting and transferring»), and a group's transfers are
 slow by the shortest time that any of its ranks spends in them: whoever comes last waits for nobody. Ranks are compared
 with each other, and so are groups that transfer the same. The rates at which healthy jobs are accused, and slow ranks
-and links found, are simulated in tests/analyzers/watching/test_slow_members.py.
+and links found, are simulated in tests/analyzers/collectives/test_slow_members.py.
 """
 
 from __future__ import annotations
