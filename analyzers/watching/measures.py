@@ -196,7 +196,7 @@ def _step(found: Mapping[str, Any]) -> MeasuredStep | None:
 def _transfers(found: Mapping[str, Any]) -> dict[str, tuple[int, int, int]]:
     """Of a GPU's digest those on the device."""
     sums = found.get("on_device_in_all") or found.get("collectives_in_all") or {}
-    return {str(name): (int(count), int(size), int(ns)) for name, (count, size, ns) in sums.items()}
+    return {str(name): (int(count), int(size), int(ns)) for name, (count, size, ns, *_) in sums.items()}
 
 
 def _whole(value: Any) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from gpuscope.instrumented_runtime.record.capture.nvml_samples import COLUMNS, N
 from gpuscope.instrumented_runtime.record.digest import step_line
 from gpuscope.instrumented_runtime.record.digest.digest_file import DigestFile
 from gpuscope.instrumented_runtime.record.digest.nccl_ring import NcclRing
-from gpuscope.instrumented_runtime.record.digest.thread_marks import ThreadMarks
+from gpuscope.instrumented_runtime.record.digest.thread_marks import GC, INPUT, ThreadMarks
 from gpuscope.instrumented_runtime.record.gloo import gloo_trace, last_calls
 from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
 from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective
@@ -71,36 +71,32 @@ class Digest:
         self._recent += done
         begin, end = marks[0][0], marks[-1][0]
         phases = step_line.phases(marks)
-        waits, others = step_line.pauses(marks, [*done, *LOG.undrained()])
+        off = step_line.blocked(marks, [*done, *LOG.undrained()])
         on_device = self._ring.take()
         line: dict[str, Any] = {
             "step": step, "rank": self._rank, "first": step == 0, "end_ns": end, "step_ns": end - begin,
-            "exposed_communication_ns": None if on_device is not None else sum(ns for _, ns in waits),
-            "data_wait_ns": step_line.time_in(step_line.INPUT, phases),
-            "gc_ns": step_line.time_in(step_line.GC, phases),
+            "exposed_communication_ns": None if on_device is not None else sum(off.exposed.values()),
+            "data_wait_ns": step_line.time_in(INPUT, phases),
+            "gc_ns": step_line.time_in(GC, phases),
             "ran_ns": marks[-1][1] - marks[0][1], "core_wait_ns": marks[-1][2] - marks[0][2], **memory(),
-            "phases": phases, "waits": waits, "pauses": others,
+            "phases": phases, "waits": off.waits, "pauses": off.others,
         }  # fmt: skip
         row = self._nvml.row() if self._nvml is not None else None
         if row is not None:
             line["gpu"] = dict(zip(COLUMNS[1:], row[1:], strict=True))
         self._file.rotate_if_full()
-        self._collectives(line, "collectives", done, begin)
-        if on_device:
-            self._collectives(line, "on_device", on_device, begin)
+        self._collectives(line, "collectives", done, off.exposed)
+        if on_device is not None:
+            self._collectives(line, "on_device", on_device, {})
         self._file.line(line)
 
-    def _collectives(self, line: dict[str, Any], key: str, done: Sequence[Collective], begin: int) -> None:
+    def _collectives(
+        self, line: dict[str, Any], key: str, done: Sequence[Collective], exposed: Mapping[str, int]
+    ) -> None:
         """All of a step in sum by operation and group, and those that are listed: [kind, number, offset, ns]."""
-        sums: dict[str, list[int]] = {}
-        for one in done:
-            own = sums.setdefault(f"{one.op} {one.group.name}", [0, 0, 0])
-            own[0] += 1
-            own[1] += one.bytes
-            own[2] += (one.completed_ns or one.issued_ns) - one.issued_ns
         chosen, every = step_line.listed(done)
-        line[f"{key}_in_all"], line[f"{key}_every"] = sums, every
-        line[key] = [self._row(one, begin) for one in chosen]
+        line[f"{key}_in_all"], line[f"{key}_every"] = step_line.in_all(done, exposed), every
+        line[key] = [self._row(one, line["end_ns"] - line["step_ns"]) for one in chosen]
 
     def _row(self, one: Collective, begin: int) -> list[int]:
         start = one.issued_ns

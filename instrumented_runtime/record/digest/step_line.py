@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.digest.thread_marks import FORWARD, GC, HOST, INPUT, Mark
+from gpuscope.instrumented_runtime.record.digest.thread_marks import GC, HOST, INPUT, Mark
 from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective
 
 BLOCKED_NS = 50_000
@@ -23,30 +25,58 @@ def phases(marks: Sequence[Mark]) -> list[list[Any]]:
     return [one for one in found if one[1]]
 
 
-def pauses(marks: Sequence[Mark], collectives: Sequence[Collective]) -> tuple[list[list[int]], list[list[int]]]:
-    """Where the thread was blocked, [offset, ns] from the first mark: on collectives, and on something else.
+@dataclass(frozen=True)
+class Blocked:
+    """Where the thread was blocked, [offset, ns] from the first mark: on collectives, and on something else."""
+
+    waits: list[list[int]]
+    others: list[list[int]]
+    exposed: Mapping[str, int]
+    """ns of the waits by operation and group of what they waited for."""
+
+
+def blocked(marks: Sequence[Mark], collectives: Sequence[Collective]) -> Blocked:
+    """What the thread waited for.
 
     Blocked time between two marks is put before the last end of a collective between them: nothing else wakes the
     thread there so late.
     """
-    ended = sorted((one.completed_ns, one.issued_ns) for one in collectives if one.completed_ns is not None)
-    ends = [end for end, _ in ended]
+    ended = sorted((one.completed_ns, one.issued_ns, series(one)) for one in collectives if one.completed_ns)
+    ends = [end for end, *_ in ended]
     begin = marks[0][0]
     waits: list[list[int]] = []
     others: list[list[int]] = []
+    exposed: Counter[str] = Counter()
     for (wall, cpu, core, phase), (until, cpu_after, core_after, _) in pairwise(marks):
-        blocked = until - wall - (cpu_after - cpu) - (core_after - core)
-        if blocked < BLOCKED_NS or phase in (INPUT, GC):
+        off = until - wall - (cpu_after - cpu) - (core_after - core)
+        if off < BLOCKED_NS or phase in (INPUT, GC):
             continue
         last = bisect_right(ends, until) - 1
         if phase != HOST and last >= 0 and ends[last] > wall:
             issued = min(ended[place][1] for place in range(bisect_right(ends, wall), last + 1))
-            start = max(wall, issued, ends[last] - blocked)
+            start = max(wall, issued, ends[last] - off)
             waits.append([start - begin, ends[last] - start])
-            blocked -= ends[last] - start
-        if blocked >= BLOCKED_NS:
-            others.append([wall - begin, blocked])
-    return _longest(waits), _longest(others)
+            exposed[ended[last][2]] += ends[last] - start
+            off -= ends[last] - start
+        if off >= BLOCKED_NS:
+            others.append([wall - begin, off])
+    return Blocked(_longest(waits), _longest(others), exposed)
+
+
+def series(one: Collective) -> str:
+    """Operation and group."""
+    return f"{one.op} {one.group.name}"
+
+
+def in_all(collectives: Sequence[Collective], exposed: Mapping[str, int]) -> dict[str, list[int]]:
+    """By operation and group: count, bytes, ns from issue to end, ns exposed."""
+    sums: dict[str, list[int]] = {}
+    for one in collectives:
+        own = sums.setdefault(series(one), [0, 0, 0, exposed.get(series(one), 0)])
+        own[0] += 1
+        own[1] += one.bytes
+        own[2] += (one.completed_ns or one.issued_ns) - one.issued_ns
+    return sums
 
 
 def _longest(spans: list[list[int]]) -> list[list[int]]:
@@ -68,6 +98,3 @@ def listed(collectives: Sequence[Collective]) -> tuple[list[Collective], int]:
 def time_in(phase: str, found: Sequence[Sequence[Any]]) -> int:
     """ns of a step's phases that are of this kind."""
     return sum(ns for name, ns in found if name == phase)
-
-
-__all__ = ["FORWARD", "GC", "INPUT", "listed", "pauses", "phases", "time_in"]
