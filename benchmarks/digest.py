@@ -94,11 +94,47 @@ def _cost_row(kind: str, work: Path) -> None:
 def _difference(pairs: Any) -> str:
     """The median step with beside that without: mean over the pairs, with its range (nine times in ten)."""
     ratios = [100 * (statistics.median(always) / statistics.median(plain) - 1) for plain, always in pairs]
-    mean = statistics.fmean(ratios)
-    if len(ratios) < 2:
+    return _mean_and_range(ratios)
+
+
+def _mean_and_range(percents: Sequence[float]) -> str:
+    """The mean of the middle 80 %, and the range in which it lies nine times in ten."""
+    cut = len(percents) // 10
+    middle = sorted(percents)[cut : len(percents) - cut]
+    mean = statistics.fmean(middle)
+    if len(middle) < 2:
         return f"{mean:+.2f} %"
-    half = student(0.05, len(ratios) - 1) * statistics.stdev(ratios) / len(ratios) ** 0.5
+    half = student(0.05, len(middle) - 1) * statistics.stdev(middle) / len(middle) ** 0.5
     return f"{mean:+.2f} ± {half:.2f} %"
+
+
+@main.command()
+@click.option("--work", type=click.Path(path_type=Path), required=True)
+@click.option("--length", default=45, show_default=True, help="Seconds that a script trains.")
+@click.option("--seconds", default=0, help="Begin no run after so many seconds.")
+def switched(work: Path, length: int, seconds: int) -> None:
+    """Five scripts whose digest is turned on and off every other step: the difference between neighbours."""
+    work.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + seconds if seconds else float("inf")
+    click.echo("| script | pairs | step, ms | wall | CPU |")
+    click.echo("|---|---|---|---|---|")
+    for kind in KINDS:
+        out = work / f"{kind}-switched.json"
+        if not out.exists() and time.monotonic() < until:
+            command = [*LAUNCH, "2", str(SCRIPT), kind, str(length), str(out), str(work / f"{kind}-run")]
+            done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                click.echo(f"{kind}: {done.stderr[-600:]}", err=True)
+        if out.exists():
+            times = json.loads(out.read_text())
+            fours = [times[at : at + 4] for at in range(0, len(times) - 3, 4)]
+            told = []
+            for which in (0, 1):
+                middle = statistics.median(one[which] for one in times)
+                differences = [100 * (a[which] - b[which] - c[which] + d[which]) / 2 / middle for a, b, c, d in fours]
+                told.append(_mean_and_range(differences))
+            step = statistics.median(one[0] for one in times) / 1e6
+            click.echo(f"| {kind} | {len(fours)} | {step:.1f} | {' | '.join(told)} |")
 
 
 @main.command()

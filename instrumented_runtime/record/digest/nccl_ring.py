@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective
 from gpuscope.instrumented_runtime.record.hang.nccl_progress import collectives_in
-from gpuscope.instrumented_runtime.record.hang.torch_recorder import recorded
+from gpuscope.instrumented_runtime.record.hang.torch_recorder import has_nccl, recorded
 
 SHARE = 0.001
 """Of the time, at most, that reading takes."""
@@ -28,9 +28,7 @@ class NcclRing:
 
     def take(self) -> list[Collective] | None:
         """Those that have completed and were timed, in order; None where this process has no NCCL group."""
-        import torch.distributed as dist
-
-        if not dist.is_available() or not dist.is_initialized() or "nccl" not in str(dist.get_backend()):
+        if not has_nccl():
             return None
         now = time.monotonic()
         if now < self._next:
