@@ -24,12 +24,12 @@ import gpuscope
 from benchmarks.faults.cases import FAULTS, HEALTHY, Case
 from benchmarks.faults.judged import judge
 from gpuscope.analyzers.collectives.recurrence import student
+from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
 
 SCRIPT = Path(__file__).with_name("digest_script.py")
 KINDS = ("DDP", "FSDP2", "tensor parallel", "ZeRO-1", "convolutions, DDP")
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 GPUSCOPE = [sys.executable, "-c", "from gpuscope.cli import main; main()"]
-TRAIN = ["-m", "gpuscope.instrumented_runtime.commands.train", "train"]
 
 
 @click.group()
@@ -175,14 +175,9 @@ def _folder(work: Path, case: Case, turn: int, way: str) -> Path:
 
 
 def _run(case: Case, out: Path, way: str) -> None:
-    words: Sequence[str] = case.words
-    command = [*GPUSCOPE, "train", *words, "--out", str(out)]
-    if way == "digest":
-        place = words.index("--nproc")
-        words = [*words[:place], *words[place + 2 :]]
-        inner = [*LAUNCH, case.words[place + 1], *TRAIN, *words, "--out", f"{out}-measures"]
-        command = [*GPUSCOPE, "record", "--always", "-o", str(out), "--", *inner]
-    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+    command = [*GPUSCOPE, "train", *case.words, "--out", str(out)]
+    options = RecordOptions(always=True).to_environment() if way == "digest" else {}
+    done = subprocess.run(command, env=_environment() | options, capture_output=True, text=True, check=False)
     if done.returncode:
         click.echo(f"{case.name}, {way}: {done.stderr[-400:]}", err=True)
 
