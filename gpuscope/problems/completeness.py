@@ -15,7 +15,7 @@ KERNEL_MISSING = ProblemKind(
 )  # fmt: skip
 DIGEST_ONLY = ProblemKind(
     "digest_only", "info",
-    "{file}: a digest, in which what the training thread computes is one stretch per phase: for operators, kernels and "
+    "digests, in which what the training thread computes is one stretch per phase: for operators, kernels and most "
     "advice record a window (`touch RUN/record`)",
     about="A digest of `gpuscope record --always`: phases of the training thread, its waits and the collectives. What "
     "it computes is one stretch per phase, Python between operators included; of a GPU it holds the durations of "

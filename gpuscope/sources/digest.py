@@ -123,7 +123,7 @@ class DigestSource:
         builder.problem(completeness.DIGEST_SAMPLED, found.sampled, file=path.name)
         on_gpu = any(step.on_device is not None for step in found.steps)
         builder.problem(completeness.DIGEST_OF_A_GPU, int(on_gpu))
-        builder.problem(completeness.DIGEST_ONLY, int(not on_gpu), file=path.name)
+        builder.problem(completeness.DIGEST_ONLY, int(not on_gpu))
 
 
 class _Read:
