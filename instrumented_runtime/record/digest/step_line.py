@@ -14,13 +14,24 @@ from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective
 
 BLOCKED_NS = 50_000
 """A shorter time off the core is no wait: locks, page faults."""
-MOST = 64
-"""Collectives, and waits, that a line lists one by one: with these it stays under 3 kB."""
+MOST_COLLECTIVES, MOST_WAITS, MOST_PAUSES, MOST_PHASES = 36, 32, 8, 24
+"""What a line lists one by one: with these it stays under 3 kB."""
 
 
 def phases(marks: Sequence[Mark]) -> list[list[Any]]:
-    """[phase, ns] one after the other, which tile the step."""
+    """[phase, ns] one after the other, which tile the step. Of very many the shortest count to the one before."""
     spans = [(phase, after[0] - wall) for (wall, _, _, phase), after in pairwise(marks)]
+    found = _joined(spans)
+    if len(found) <= MOST_PHASES:
+        return found
+    least = sorted(ns for _, ns in found)[-MOST_PHASES]
+    long = [found[0][0]]
+    for phase, ns in found[1:]:
+        long.append(phase if ns >= least else long[-1])
+    return _joined([(phase, ns) for phase, (_, ns) in zip(long, found, strict=True)])
+
+
+def _joined(spans: Sequence[tuple[str, int]]) -> list[list[Any]]:
     found = [[phase, sum(ns for _, ns in own)] for phase, own in groupby(spans, key=lambda one: one[0])]
     return [one for one in found if one[1]]
 
@@ -60,7 +71,7 @@ def blocked(marks: Sequence[Mark], collectives: Sequence[Collective]) -> Blocked
             off -= ends[last] - start
         if off >= BLOCKED_NS:
             others.append([wall - begin, off])
-    return Blocked(_longest(waits), _longest(others), exposed)
+    return Blocked(_longest(waits, MOST_WAITS), _longest(others, MOST_PAUSES), exposed)
 
 
 def series(one: Collective) -> str:
@@ -79,20 +90,22 @@ def in_all(collectives: Sequence[Collective], exposed: Mapping[str, int]) -> dic
     return sums
 
 
-def _longest(spans: list[list[int]]) -> list[list[int]]:
+def _longest(spans: list[list[int]], most: int) -> list[list[int]]:
     """The longest of them, in their order."""
-    if len(spans) <= MOST:
+    if len(spans) <= most:
         return spans
-    least = sorted(ns for _, ns in spans)[-MOST]
-    return [span for span in spans if span[1] >= least][:MOST]
+    least = sorted(ns for _, ns in spans)[-most]
+    return [span for span in spans if span[1] >= least][:most]
 
 
 def listed(collectives: Sequence[Collective]) -> tuple[list[Collective], int]:
     """Those to list one by one, and one in how many that is: chosen by number, so that all ranks list the same."""
-    every = -(-len(collectives) // MOST)
+    every = -(-len(collectives) // MOST_COLLECTIVES)
     if every <= 1:
         return list(collectives), 1
-    return [one for one in collectives if (one.p2p_seq if one.is_p2p else one.seq) % every == 0][:MOST], every
+    return [one for one in collectives if (one.p2p_seq if one.is_p2p else one.seq) % every == 0][
+        :MOST_COLLECTIVES
+    ], every
 
 
 def time_in(phase: str, found: Sequence[Sequence[Any]]) -> int:

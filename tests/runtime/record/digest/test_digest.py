@@ -59,8 +59,25 @@ def test_phases_tile_the_step_and_more_collectives_than_a_line_holds_are_chosen_
     assert step_line.phases(marks) == [["forward", 5], ["forward", 4]]
     many = [collective(seq, seq, seq + 1) for seq in range(1, 201)]
     chosen, every = step_line.listed(many)
-    assert (every, [one.seq for one in chosen]) == (4, [*range(4, 201, 4)])
+    assert (every, [one.seq for one in chosen]) == (6, [*range(6, 201, 6)])
     assert step_line.listed(many[1:])[0] == chosen
+    busy = [(number * 10, 0, 0, "gc" if number % 2 else "forward") for number in range(101)]
+    busy[-1] = (9_000, 0, 0, "forward")
+    folded = step_line.phases(busy)
+    assert len(folded) <= step_line.MOST_PHASES
+    assert sum(ns for _, ns in folded) == 9_000
+
+
+def test_the_longest_line_is_under_3_kb() -> None:
+    """As many waits, pauses, phases and collectives as there can be, of large numbers."""
+    marks = [(number * 10**8, number * 10**7, 0, ("forward", "optimizer")[number % 2]) for number in range(301)]
+    many = [collective(10**6 + seq, seq * 100, seq * 100 + 60) for seq in range(200)]
+    off = step_line.blocked(marks, many)
+    assert (len(off.waits), len(off.others)) == (step_line.MOST_WAITS, step_line.MOST_PAUSES)
+    rows = [[7, one.seq, one.issued_ns, 123_456_789] for one in step_line.listed(many)[0]]
+    line = {"phases": step_line.phases(marks), "waits": off.waits, "pauses": off.others, "collectives": rows}
+    others = 700  # the other keys, with the allocator's and NVML's, and the sums of two series
+    assert len(json.dumps(line, separators=(",", ":"))) + others < 3_000
 
 
 def test_marks_of_loader_backward_optimizer_and_collector(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +143,7 @@ def test_a_job_that_is_killed_leaves_its_digest(record: Run, torchrun: tuple[str
     steps = [line for line in lines if "step" in line]
     assert [line["step"] for line in steps] == [*range(7)]
     for line in steps[1:]:
-        assert len(json.dumps(line)) < 3_000
+        assert len(json.dumps(line, separators=(",", ":"))) < 3_000
         assert sum(ns for _, ns in line["phases"]) == line["step_ns"]
         assert {"forward", "backward", "optimizer"} <= {phase for phase, _ in line["phases"]}
         assert line["collectives_in_all"]["all_reduce 0"][0] == 1
