@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -24,16 +24,16 @@ def phases(marks: Sequence[Mark]) -> list[list[Any]]:
     found = _joined(spans)
     if len(found) <= MOST_PHASES:
         return found
-    least = sorted(ns for _, ns in found)[-MOST_PHASES]
-    long = [found[0][0]]
-    for phase, ns in found[1:]:
-        long.append(phase if ns >= least else long[-1])
-    return _joined([(phase, ns) for phase, (_, ns) in zip(long, found, strict=True)])
+    kept = set(sorted(range(1, len(found)), key=lambda place: -found[place][1])[: MOST_PHASES - 1])
+    for place in range(1, len(found)):
+        if place not in kept:
+            found[place][0] = found[place - 1][0]
+    return _joined(found)
 
 
-def _joined(spans: Sequence[tuple[str, int]]) -> list[list[Any]]:
-    found = [[phase, sum(ns for _, ns in own)] for phase, own in groupby(spans, key=lambda one: one[0])]
-    return [one for one in found if one[1]]
+def _joined(spans: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    present = [span for span in spans if span[1]]
+    return [[phase, sum(ns for _, ns in own)] for phase, own in groupby(present, key=lambda one: one[0])]
 
 
 @dataclass(frozen=True)

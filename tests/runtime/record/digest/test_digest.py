@@ -56,7 +56,7 @@ def test_blocked_time_belongs_to_the_collective_that_ended_in_it(
 
 def test_phases_tile_the_step_and_more_collectives_than_a_line_holds_are_chosen_alike() -> None:
     marks = [(0, 0, 0, "forward"), (3, 0, 0, "forward"), (5, 0, 0, "input"), (5, 0, 0, "forward"), (9, 0, 0, "forward")]
-    assert step_line.phases(marks) == [["forward", 5], ["forward", 4]]
+    assert step_line.phases(marks) == [["forward", 9]]
     many = [collective(seq, seq, seq + 1) for seq in range(1, 201)]
     chosen, every = step_line.listed(many)
     assert (every, [one.seq for one in chosen]) == (6, [*range(6, 201, 6)])
