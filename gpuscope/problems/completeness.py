@@ -25,7 +25,7 @@ DIGEST_ONLY = ProblemKind(
 DIGEST_SAMPLED = ProblemKind(
     "digest_sampled", "info",
     "{file}: steps with more collectives than a digest lists: the others are in its sums alone",
-    about="A step's line lists 36 collectives; of more every second, third… is listed, the same on all ranks, and the "
+    about="A step's line lists 30 collectives; of more every second, third… is listed, the same on all ranks, and the "
     "others are in sums alone: waiting for a late rank may then count as transfer.",
 )  # fmt: skip
 LOOKS_LIKE_COMMUNICATION = ProblemKind(

@@ -78,7 +78,7 @@ class Digest:
             "exposed_communication_ns": None if on_device is not None else sum(off.exposed.values()),
             "data_wait_ns": step_line.time_in(INPUT, phases),
             "gc_ns": step_line.time_in(GC, phases),
-            "ran_ns": marks[-1][1] - marks[0][1], "core_wait_ns": marks[-1][2] - marks[0][2], **memory(),
+            "ran_ns": marks[-1][1] - marks[0][1], "core_wait_ns": marks[-1][2] - marks[0][2], **memory(step),
             "phases": phases, "waits": off.waits, "pauses": off.others,
         }  # fmt: skip
         row = self._nvml.row() if self._nvml is not None else None
@@ -117,15 +117,16 @@ class Digest:
         self._folder.add_file(self._file.path, self.name)
 
 
-def memory() -> dict[str, int]:
-    """What the process holds: resident at its peak, and of a GPU's allocator, whose peaks stay the script's."""
+def memory(step: int) -> dict[str, int]:
+    """What the process holds: now and then its peak on the host (the kernel looks at every thread for it), and of a
+    GPU's allocator, whose peaks stay the script's."""
     import resource
     import sys
 
     import torch
 
     unit = 1 if sys.platform == "darwin" else 1024
-    found = {"peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    found = {} if step % 16 else {"peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         stats = torch.cuda.memory_stats()
         for name, key in _ALLOCATOR.items():

@@ -59,7 +59,7 @@ def test_phases_tile_the_step_and_more_collectives_than_a_line_holds_are_chosen_
     assert step_line.phases(marks) == [["forward", 9]]
     many = [collective(seq, seq, seq + 1) for seq in range(1, 201)]
     chosen, every = step_line.listed(many)
-    assert (every, [one.seq for one in chosen]) == (6, [*range(6, 201, 6)])
+    assert (every, [one.seq for one in chosen]) == (7, [*range(7, 201, 7)])
     assert step_line.listed(many[1:])[0] == chosen
     busy = [(number * 10, 0, 0, "gc" if number % 2 else "forward") for number in range(101)]
     busy[-1] = (9_000, 0, 0, "forward")
