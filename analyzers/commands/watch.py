@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from gpuscope.analyzers.watching.alerts import Alert
     from gpuscope.analyzers.watching.following import Follower
     from gpuscope.analyzers.watching.measures import Seen
     from gpuscope.contained_files import Refused
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 @click.option("--every", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
               help="How often to look.")  # fmt: skip
 @click.option("--to", "targets", multiple=True, metavar="TARGET",
-              help="Also send measures and verdicts there; may be repeated.")  # fmt: skip
+              help="Also send measures, verdicts and alerts there; may be repeated.")  # fmt: skip
 @click.option("--wait", type=click.FloatRange(0), default=0.0, show_default=True, metavar="SECONDS",
               help="How long to wait for a run that has not begun.")  # fmt: skip
+@click.option("--record-on-alert", "record", is_flag=True,
+              help="Have the job record a window of a slow rank or link, and of a rank beside it.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Say how it stands, and end; exit with 1 if there is an alert.")
-def command(folder: Path, every: float, targets: tuple[str, ...], wait: float, once: bool) -> int:
+def command(folder: Path, every: float, targets: tuple[str, ...], wait: float, record: bool, once: bool) -> int:
     """Print the steps of a running job, who is late in them, and alerts, until it ends.
 
     RUN is the folder that `gpuscope train` or `gpuscope record` writes. Steps come from its measures, the verdict
@@ -32,6 +35,7 @@ def command(folder: Path, every: float, targets: tuple[str, ...], wait: float, o
     \b
     gpuscope watch runs/today
     gpuscope watch runs/today --wait 60 --to tensorboard=logs --to prometheus=:9400
+    gpuscope watch runs/today --record-on-alert
     gpuscope watch runs/today --once || notify
     """
     from gpuscope.analyzers.watching.following import Follower, failure
@@ -44,7 +48,7 @@ def command(folder: Path, every: float, targets: tuple[str, ...], wait: float, o
         lambda callback, error: click.echo(f"nothing more is sent: {failure(callback, error)}", err=True),
     )
     try:
-        return _follow(follower, every, once)
+        return _follow(follower, every, once, record)
     finally:
         follower.close()
 
@@ -60,13 +64,13 @@ def _await(folder: Path, seconds: float) -> None:
         time.sleep(min(0.2, seconds))
 
 
-def _follow(follower: Follower, every: float, once: bool) -> int:
+def _follow(follower: Follower, every: float, once: bool, record: bool) -> int:
     import time
 
     from gpuscope.analyzers.watching.alerts import alerts, unmeasured
     from gpuscope.words import units
 
-    shown, raised, said, untold, told = -1, set[str](), "", False, set["Refused"]()
+    shown, raised, said, untold, told = -1, dict[str, "Alert"](), "", False, set["Refused"]()
     while True:
         seen = follower.look()
         for refused in sorted(set(seen.refused) - told):
@@ -75,13 +79,7 @@ def _follow(follower: Follower, every: float, once: bool) -> int:
         shown = _steps(seen, shown, once)
         sentence, recorded = follower.verdict.look(seen.windows)
         now = alerts(seen, time.time_ns(), recorded)
-        for alert in now:
-            key = f"{alert.code} {alert.ranks}"
-            if key not in raised:
-                click.echo(f"ALERT  {alert.message}")
-        for gone in raised - {f"{alert.code} {alert.ranks}" for alert in now}:
-            click.echo(f"over   {gone.split(' ')[0].replace('_', ' ')}")
-        raised = {f"{alert.code} {alert.ranks}" for alert in now}
+        raised = _raise(follower, seen, raised, {f"{alert.code} {alert.ranks}": alert for alert in now}, record)
         if sentence and sentence != said:
             said = sentence
             click.echo(f"finished windows ({len(seen.windows)} files): {sentence}")
@@ -95,6 +93,38 @@ def _follow(follower: Follower, every: float, once: bool) -> int:
             time.sleep(every)
         except KeyboardInterrupt:
             return 0
+
+
+def _raise(
+    follower: Follower, seen: Seen, before: dict[str, Alert], now: dict[str, Alert], record: bool
+) -> dict[str, Alert]:
+    """Say which alerts have begun and which are over, here and to the targets; `now`."""
+    import time
+
+    from gpuscope.callbacks.callback import AlertChange
+
+    newest = max((max(own) for own in seen.steps.values() if own), default=0)
+    for key in [*(now.keys() - before.keys()), *(before.keys() - now.keys())]:
+        over = key not in now
+        alert = before[key] if over else now[key]
+        click.echo(f"over   {alert.code.replace('_', ' ')}" if over else f"ALERT  {alert.message}")
+        follower.tell(AlertChange(alert.code, alert.ranks, alert.message, newest, time.time_ns(), over))
+        if record and not over and alert.slow:
+            _ask_for_window(follower.watcher.folder, seen, alert)
+    return now
+
+
+def _ask_for_window(folder: Path, seen: Seen, alert: Alert) -> None:
+    """Of the alert's ranks, and of one that is in none: without one that waits nothing shows what it costs."""
+    from gpuscope.sources.run_manifest import REQUEST, WindowRequest
+
+    beside = next((rank for rank in seen.steps if rank not in alert.ranks), None)
+    ranks = (*alert.ranks, *([] if beside is None else [beside]))
+    try:
+        (folder / REQUEST).write_text(WindowRequest(None, ranks).text, encoding="utf-8")
+        click.echo(f"asked  for a window of ranks {', '.join(map(str, ranks))}")
+    except OSError as error:
+        click.echo(f"problem  no window can be asked for: {error.strerror}")
 
 
 def _steps(seen: Seen, shown: int, once: bool) -> int:

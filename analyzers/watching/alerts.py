@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import median
 from typing import Literal
 
+import numpy as np
+
+from gpuscope.analyzers.collectives import slow_members
 from gpuscope.analyzers.watching.measures import MeasuredStep, Seen
 from gpuscope.schema.document import Report
+from gpuscope.trace.columns.table import Array
 from gpuscope.words import units
 
 RECENT = 20
@@ -20,6 +24,8 @@ NOTABLE = 0.05
 """Share of the step by which a rank must be late to be named."""
 SLOWER = 0.1
 """As for long steps: beyond the larger of 10 % and three standard deviations."""
+HISTORY = 400
+"""Steps among which the one is looked for from which on a rank or link has been slow."""
 PATIENCE_NS, PATIENCE_STEPS = 10_000_000_000, 10
 """A rank stands still after the larger of 10 s and ten median steps."""
 
@@ -28,9 +34,14 @@ PATIENCE_NS, PATIENCE_STEPS = 10_000_000_000, 10
 class Alert:
     """`ranks` are those named; `message` is a sentence."""
 
-    code: Literal["falls_behind", "waits_for_data", "late_in_windows", "stands_still", "slower"]
+    code: Literal["falls_behind", "slow_link", "waits_for_data", "late_in_windows", "stands_still", "slower"]
     ranks: tuple[int, ...]
     message: str
+
+    @property
+    def slow(self) -> bool:
+        """Whether a full recording of its ranks would say more."""
+        return self.code in ("falls_behind", "slow_link")
 
 
 @dataclass(frozen=True)
@@ -111,12 +122,14 @@ def unmeasured(seen: Seen) -> str:
 def alerts(seen: Seen, now_ns: int, recorded: Report | None = None) -> list[Alert]:
     """At the time `now_ns`, ns since the epoch; the worst first. `recorded` is the report of the finished windows."""
     steps, measured = common_steps(seen), measured_steps(seen)
-    behind = _behind(seen, measured[-RECENT:], steps)
+    known_well = len(measured) >= slow_members.WINDOW
+    behind = _slow_ranks(seen, measured[-HISTORY:]) if known_well else _behind(seen, measured[-RECENT:], steps)
     known = {rank for one in behind for rank in one.ranks}
     data = [one for one in _for_data(seen, steps[-RECENT:], set(measured)) if not known & set(one.ranks)]
     in_windows = late_in_windows(recorded) if recorded is not None else None
     windows = [in_windows] if in_windows is not None and not known & set(in_windows.ranks) else []
-    return [*_standing(seen, now_ns), *behind, *windows, *data, *_slower(seen, steps)]
+    links = _slow_links(seen, steps[-HISTORY:])
+    return [*_standing(seen, now_ns), *behind, *links, *windows, *data, *_slower(seen, steps)]
 
 
 def late_in_windows(report: Report) -> Alert | None:
@@ -177,6 +190,59 @@ def _behind(seen: Seen, steps: list[int], every: list[int]) -> list[Alert]:
             often += f" (measured up to step {steps[-1]})"
         found.append(Alert("falls_behind", (rank,), f"rank {rank} falls behind: the others waited for it in {often}"))
     return found
+
+
+def _slow_ranks(seen: Seen, steps: list[int]) -> list[Alert]:
+    """Ranks that need more themselves than the others do, as `slow_members` tells it."""
+    ranks = list(seen.steps)
+    own = np.array([[seen.steps[rank][step].own_ns or 0 for rank in ranks] for step in steps], np.float64)
+    found = []
+    for one in slow_members.slow(np.array(steps, np.int64), own, _usual_step(seen, steps)):
+        often = f"every {one.period} steps" if one.period > 1 else "in a step"
+        message = (
+            f"rank {ranks[one.member]} falls behind{_since(one.since)}: it needs {units.duration(one.by_ns)} more "
+            f"itself than the others {often}, communication left out: not its link, but its device, host or work"
+        )
+        found.append(Alert("falls_behind", (ranks[one.member],), message))
+    return found
+
+
+def _slow_links(seen: Seen, steps: list[int]) -> list[Alert]:
+    """Groups whose transfers take longer than those of their peers, known from digests."""
+    if len(steps) < slow_members.WINDOW or not seen.groups:
+        return []
+    transfers: dict[str, Array] = {}
+    alike: dict[str, object] = {}
+    members: dict[str, Sequence[int]] = {}
+    for name in dict.fromkeys(name for own in seen.steps.values() for name in own[steps[-1]].transfers):
+        op, _, group = name.partition(" ")
+        ranks = [rank for rank in seen.groups.get(group, ()) if rank in seen.steps]
+        moved = [[seen.steps[rank][step].transfers.get(name) for rank in ranks] for step in steps]
+        known = [[one for one in own if one is not None] for own in moved]
+        kinds = {one[:2] for own in known for one in own}
+        if len(ranks) > 1 and len(kinds) == 1 and all(len(own) == len(ranks) for own in known):
+            transfers[name] = np.array([min(ns for _, _, ns in own) for own in known], np.float64)
+            alike[name], members[name] = (op, len(seen.groups[group]), *kinds), ranks
+    links = slow_members.slow_links(np.array(steps, np.int64), transfers, members, alike, _usual_step(seen, steps))
+    return [Alert("slow_link", one.ranks, _of_link(one)) for one in links]
+
+
+def _of_link(link: slow_members.SlowLink) -> str:
+    whose = (
+        f"the link of rank {link.ranks[0]}" if len(link.ranks) == 1 else f"a link of ranks {units.ranks(link.ranks)}"
+    )
+    return (
+        f"{whose} is slow{_since(link.since)}: transfers of {units.plural(len(link.groups), 'group')} take "
+        f"{link.times:.1f} times as long as the same ones of other groups, also for the rank that comes last to them"
+    )
+
+
+def _since(step: int | None) -> str:
+    return "" if step is None else f" since step {step}"
+
+
+def _usual_step(seen: Seen, steps: list[int]) -> float:
+    return float(median(step_ns(seen, step) for step in steps))
 
 
 def _for_data(seen: Seen, steps: list[int], measured: set[int]) -> list[Alert]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
 from gpuscope.analyzers.watching.measures import RunWatcher, Seen
-from gpuscope.callbacks.callback import Callback, WindowVerdict, step_measures
+from gpuscope.callbacks.callback import AlertChange, Callback, WindowVerdict, step_measures
 from gpuscope.schema.document import Report
 
 
@@ -37,6 +37,10 @@ class Follower:
             self._each(lambda callback: callback.on_verdict(made))
         return seen
 
+    def tell(self, change: AlertChange) -> None:
+        """Hand on an alert that has begun or is over, to those callbacks that take it."""
+        self._each(lambda callback: getattr(callback, "on_alert", _ignore)(change))
+
     def close(self) -> None:
         """Close the callbacks."""
         self._each(lambda callback: callback.close())
@@ -53,6 +57,10 @@ class Follower:
             except Exception as error:  # of another library, over a network: whatever it is, the others go on
                 self._callbacks.remove(callback)
                 self._failed(callback, error)
+
+
+def _ignore(_: AlertChange) -> None:
+    """For callbacks without `on_alert`."""
 
 
 def follow(

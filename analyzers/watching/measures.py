@@ -1,16 +1,17 @@
-"""The measures of a run folder, read as they are written: `measures/rank{r}.jsonl`, or `steps/` where a job writes no
-measures; a line per step."""
+"""The measures of a run folder, read as they are written: `measures/rank{r}.jsonl`, else digests, else `steps/` where a
+job writes no measures; a line per step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from gpuscope.contained_files import Refused, RefusedError, listed, opened
 from gpuscope.errors import InputError
+from gpuscope.sources.digest import SUFFIX as DIGEST
 from gpuscope.sources.lines import json_object
 from gpuscope.sources.run_manifest import MANIFEST, PARTS, ended, finished_traces, refused_files
 
@@ -37,11 +38,16 @@ class MeasuredStep:
     """The first after a (re)start: it also allocates, connects and compiles."""
     tokens_per_s: float | None
     loss: float | None
+    core_wait_ns: int = 0
+    """Time in which its training thread was ready and had no core, where that is counted."""
+    transfers: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Of a digest, by operation and group: collectives, their bytes, and ns from issue to end."""
 
     @property
     def own_ns(self) -> int | None:
-        """What the rank needed itself: the step without the time it waited for, or spent in, communication."""
-        return None if self.exposed_ns is None else max(self.step_ns - self.exposed_ns, 0)
+        """What the rank needed itself: the step without the time it waited for, or spent in, communication, or had no
+        core."""
+        return None if self.exposed_ns is None else max(self.step_ns - self.exposed_ns - self.core_wait_ns, 0)
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class Seen:
     """`running`, `completed`, `failed`, …; empty where no manifest says."""
     refused: tuple[Refused, ...] = ()
     """Files of the folder that are not read."""
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The ranks of each process group that digests name."""
 
 
 @dataclass
@@ -85,6 +93,7 @@ class RunWatcher:
         self.folder = folder
         self._places: dict[Path, _Place] = {}
         self._steps: dict[int, dict[int, MeasuredStep]] = {}
+        self._groups: dict[str, tuple[int, ...]] = {}
         self._lost = 0
         self._lock = Lock()
 
@@ -96,13 +105,14 @@ class RunWatcher:
         how = ended(self.folder)
         windows = tuple(finished_traces(self.folder))
         refused = sorted({*refused, *refused_files(self.folder)})
-        return Seen(steps, self._lost, windows, "" if how is None else how.status, tuple(refused))
+        return Seen(steps, self._lost, windows, "" if how is None else how.status, tuple(refused), dict(self._groups))
 
     def _measures(self) -> list[Refused]:
         """Read what was added to each file; what must not be read."""
         found: list[Refused] = []
         try:
-            paths = listed(self.folder, "measures", ".jsonl") or listed(self.folder, "steps", ".jsonl")
+            places = (("measures", ".jsonl"), ("digest", DIGEST), ("steps", ".jsonl"))
+            paths = next((there for place in places if (there := listed(self.folder, *place))), [])
         except RefusedError as error:
             return [error.refused]
         except OSError:
@@ -147,6 +157,8 @@ class RunWatcher:
 
     def _step(self, line: bytes) -> None:
         found = json_object(line)
+        if found is not None and self._of_digest(found):
+            return
         step = None if found is None else _step(found)
         if found is None or step is None:
             self._lost += 1
@@ -156,6 +168,13 @@ class RunWatcher:
         own[step.step] = step
         if len(own) > KEPT:
             del own[min(own)]
+
+    def _of_digest(self, found: Mapping[str, Any]) -> bool:
+        """Whether a line is one of a digest's that stand before its steps."""
+        ranks, group = found.get("ranks"), found.get("group")
+        if isinstance(ranks, list) and isinstance(group, str) and all(isinstance(rank, int) for rank in ranks):
+            self._groups[group] = tuple(ranks)
+        return "step" not in found and not {"ranks", "kind", "gpuscope_digest"}.isdisjoint(found)
 
 
 def _step(found: Mapping[str, Any]) -> MeasuredStep | None:
@@ -168,9 +187,16 @@ def _step(found: Mapping[str, Any]) -> MeasuredStep | None:
             int(found["step"]), int(found["rank"]), int(found["end_ns"]), length, exposed,
             int(found.get("data_wait_ns") or 0), bool(found.get("first")),
             _number(found.get("tokens_per_s")), _number(found.get("loss")),
+            int(found.get("core_wait_ns") or 0), _transfers(found),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
+
+
+def _transfers(found: Mapping[str, Any]) -> dict[str, tuple[int, int, int]]:
+    """Of a GPU's digest those on the device."""
+    sums = found.get("on_device_in_all") or found.get("collectives_in_all") or {}
+    return {str(name): (int(count), int(size), int(ns)) for name, (count, size, ns, *_) in sums.items()}
 
 
 def _whole(value: Any) -> int | None:

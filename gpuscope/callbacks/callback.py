@@ -69,6 +69,20 @@ class WindowVerdict:
         return found if self.step_ns is None else {**found, "verdict_step_seconds": self.step_ns / _NS}
 
 
+@dataclass(frozen=True)
+class AlertChange:
+    """An alert of `gpuscope watch` has begun, or is over."""
+
+    code: str
+    """falls_behind, slow_link, stands_still…"""
+    ranks: tuple[int, ...]
+    message: str
+    step: int
+    """The newest step measured."""
+    end_ns: int
+    over: bool = False
+
+
 class Callback(Protocol):
     """Receives what a run measures, as it comes. A failure of one is reported and ends that one alone."""
 
@@ -77,6 +91,9 @@ class Callback(Protocol):
 
     def on_verdict(self, verdict: WindowVerdict) -> None:
         """A window has been finished, and all finished windows were analysed."""
+
+    def on_alert(self, alert: AlertChange) -> None:
+        """An alert has begun or is over. A callback of your own may lack this method."""
 
     def close(self) -> None:
         """The run has ended, or nobody follows it any more."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mlflow.entities import Metric, RunTag
 from mlflow.tracking import MlflowClient
 
-from gpuscope.callbacks.callback import StepMeasures, WindowVerdict
+from gpuscope.callbacks.callback import AlertChange, StepMeasures, WindowVerdict
 
 _TAG = 5_000
 """Characters that MLflow keeps of a tag's value."""
@@ -36,6 +36,11 @@ class MlflowCallback:
         said = {"verdict": verdict.sentence, "bound_by": verdict.bound_by or "", "cause": verdict.cause or ""}
         tags = [RunTag(f"gpuscope.{name}", text[:_TAG]) for name, text in said.items()]
         self._client.log_batch(self.run_id, tags=tags)
+
+    def on_alert(self, alert: AlertChange) -> None:
+        self._log({f"gpuscope/alert/{alert.code}": float(not alert.over)}, alert.step, alert.end_ns)
+        tag = RunTag(f"gpuscope.alert.{alert.code}", "" if alert.over else alert.message[:_TAG])
+        self._client.log_batch(self.run_id, tags=[tag])
 
     def close(self) -> None:
         if self._owned:

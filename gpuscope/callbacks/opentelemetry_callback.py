@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from opentelemetry.metrics import MeterProvider, get_meter_provider
 
-from gpuscope.callbacks.callback import MEASURES, VERDICT_MEASURES, StepMeasures, WindowVerdict
+from gpuscope.callbacks.callback import MEASURES, VERDICT_MEASURES, AlertChange, StepMeasures, WindowVerdict
 from gpuscope.version import __version__
 
 _UNITS = {"seconds": "s", "bytes": "By", "ratio": "1", "joules": "J"}
@@ -23,7 +23,7 @@ class OpenTelemetryCallback:
         meter = (provider or get_meter_provider()).get_meter("gpuscope", __version__)
         self._gauges = {
             name: meter.create_gauge(f"gpuscope.{name}", unit=_UNITS.get(name.rpartition("_")[2], ""))
-            for name in (*MEASURES, *VERDICT_MEASURES, "step")
+            for name in (*MEASURES, *VERDICT_MEASURES, "step", "alert")
         }
 
     def on_step(self, measures: StepMeasures) -> None:
@@ -36,6 +36,10 @@ class OpenTelemetryCallback:
         said = {"gpuscope.bound_by": verdict.bound_by or "", "gpuscope.cause": verdict.cause or ""}
         for name, value in verdict.values.items():
             self._gauges[name].set(value, said)
+
+    def on_alert(self, alert: AlertChange) -> None:
+        said = {"gpuscope.alert": alert.code, "gpuscope.ranks": ",".join(map(str, alert.ranks))}
+        self._gauges["alert"].set(int(not alert.over), said)
 
     def close(self) -> None:
         self._at_the_end()

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server, write_to_textfile
 
-from gpuscope.callbacks.callback import MEASURES, VERDICT_MEASURES, StepMeasures, WindowVerdict
+from gpuscope.callbacks.callback import MEASURES, VERDICT_MEASURES, AlertChange, StepMeasures, WindowVerdict
 
 _CLASSES = ("cpu", "communication", "memory", "compute")
 
@@ -41,6 +41,7 @@ class PrometheusCallback:
             ["bound_by"],
             registry=self.registry,
         )
+        self._alert = Gauge("gpuscope_alert", "1 while an alert lasts", ["alert", "ranks"], registry=self.registry)
         self._server: Any = None if port is None else start_http_server(port, addr=host, registry=self.registry)
 
     @property
@@ -60,6 +61,10 @@ class PrometheusCallback:
             self._verdict[name].set(value)
         for name in _CLASSES:
             self._bound.labels(name).set(int(name == verdict.bound_by))
+        self._write()
+
+    def on_alert(self, alert: AlertChange) -> None:
+        self._alert.labels(alert.code, ",".join(map(str, alert.ranks))).set(int(not alert.over))
         self._write()
 
     def close(self) -> None:

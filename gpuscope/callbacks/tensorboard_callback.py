@@ -10,7 +10,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from gpuscope.callbacks.callback import StepMeasures, WindowVerdict
+from gpuscope.callbacks.callback import AlertChange, StepMeasures, WindowVerdict
 
 
 class TensorBoardCallback:
@@ -28,6 +28,11 @@ class TensorBoardCallback:
         for name, value in verdict.values.items():
             self._add(scalar_pb(f"gpuscope/{name}", value), verdict.step, verdict.end_ns)
         self._add(text_pb("gpuscope/verdict", verdict.sentence), verdict.step, verdict.end_ns)
+        self._writer.flush()
+
+    def on_alert(self, alert: AlertChange) -> None:
+        self._add(scalar_pb(f"gpuscope/alert/{alert.code}", float(not alert.over)), alert.step, alert.end_ns)
+        self._add(text_pb(f"gpuscope/alert/{alert.code}", alert.message), alert.step, alert.end_ns)
         self._writer.flush()
 
     def close(self) -> None:

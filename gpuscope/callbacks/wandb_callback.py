@@ -6,7 +6,7 @@ from typing import Any
 
 import wandb
 
-from gpuscope.callbacks.callback import StepMeasures, WindowVerdict
+from gpuscope.callbacks.callback import AlertChange, StepMeasures, WindowVerdict
 
 
 class WandbCallback:
@@ -31,6 +31,11 @@ class WandbCallback:
         self._run.summary["gpuscope/verdict"] = verdict.sentence
         self._run.summary["gpuscope/bound_by"] = verdict.bound_by
         self._run.summary["gpuscope/cause"] = verdict.cause
+
+    def on_alert(self, alert: AlertChange) -> None:
+        self._run.log({"gpuscope/step": alert.step, f"gpuscope/alert/{alert.code}": int(not alert.over)})
+        if not alert.over:
+            self._run.alert(title=f"gpuscope: {alert.code}", text=alert.message)
 
     def close(self) -> None:
         if self._owned:

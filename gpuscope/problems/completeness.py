@@ -13,6 +13,21 @@ KERNEL_MISSING = ProblemKind(
     "records. Idle time may then be work that was not recorded. Beyond half of the launches the verdict abstains if "
     "idle dominates. Record fewer steps, or with larger buffers.",
 )  # fmt: skip
+DIGEST_ONLY = ProblemKind(
+    "digest_only", "info",
+    "digests, in which what the training thread computes is one stretch per phase: for operators, kernels and most "
+    "advice record a window (`touch RUN/record`)",
+    about="A digest of `gpuscope record --always`: phases of the training thread, its waits and the collectives. What "
+    "it computes is one stretch per phase, Python between operators included; of a GPU it holds the durations of "
+    "collectives alone, and then there is no verdict. For operators, kernels and advice record a window: "
+    "`touch RUN/record`.",
+)  # fmt: skip
+DIGEST_SAMPLED = ProblemKind(
+    "digest_sampled", "info",
+    "{file}: steps with more collectives than a digest lists: the others are in its sums alone",
+    about="A step's line lists 30 collectives; of more every second, third… is listed, the same on all ranks, and the "
+    "others are in sums alone: waiting for a late rank may then count as transfer.",
+)  # fmt: skip
 LOOKS_LIKE_COMMUNICATION = ProblemKind(
     "looks_like_communication", "info",
     "kernels counted as compute that behave like communication: {kernel}",
@@ -112,5 +127,8 @@ CUDA_NOT_CALLED = CUDA_NOT_TRACED.saying(
 )
 NO_CUDA_CALLS = CUDA_NOT_TRACED.saying(
     f"the file holds no CUDA calls and does not say whether CUDA was traced; {_RECORD}"
+)
+DIGEST_OF_A_GPU = CUDA_NOT_TRACED.saying(
+    "a digest holds no work of a GPU but the durations of its collectives: record a window (`touch RUN/record`)"
 )
 OPERATIONS_ONLY = CUDA_NOT_TRACED.saying("{file}: holds operations of training steps, not what devices did")

@@ -317,7 +317,9 @@ def _folder(folder: Path) -> list[Path]:
     for file in found:
         stem, place = _recording(file)
         best[stem] = min(place, best.get(stem, place))
-    return [file for file in found if best[_recording(file)[0]] == _recording(file)[1]]
+    found = [file for file in found if best[_recording(file)[0]] == _recording(file)[1]]
+    brief = tuple(suffix for source in all_sources() if source.files.brief for suffix in source.files.suffixes)
+    return [file for file in found if not file.name.endswith(brief)] or found
 
 
 def _recording(file: Path) -> tuple[Path, int]:

@@ -21,9 +21,32 @@ from gpuscope.recorded_environment import kept, redacted
 MANIFEST = "manifest.json"
 PARTS = "manifest.d"
 """Its parts, one per writer."""
+REQUEST = "record"
+"""A file of this name in the folder of a running job asks for a window; see `window_request`."""
 _TRACES = ("torch_profiler", "nsys")
 _STOPPED = ("hang", "mismatched_calls")
 _CONNECTION_LOST = ("connection", "reset by peer", "timed out", "broken pipe")
+
+
+@dataclass(frozen=True)
+class WindowRequest:
+    """How many steps (None: as the job was started with) on which ranks (none: all)."""
+
+    steps: int | None
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """As `window_request` reads it."""
+        words = [*([str(self.steps)] if self.steps else []), *(["ranks", *map(str, self.ranks)] if self.ranks else [])]
+        return " ".join(words)
+
+
+def window_request(text: str) -> WindowRequest:
+    """What asks for a window says: `20`, `ranks 3 0`, `20 ranks 3 0`, or nothing; all else is ignored."""
+    before, _, after = text.replace(",", " ").partition("ranks")
+    steps = int(before) if before.strip().isdigit() and int(before) > 0 else None
+    return WindowRequest(steps, tuple(int(word) for word in after.split() if word.isdigit()))
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ class Files:
     """Suffixes under which one recording may lie in several forms, the preferred one first: one of them is read."""
     one_per_rank: bool = True
     """Whether two files of one rank contradict each other."""
+    brief: bool = False
+    """Whether they stand in for traces where a folder has none: beside traces of other formats they are left out."""
     keepable: bool = False
     """Whether what is read depends on the file and on gpuscope's code alone: then it may be kept (`gpuscope.cache`)."""
     hangs: bool = False

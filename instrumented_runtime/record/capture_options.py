@@ -46,6 +46,9 @@ class RecordOptions:
     on_demand: bool = _option(
         False, "Record only when asked, as often as asked: `touch RUN/record`, or SIGUSR2 to any process of the job."
     )  # fmt: skip
+    always: bool = _option(
+        False, "Write a digest of every step, without a profiler; a window in full when asked, as with --on-demand."
+    )  # fmt: skip
     ranks: str = _option("", "Ranks to profile, such as 0,7; empty: all. The others leave everything but a trace.")
     every: int = _option(1, "Profile one rank in so many, from rank 0 on.", least=1)
     stop_after: int = _option(
@@ -98,7 +101,9 @@ class RecordOptions:
         if self.on_demand and (self.whole or self.profiler == "none"):
             other = "whole" if self.whole else "profiler=none"
             raise UsageError(f"on_demand and {other} exclude each other", hint="give one of them")
-        if self.nvml_interval_ms and (self.whole or self.profiler != "torch"):
+        if self.always and self.whole:
+            raise UsageError("always and whole exclude each other", hint="give one of them")
+        if self.nvml_interval_ms and not self.always and (self.whole or self.profiler != "torch"):
             other = "whole" if self.whole else f"profiler={self.profiler}"
             raise UsageError(
                 f"nvml_interval_ms and {other} exclude each other",
@@ -114,6 +119,11 @@ class RecordOptions:
     def of_rank(self, rank: int) -> RecordOptions:
         """The options of one rank."""
         return self if self.profiles(rank) else replace(self, profiler="none")
+
+    @property
+    def on_request(self) -> bool:
+        """Whether the profiler runs when somebody asks, and not before."""
+        return (self.on_demand or self.always) and self.profiler != "none"
 
     def chosen(self) -> dict[str, Any]:
         """The options that differ from their defaults."""

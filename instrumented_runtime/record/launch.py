@@ -59,7 +59,7 @@ def record(
         folder.finish("failed")
         raise
     environment = in_environment(changes, rank_environment(folder, options, os.environ))
-    if options.on_demand:
+    if options.on_request:
         listen(folder.path)
     if options.profiler == "nsys" and _is_python(command):
         command = nsys_capture.command_under_nsys(command, folder.path, whole=options.whole)
@@ -159,6 +159,8 @@ def rank_environment(folder: RunFolder, options: RecordOptions, given: Mapping[s
         environment.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         environment.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(dumps / "nccl_trace_rank_"))
         environment.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(dumps / "nccl_trace_rank_"))
+    if options.always:
+        environment.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # else Flight Recorder has no durations
     if options.nccl_log:
         (path / nccl_files.FOLDER).mkdir(exist_ok=True)
         environment |= nccl_files.nccl_variables(path, given)

@@ -25,7 +25,8 @@ def install() -> None:
     """Arrange for this process to record, if it turns out to be a rank of the job."""
     from gpuscope.instrumented_runtime.record.launched_rank import is_launcher
 
-    if '"on_demand": true' in os.environ.get(ENV_OPTIONS, ""):
+    chosen = os.environ.get(ENV_OPTIONS, "")
+    if '"on_demand": true' in chosen or '"always": true' in chosen:
         from pathlib import Path
 
         from gpuscope.instrumented_runtime.record.capture.on_demand import listen

@@ -206,6 +206,22 @@ def _json_gz(path: Path, data: Any) -> None:
     path.write_bytes(gzip.compress(json.dumps(data).encode(), 1))
 
 
+def digest(_: Path) -> list[dict[str, Any]]:
+    def step(number: int) -> dict[str, Any]:
+        return {"step": number, "rank": 0, "first": False, "end_ns": (number + 1) * 10**8, "step_ns": 10**8,
+                "exposed_communication_ns": 10**7, "data_wait_ns": 10**6, "ran_ns": 8 * 10**7, "core_wait_ns": 0,
+                "phases": [["input", 10**6], ["forward", 4 * 10**7], ["backward", 59 * 10**6]],
+                "waits": [[9 * 10**7, 10**7]], "pauses": [[10**6, 10**6]],
+                "gpu": {"samples": 1, "sm_mhz": 1900, "power_mw": 600_000},
+                "collectives": [[0, number, 8 * 10**7, 2 * 10**7]], "collectives_every": 1,
+                "collectives_in_all": {"all_reduce 0": [1, 4096, 2 * 10**7, 10**7]}}  # fmt: skip
+
+    header = {"gpuscope_digest": 1, "rank": 0, "world_size": 2, "host": "node", "pid": 7}
+    group = {"group": "0", "description": "default_pg", "ranks": [0, 1]}
+    kind = {"kind": 0, "op": "all_reduce", "group": "0", "bytes": 4096, "dtype": "float32"}
+    return [header, group, kind, *map(step, range(STEPS))]
+
+
 def _lines(path: Path, data: Any) -> None:
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in data) + "\n")
 
@@ -233,6 +249,7 @@ SEEDS: tuple[Seed, ...] = (
     Seed("NCCL log", "nccl.log", nccl_log, _lines),
     Seed("NCCL inspector", "inspector.jsonl", inspector, _lines),
     Seed("NCCL profiler", "profiler.jsonl", profiler, _lines),
+    Seed("digest", "rank0.digest", digest, _lines),
     Seed("NCCL topology", "topo.xml", lambda _: TOPOLOGY),
     Seed("nvidia-smi topo", "topo.txt", lambda _: MATRIX),
     Seed("reduced", "part.gsr", reduced),

@@ -157,3 +157,56 @@ class SlowCopies(Finding):
             f"{units.bandwidth(self.rate / 1e9)}, {units.share(self.rate / self.usable)} of what the GPU's PCIe link "
             "can carry"
         )
+
+
+@dataclass(frozen=True)
+class LateInRecords(Finding):
+    """A rank comes late to a communicator's operations, by what NCCL's Inspector timed."""
+
+    code = "late_in_records"
+    recognised = """records of NCCL's Inspector of all ranks. An operation ends everywhere together: the rank with the
+    shortest time came last, and the others waited for what theirs are longer. The rank has to be late by the test of
+    [definitions](definitions.md#waiting-and-transferring) in two stretches of ten operations, up to the last one."""
+    helps = "a recording of that rank and another one (`gpuscope record`), which says what it does meanwhile."
+    misleads = "times that the plugin took on the CPU (`timing_source`) on a host that is busy."
+
+    communicator: str
+    operations: int
+    by_ns: int
+    """Behind the median rank."""
+    since: int | None
+    """Number of the operation from which on it is late; None: from the first that is recorded."""
+
+    def message(self) -> str:
+        begin = "" if self.since is None else f" since operation {self.since}"
+        return (
+            f"It comes {units.duration(self.by_ns)} late to the {self.operations} recorded operations of communicator "
+            f"{units.clean(self.communicator)}{begin}"
+        )
+
+
+@dataclass(frozen=True)
+class SlowLinkInRecords(Finding):
+    """Communicators transfer more slowly than others of the same size that do the same, by what NCCL's Inspector timed,
+    whoever comes last.
+    """
+
+    code = "slow_link"
+    recognised = """the shortest time over the ranks of each operation, compared between communicators of one size with
+    the same operations: by the test for late ranks, and at least 1.25 times the others'. The finding's rank is the one
+    that is in all slow communicators and in no other, where there is one; else all their ranks."""
+    helps = (
+        "the named rank's network card, cable and switch port: its counters, `ibdiagnet`, another node in its place."
+    )
+    misleads = "communicators that cross hosts beside others that don't."
+
+    communicators: list[str]
+    times: float
+    since: int | None
+
+    def message(self) -> str:
+        begin = "" if self.since is None else f" since operation {self.since}"
+        return (
+            f"Transfers of {units.plural(len(self.communicators), 'communicator')} take {self.times:.1f} times as long "
+            f"as the same ones of others{begin}, also for the rank that comes last"
+        )

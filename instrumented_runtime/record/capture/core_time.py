@@ -39,7 +39,7 @@ class CoreTime:
         columns = ("step", "ran_ns", "waited_ns")
         if not self.steps:
             return None
-        return {"cores": _cores(), "threads": threads, "columns": columns, "steps": self.steps}
+        return {"cores": cores(), "threads": threads, "columns": columns, "steps": self.steps}
 
 
 def _read() -> tuple[int, int] | None:
@@ -51,6 +51,6 @@ def _read() -> tuple[int, int] | None:
     return (ran, waited) if ran else None
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from gpuscope.instrumented_runtime.record.capture.capture import Capture
 from gpuscope.instrumented_runtime.record.run_folder import PARTS, RankFolder
+from gpuscope.sources.run_manifest import REQUEST, window_request
 
-REQUEST = "record"
-"""Name of the file in the run folder that asks for a window; its text may be the number of steps."""
 SIGNAL = "SIGUSR2"
 _WINDOW = "window.json"
 POLL_S = 0.2
@@ -41,6 +40,8 @@ class Window:
     number: int
     first: int
     active: int
+    ranks: tuple[int, ...] = ()
+    """Those that record; empty: all."""
 
 
 class OnDemand:
@@ -66,7 +67,7 @@ class OnDemand:
         self._folder = folder
         self._leads = folder.part.rank == 0
         if self._leads:
-            self._window_file.touch()
+            self._window_file.write_text("{}", encoding="utf-8")  # an empty file would be taken for a broken trace
         if not listen(folder.path):
             folder.problem("signal_taken", f"{SIGNAL} has a handler of the script's own: `touch RUN/{REQUEST}` instead",
                            severity="info")  # fmt: skip
@@ -135,8 +136,8 @@ class OnDemand:
             return
         per_step = (now - (self._first_end or now)) / self._steps
         ahead = max(2, math.ceil((AHEAD_S + POLL_S) / max(per_step, 1e-6)))
-        active = int(text) if text.isdigit() and int(text) > 0 else self._active
-        window = Window(self._seen + 1, step + 1 + ahead, active)
+        asked = window_request(text)
+        window = Window(self._seen + 1, step + 1 + ahead, asked.steps or self._active, asked.ranks)
         self._window_file.write_text(json.dumps(asdict(window)), encoding="utf-8")
 
     def _announced(self) -> Window | None:
@@ -147,6 +148,8 @@ class OnDemand:
 
     def _open(self, window: Window, step: int) -> None:
         self._seen = window.number
+        if window.ranks and self._folder.part.rank not in window.ranks:
+            return
         self._until = window.first + self._warmup + window.active - 1
         first = max(window.first, step + 1)
         active = self._until - first - self._warmup + 1

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from gpuscope.trace.naming.dtypes import dtype_name
@@ -110,9 +111,8 @@ class CollectiveLog:
         """Log a call that is about to be made; `peer` is the other rank of a send or receive."""
         tensors_in, tensors_out = tensors(inputs), tensors(outputs)
         first = (tensors_in or tensors_out or [None])[0]
-        me = self.rank
-        src, dst = (me, peer) if op == "send" else (peer, me) if op == "recv" else (None, None)
         p2p = op in ("send", "recv")
+        src, dst = (None, None) if not p2p else (self.rank, peer) if op == "send" else (peer, self.rank)
         with self._lock:
             entry = Collective(
                 op=op,
@@ -122,7 +122,7 @@ class CollectiveLog:
                 p2p_seq=self._next(group.name, src, dst) if p2p and src is not None else 0,
                 elements_in=sum(t.numel() for t in tensors_in),
                 elements_out=sum(t.numel() for t in tensors_out),
-                dtype=str(first.dtype).removeprefix("torch.") if first is not None else "",
+                dtype=_dtype(first.dtype) if first is not None else "",
                 item_bytes=first.element_size() if first is not None else 0,
                 sizes_in=[list(t.shape) for t in tensors_in],
                 sizes_out=[list(t.shape) for t in tensors_out],
@@ -187,10 +187,17 @@ class CollectiveLog:
         return dist.get_rank() if dist.is_initialized() else 0
 
 
+@cache
+def _dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def tensors(values: Any) -> list[Any]:
     """The tensors in an argument: one, a list of them, or a list of lists."""
     if hasattr(values, "numel"):
         return [values]
+    if type(values) is list and len(values) == 1 and hasattr(values[0], "numel"):  # as nearly all calls have it
+        return values
     if isinstance(values, Iterable) and not isinstance(values, str | bytes):
         return [tensor for value in values for tensor in tensors(value)]
     return []

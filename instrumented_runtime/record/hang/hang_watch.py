@@ -30,7 +30,7 @@ from gpuscope.instrumented_runtime.record.hang.hang_verdict import progress, ver
 from gpuscope.instrumented_runtime.record.hang.nccl_progress import collectives_in
 from gpuscope.instrumented_runtime.record.hang.reported_hang import FOLDER, ON_A_HANG, ReportedHang
 from gpuscope.instrumented_runtime.record.hang.silent_ranks import SilentRanks
-from gpuscope.instrumented_runtime.record.hang.torch_recorder import recorded
+from gpuscope.instrumented_runtime.record.hang.torch_recorder import has_nccl, recorded
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 POLL_S = 0.25
@@ -118,7 +118,7 @@ class HangWatch(Quiet):
         """gloo's, and NCCL's as of a few seconds ago: reading its recorder costs more."""
         if time.monotonic() >= self._next_nccl:
             self._next_nccl = time.monotonic() + NCCL_POLL_S
-            _, active = collectives_in(recorded(stacks=False, only_active=True))
+            _, active = collectives_in(recorded(stacks=False, only_active=True) if has_nccl() else {})
             self._nccl = [entry for entry in active if entry.completed_ns is None]
         return LOG.pending() + self._nccl
 

@@ -10,6 +10,15 @@ from typing import Any
 READERS = ("_dump_nccl_trace", "_dump_fr_trace")
 
 
+def has_nccl() -> bool:
+    """Whether a group of this process may use NCCL. Of gloo alone the recorder tells nothing worth its cost: every
+    entry stays `scheduled`, and thousands take a hundredth of a second and the GIL."""
+    from torch.distributed import distributed_c10d as c10d
+
+    configs = getattr(getattr(c10d, "_world", None), "pg_backend_config", {}).values()
+    return any("nccl" in str(config) for config in configs)
+
+
 def recorded(*, stacks: bool = True, only_active: bool = False) -> dict[str, Any]:
     """A dump in the recorder's format; empty on a torch that has none. Callable while a rank hangs."""
     try:

@@ -93,6 +93,19 @@ def test_all_ranks_record_the_steps_that_rank_0_names(tmp_path: Path, monkeypatc
     assert not (tmp_path / "record").exists()
 
 
+def test_a_window_of_some_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_demand, "POLL_S", 0.0)
+    monkeypatch.setattr(on_demand, "AHEAD_S", 0.0)
+    made: list[Recorder] = []
+    all_three = ranks(tmp_path, 3, made)
+    (tmp_path / "record").write_text("2 ranks 2 0")
+    for step in range(12):
+        for rank in all_three:
+            rank.step(step)
+    assert [one.active for one in made] == [2, 2]
+    assert all_three[1]._seen == 1
+
+
 def test_a_rank_that_sees_the_window_late_ends_with_the_others_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,143 @@
+"""The digest of a rank: a line per step, from gloo's log, Flight Recorder's ring, hooks and CPU timers."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuscope.instrumented_runtime.record.capture.core_time import cores
+from gpuscope.instrumented_runtime.record.capture.nvml_samples import COLUMNS, Nvml
+from gpuscope.instrumented_runtime.record.digest import step_line
+from gpuscope.instrumented_runtime.record.digest.digest_file import DigestFile
+from gpuscope.instrumented_runtime.record.digest.nccl_ring import NcclRing
+from gpuscope.instrumented_runtime.record.digest.thread_marks import GC, INPUT, ThreadMarks
+from gpuscope.instrumented_runtime.record.gloo import gloo_trace, last_calls
+from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective
+from gpuscope.instrumented_runtime.record.run_folder import PARTS, RankFolder
+
+KEPT = 20_000
+"""Collectives kept for the trace of a window on demand."""
+
+
+class Digest:
+    """Writes `digest/rank{r}.digest`."""
+
+    name = "digest"
+
+    def __init__(self, nvml: Nvml | None) -> None:
+        self._nvml = nvml
+        self._recent: deque[Collective] = deque(maxlen=KEPT)
+        self._ring = NcclRing()
+
+    def start(self, folder: RankFolder) -> None:
+        """Hook the training thread, and begin the file."""
+        import torch
+
+        self._folder, self._rank = folder, folder.part.rank
+        os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # `gpuscope record` sets it before NCCL is there
+        gloo_trace.install()
+        self._marks = ThreadMarks()
+        self._marks.hook()
+        keep = last_calls.keeper(folder.path / PARTS, self._rank)
+        mark = self._marks.mark
+
+        def issued(entry: Collective) -> None:
+            keep(entry)
+            mark()
+
+        LOG.on_issue = issued
+        path = folder.file(f"digest/rank{self._rank}.digest")
+        header = {"rank": self._rank, "world_size": folder.part.world_size, "host": socket.gethostname(),
+                  "pid": os.getpid(), "cores": cores(), "threads": torch.get_num_threads()}  # fmt: skip
+        self._file = DigestFile(path, header)
+        folder.add_file(path, self.name)
+
+    def step(self, step: int) -> None:
+        """The line of the step that has ended; after a failure nothing stays hooked."""
+        try:
+            self._write(step)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _write(self, step: int) -> None:
+        marks = self._marks.take()
+        done = LOG.drain()
+        self._recent += done
+        begin, end = marks[0][0], marks[-1][0]
+        phases = step_line.phases(marks)
+        off = step_line.blocked(marks, [*done, *LOG.undrained()])
+        on_device = self._ring.take()
+        line: dict[str, Any] = {
+            "step": step, "rank": self._rank, "first": step == 0, "end_ns": end, "step_ns": end - begin,
+            "exposed_communication_ns": None if on_device is not None else sum(off.exposed.values()),
+            "data_wait_ns": step_line.time_in(INPUT, phases),
+            "gc_ns": step_line.time_in(GC, phases),
+            "ran_ns": marks[-1][1] - marks[0][1], "core_wait_ns": marks[-1][2] - marks[0][2], **memory(step),
+            "phases": phases, "waits": off.waits, "pauses": off.others,
+        }  # fmt: skip
+        row = self._nvml.row() if self._nvml is not None else None
+        if row is not None:
+            line["gpu"] = dict(zip(COLUMNS[1:], row[1:], strict=True))
+        self._file.rotate_if_full()
+        self._collectives(line, "collectives", done, off.exposed)
+        if on_device is not None:
+            self._collectives(line, "on_device", on_device, {})
+        self._file.line(line)
+
+    def _collectives(
+        self, line: dict[str, Any], key: str, done: Sequence[Collective], exposed: Mapping[str, int]
+    ) -> None:
+        """All of a step in sum by operation and group, and those that are listed: [kind, number, offset, ns]."""
+        chosen, every = step_line.listed(done)
+        line[f"{key}_in_all"], line[f"{key}_every"] = step_line.in_all(done, exposed), every
+        line[key] = [self._row(one, line["end_ns"] - line["step_ns"]) for one in chosen]
+
+    def _row(self, one: Collective, begin: int) -> list[int]:
+        start = one.issued_ns
+        row = [self._file.kind(one), one.seq, start - begin, (one.completed_ns or start) - start]
+        return [*row[:1], one.p2p_seq, *row[2:], one.src or 0, one.dst or 0] if one.is_p2p else row
+
+    def rewrite(self, trace: Path) -> None:
+        """Add the logged arguments to the gloo annotations of a window's trace."""
+        logged = [*self._recent, *LOG.undrained()]
+        if logged:
+            trace.write_text(with_arguments(trace.read_text(encoding="utf-8"), logged, self._rank), encoding="utf-8")
+
+    def stop(self) -> None:
+        """Leave the training thread alone; what is under way at the end is in the hang watch's dumps."""
+        LOG.on_issue = None
+        self._marks.unhook()
+        self._file.close()
+        self._folder.add_file(self._file.path, self.name)
+
+
+def memory(step: int) -> dict[str, int]:
+    """What the process holds: now and then its peak on the host (the kernel looks at every thread for it), and of a
+    GPU's allocator, whose peaks stay the script's."""
+    import resource
+    import sys
+
+    import torch
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    found = {} if step % 16 else {"peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        stats = torch.cuda.memory_stats()
+        for name, key in _ALLOCATOR.items():
+            found[name] = stats.get(key, 0)
+    return found
+
+
+_ALLOCATOR = {
+    "allocated_bytes": "allocated_bytes.all.current",
+    "peak_allocated_bytes": "allocated_bytes.all.peak",
+    "peak_reserved_bytes": "reserved_bytes.all.peak",
+    "allocator_retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}

@@ -1,0 +1,113 @@
+"""From the marks and collectives of one step to the line of it (docs/formats.md: «Digests»)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+from gpuscope.instrumented_runtime.record.digest.thread_marks import GC, HOST, INPUT, Mark
+from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective
+
+BLOCKED_NS = 50_000
+"""A shorter time off the core is no wait: locks, page faults."""
+MOST_COLLECTIVES, MOST_WAITS, MOST_PAUSES, MOST_PHASES = 30, 28, 6, 20
+"""What a line lists one by one: with these it stays under 3 kB."""
+
+
+def phases(marks: Sequence[Mark]) -> list[list[Any]]:
+    """[phase, ns] one after the other, which tile the step. Of very many the shortest count to the one before."""
+    spans = [(phase, after[0] - wall) for (wall, _, _, phase), after in pairwise(marks)]
+    found = _joined(spans)
+    if len(found) <= MOST_PHASES:
+        return found
+    kept = set(sorted(range(1, len(found)), key=lambda place: -found[place][1])[: MOST_PHASES - 1])
+    for place in range(1, len(found)):
+        if place not in kept:
+            found[place][0] = found[place - 1][0]
+    return _joined(found)
+
+
+def _joined(spans: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    present = [span for span in spans if span[1]]
+    return [[phase, sum(ns for _, ns in own)] for phase, own in groupby(present, key=lambda one: one[0])]
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Where the thread was blocked, [offset, ns] from the first mark: on collectives, and on something else."""
+
+    waits: list[list[int]]
+    others: list[list[int]]
+    exposed: Mapping[str, int]
+    """ns of the waits by operation and group of what they waited for."""
+
+
+def blocked(marks: Sequence[Mark], collectives: Sequence[Collective]) -> Blocked:
+    """What the thread waited for.
+
+    Blocked time between two marks is put before the last end of a collective between them: nothing else wakes the
+    thread there so late.
+    """
+    ended = sorted((one.completed_ns, one.issued_ns, series(one)) for one in collectives if one.completed_ns)
+    ends = [end for end, *_ in ended]
+    begin = marks[0][0]
+    waits: list[list[int]] = []
+    others: list[list[int]] = []
+    exposed: Counter[str] = Counter()
+    for (wall, cpu, core, phase), (until, cpu_after, core_after, _) in pairwise(marks):
+        off = until - wall - (cpu_after - cpu) - (core_after - core)
+        if off < BLOCKED_NS or phase in (INPUT, GC):
+            continue
+        last = bisect_right(ends, until) - 1
+        if phase != HOST and last >= 0 and ends[last] > wall:
+            issued = min(ended[place][1] for place in range(bisect_right(ends, wall), last + 1))
+            start = max(wall, issued, ends[last] - off)
+            waits.append([start - begin, ends[last] - start])
+            exposed[ended[last][2]] += ends[last] - start
+            off -= ends[last] - start
+        if off >= BLOCKED_NS:
+            others.append([wall - begin, off])
+    return Blocked(_longest(waits, MOST_WAITS), _longest(others, MOST_PAUSES), exposed)
+
+
+def series(one: Collective) -> str:
+    """Operation and group."""
+    return f"{one.op} {one.group.name}"
+
+
+def in_all(collectives: Sequence[Collective], exposed: Mapping[str, int]) -> dict[str, list[int]]:
+    """By operation and group: count, bytes, ns from issue to end, ns exposed."""
+    sums: dict[str, list[int]] = {}
+    for one in collectives:
+        own = sums.setdefault(series(one), [0, 0, 0, exposed.get(series(one), 0)])
+        own[0] += 1
+        own[1] += one.bytes
+        own[2] += (one.completed_ns or one.issued_ns) - one.issued_ns
+    return sums
+
+
+def _longest(spans: list[list[int]], most: int) -> list[list[int]]:
+    """The longest of them, in their order."""
+    if len(spans) <= most:
+        return spans
+    least = sorted(ns for _, ns in spans)[-most]
+    return [span for span in spans if span[1] >= least][:most]
+
+
+def listed(collectives: Sequence[Collective]) -> tuple[list[Collective], int]:
+    """Those to list one by one, and one in how many that is: chosen by number, so that all ranks list the same."""
+    every = -(-len(collectives) // MOST_COLLECTIVES)
+    if every <= 1:
+        return list(collectives), 1
+    return [one for one in collectives if (one.p2p_seq if one.is_p2p else one.seq) % every == 0][
+        :MOST_COLLECTIVES
+    ], every
+
+
+def time_in(phase: str, found: Sequence[Sequence[Any]]) -> int:
+    """ns of a step's phases that are of this kind."""
+    return sum(ns for name, ns in found if name == phase)

@@ -1,0 +1,155 @@
+"""The digest of a rank: what is made of the training thread's marks, the file and its bounds, and jobs under
+`gpuscope record --always`."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import gpuscope
+from gpuscope.errors import UsageError
+from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
+from gpuscope.instrumented_runtime.record.digest import step_line, thread_marks
+from gpuscope.instrumented_runtime.record.digest.digest_file import DigestFile
+from gpuscope.instrumented_runtime.record.digest.nccl_ring import timed
+from gpuscope.instrumented_runtime.record.digest.thread_marks import ThreadMarks
+from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, Group
+
+Run = Callable[..., SimpleNamespace]
+MS = 1_000_000
+WORLD = Group("0", "default_pg", (0, 1))
+
+
+def collective(seq: int, issued_ms: int, ended_ms: int | None) -> Collective:
+    return Collective("all_reduce", WORLD, seq, 0, 1, 1, "float32", 4, [], [], None, None, issued_ms * MS, None,
+                      None if ended_ms is None else ended_ms * MS)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("phase", "core_ms", "collectives", "waits", "pauses"),
+    [
+        # Of 30 ms the thread ran 10: it waited for the collective that ended in them.
+        ("backward", 0, [(5, 28)], [[8, 20]], []),
+        ("backward", 0, [(20, 28)], [[20, 8]], [[0, 12]]),  # nobody waits for a collective before it is issued
+        ("backward", 15, [(5, 28)], [[23, 5]], []),  # for 15 ms it was ready and had no core
+        ("backward", 0, [(5, None)], [], [[0, 20]]),
+        ("backward", 0, [(5, 40)], [], [[0, 20]]),
+        ("host", 0, [(5, 28)], [], [[0, 20]]),  # a checkpoint that syncs its file beside a collective
+        ("input", 0, [(5, 28)], [], []),  # waiting for data is a phase of its own
+    ],
+)
+def test_blocked_time_belongs_to_the_collective_that_ended_in_it(
+    phase: str, core_ms: int, collectives: list[tuple[int, int | None]], waits: Any, pauses: Any
+) -> None:
+    marks = [(0, 0, 0, phase), (30 * MS, 10 * MS, core_ms * MS, "forward")]
+    found = step_line.blocked(marks, [collective(1, *one) for one in collectives])
+    told = [[[start * MS, ns * MS] for start, ns in spans] for spans in (waits, pauses)]
+    assert [found.waits, found.others] == told
+    assert sum(found.exposed.values()) == sum(ns for _, ns in found.waits)
+
+
+def test_phases_tile_the_step_and_more_collectives_than_a_line_holds_are_chosen_alike() -> None:
+    marks = [(0, 0, 0, "forward"), (3, 0, 0, "forward"), (5, 0, 0, "input"), (5, 0, 0, "forward"), (9, 0, 0, "forward")]
+    assert step_line.phases(marks) == [["forward", 9]]
+    many = [collective(seq, seq, seq + 1) for seq in range(1, 201)]
+    chosen, every = step_line.listed(many)
+    assert (every, [one.seq for one in chosen]) == (7, [*range(7, 201, 7)])
+    assert step_line.listed(many[1:])[0] == chosen
+    busy = [(number * 10, 0, 0, "gc" if number % 2 else "forward") for number in range(101)]
+    busy[-1] = (9_000, 0, 0, "forward")
+    folded = step_line.phases(busy)
+    assert len(folded) <= step_line.MOST_PHASES
+    assert sum(ns for _, ns in folded) == 9_000
+
+
+def test_the_longest_line_is_under_3_kb() -> None:
+    """As many waits, pauses, phases and collectives as there can be, of large numbers."""
+    marks = [(number * 10**8, number * 10**7, 0, ("forward", "optimizer")[number % 2]) for number in range(301)]
+    many = [collective(10**6 + seq, seq * 100, seq * 100 + 60) for seq in range(200)]
+    off = step_line.blocked(marks, many)
+    assert (len(off.waits), len(off.others)) == (step_line.MOST_WAITS, step_line.MOST_PAUSES)
+    rows = [[7, one.seq, one.issued_ns, 123_456_789] for one in step_line.listed(many)[0]]
+    line = {"phases": step_line.phases(marks), "waits": off.waits, "pauses": off.others, "collectives": rows}
+    others = 700  # the other keys, with the allocator's and NVML's, and the sums of two series
+    assert len(json.dumps(line, separators=(",", ":"))) + others < 3_000
+
+
+def test_marks_of_loader_backward_optimizer_and_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    monkeypatch.setattr(thread_marks, "LEAST_GC_NS", 0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    marks = ThreadMarks()
+    marks.hook()
+    try:
+        for batch in DataLoader([torch.ones(4)], batch_size=1):
+            model(batch).sum().backward()
+            gc.collect()
+            optimizer.step()
+        taken = marks.take()
+    finally:
+        marks.unhook()
+    told = list(dict.fromkeys(phase for *_, phase in taken))
+    told.remove("gc")  # Python may have collected before, too
+    assert told == ["forward", "input", "backward", "optimizer"]
+    assert [wall for wall, *_ in taken] == sorted(wall for wall, *_ in taken)
+    before = len(marks.marks)
+    model(torch.ones(4)).sum().backward()  # no longer hooked
+    assert len(marks.marks) == before
+
+
+def test_a_file_is_bounded_and_each_explains_its_own_lines(tmp_path: Path) -> None:
+    file = DigestFile(tmp_path / "rank0.digest", {"rank": 0}, limit=4_000)
+    for step in range(400):
+        file.rotate_if_full()
+        file.line({"step": step, "collectives": [[file.kind(collective(step, 0, 1)), step, 0, 1]]})
+    file.close()
+    for path in (file.path, file.older):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [next(iter(line)) for line in lines[:4]] == ["gpuscope_digest", "group", "kind", "step"]
+        assert path.stat().st_size < 4_200
+    assert json.loads(file.path.read_text().splitlines()[-1])["step"] == 399
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_of_flight_recorders_ring_what_is_new_and_timed_is_taken() -> None:
+    def entry(seq: int, took: float | None) -> dict[str, Any]:
+        return {"profiling_name": "nccl:all_reduce", "process_group": ("0", "default_pg"), "collective_seq_id": seq,
+                "p2p_seq_id": 0, "state": "completed", "retired": True, "input_sizes": [[8]], "output_sizes": [[8]],
+                "input_dtypes": ["Float"], "time_created_ns": seq * MS, "duration_ms": took}  # fmt: skip
+
+    told: dict[str, int] = {}
+    first = timed({"entries": [entry(1, 2.5), entry(2, None)]}, told)
+    assert [(one.seq, (one.completed_ns or 0) - one.issued_ns) for one in first] == [(1, 2_500_000)]
+    assert [one.seq for one in timed({"entries": [entry(1, 2.5), entry(2, 1.0), entry(3, 1.0)]}, told)] == [2, 3]
+
+
+def test_always_and_whole_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="always and whole"):
+        RecordOptions(always=True, whole=True).check()
+
+
+def test_a_job_that_is_killed_leaves_its_digest(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
+    done = record("--always", "--", *torchrun, ddp_script, FAIL="kill")
+    assert done.code == 1
+    lines = [json.loads(line) for line in (done.folder / "digest/rank1.digest").read_text().splitlines()]
+    steps = [line for line in lines if "step" in line]
+    assert [line["step"] for line in steps] == [*range(7)]
+    for line in steps[1:]:
+        assert len(json.dumps(line, separators=(",", ":"))) < 3_000
+        assert sum(ns for _, ns in line["phases"]) == line["step_ns"]
+        assert {"forward", "backward", "optimizer"} <= {phase for phase, _ in line["phases"]}
+        assert line["collectives_in_all"]["all_reduce 0"][0] == 1
+    assert not list(done.folder.glob("rank*.json.gz"))
+    report = gpuscope.analyze(done.folder).report
+    assert report["trace"]["ranks_present"] == [0, 1]
+    assert not report["verdict"]["abstained"]
+    assert report["collectives"][0]["op"] == "all_reduce"
