@@ -121,9 +121,9 @@ def scored(question: Question) -> list[Scored]:
     the host only where nothing fits otherwise.
     """
     model, cluster = question.model, question.cluster
-    found = [_least(question, own) for own in layouts(model, cluster, question.batch, lossy=question.lossy)]
+    found = [least_recomputed(question, own) for own in layouts(model, cluster, question.batch, lossy=question.lossy)]
     if not any(row.lacks == 0 for row in found):
-        found += [_least(question, own) for own in _offloaded(question)]
+        found += [least_recomputed(question, own) for own in _offloaded(question)]
     return sorted(found, key=lambda row: (row.estimate.seconds, row.layout.complexity, row.needs))
 
 
@@ -136,7 +136,8 @@ def _offloaded(question: Question) -> Iterator[Layout]:
             yield from (replace(own, zero=1, offload=place) for place in places)
 
 
-def _least(question: Question, layout: Layout) -> Scored:
+def least_recomputed(question: Question, layout: Layout) -> Scored:
+    """A layout with the least recomputation with which it fits."""
     for recompute in (NO, SELECTIVE, FULL):
         own = replace(layout, recompute=recompute)
         needs, lacks = _needs(question, own)
@@ -162,7 +163,7 @@ def best_of_each(rows: Iterable[Scored]) -> list[Scored]:
     groups: dict[tuple[int, ...], list[Scored]] = {}
     for row in rows:
         if row.lacks == 0:
-            groups.setdefault(_sizes(row.layout), []).append(row)
+            groups.setdefault(sizes(row.layout), []).append(row)
     found = [
         min(
             (row for row in group if row.estimate.seconds <= AS_GOOD * group[0].estimate.seconds),
@@ -173,7 +174,8 @@ def best_of_each(rows: Iterable[Scored]) -> list[Scored]:
     return sorted(found, key=lambda row: row.estimate.seconds)
 
 
-def _sizes(own: Layout) -> tuple[int, ...]:
+def sizes(own: Layout) -> tuple[int, ...]:
+    """What makes two layouts the same combination: data, tensor, pipeline, context and expert parallelism."""
     return own.data, own.tensor, own.pipeline, own.context, own.expert
 
 
@@ -181,7 +183,7 @@ def nearest(rows: Iterable[Scored], shown: int) -> list[Scored]:
     """Of those that do not fit, the ones that lack least, one of each combination of sizes."""
     seen: dict[tuple[int, ...], Scored] = {}
     for row in sorted(rows, key=lambda row: (row.lacks, row.estimate.seconds)):
-        seen.setdefault(_sizes(row.layout), row)
+        seen.setdefault(sizes(row.layout), row)
     return list(seen.values())[:shown]
 
 

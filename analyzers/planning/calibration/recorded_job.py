@@ -39,7 +39,7 @@ def job_of(folder: Path, model: Model | None, layout: str | None, world: int) ->
     if own is None:
         raise InputError(f"{folder} does not say what model it trained", hint="name it with --model")
     if layout is not None:
-        spread, batch = _given(layout, world)
+        spread, batch = given_layout(layout, world)
     elif training is not None:
         spread, batch = _recorded(training, world)
     else:
@@ -81,7 +81,11 @@ def _recorded(training: Mapping[str, Any], world: int) -> tuple[Layout, int]:
     return layout, batch * data * accumulate
 
 
-def _given(text: str, world: int) -> tuple[Layout, int]:
+def given_layout(text: str, world: int) -> tuple[Layout, int]:
+    """A layout of so many ranks and its batch, as a user writes them: `tp=2,pp=4,zero=1,micro_batch=1,batch=512`.
+
+    Raises `UsageError` where it is none.
+    """
     values: dict[str, int] = {}
     for pair in text.split(","):
         key, _, value = pair.partition("=")
