@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from gpuscope.analyzers.planning.calibration.recorded_job import given_layout
-from gpuscope.analyzers.planning.candidates import Question, best_of_each, least_recomputed, scored, sizes
+from gpuscope.analyzers.planning.candidates import CHUNKS, Question, best_of_each, least_recomputed, scored, sizes
 from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.costs.step_estimate import estimate
 from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
@@ -20,6 +20,7 @@ from gpuscope.analyzers.planning.inputs.model_spec import model_named
 from gpuscope.analyzers.planning.layout import Layout
 
 TABLE = Path(__file__).parent / "published_layouts.csv"
+OUTCOME = Path(__file__).parent / "outcomes" / "published_layouts.md"
 SOURCES = {
     "nemo-24.07": "NeMo 24.07, performance summary (NVIDIA/NeMo, docs/source/performance)",
     "dgxc-24.11": "NGC, Nemotron4 340B, DGXC Benchmarking 24.11",
@@ -42,8 +43,12 @@ SEEN = ("llama-3", "deepseek-v3", "nemotron-4", "korthikanti", "narayanan")
 """Sources beside which the planner was developed before rows were held out."""
 HEAD = ("source", "model", "cluster", "tokens of a sequence", "batch", "published layout", "place", "tokens/s per GPU",
         "published", "ratio", "never fitted")  # fmt: skip
+WITHOUT_ZERO_3 = ("nemo-24.07", "dgxc-24.11", "deepseek-v3", "nemotron-4", "korthikanti", "narayanan", "mt-nlg")
+"""Sources whose software did not have it: the place is among the layouts that it had."""
 WITHIN = 0.15
 FIRST = 3
+EQUAL = 0.03
+"""Of the step, below which the estimate tells no two layouts apart."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,8 @@ class Placed:
 
     own: Published
     place: int | None
+    quicker: int
+    """Candidates that are quicker by more than `EQUAL`."""
     of: int
     tokens: float
 
@@ -89,9 +96,12 @@ def published() -> Iterator[Published]:
         model = model_named(row["model"], int(row["sequence"])) if "=" not in row["model"] else model_named(
             f"{row['model']},sequence={row['sequence']}"
         )  # fmt: skip
-        question = Question(model, cluster, batch, Rates(), row["precision"])
-        recomputed = [replace(layout, recompute=row["recompute"])] if row["recompute"] else None
-        own = recomputed[0] if recomputed else least_recomputed(question, layout).layout
+        question = Question(model, cluster, batch, Rates(eager=row["kernels"] == "eager"), row["precision"])
+        open_chunks = layout.pipeline > 1 and "chunks" not in row["layout"]
+        tried = [replace(layout, chunks=chunks) for chunks in (CHUNKS if open_chunks else (layout.chunks,))]
+        rows = [least_recomputed(question, one) for one in tried if not open_chunks or layout.pipeline * one.chunks <= model.layers]
+        own = min(rows, key=lambda one: (one.lacks, one.estimate.seconds)).layout
+        own = replace(own, recompute=row["recompute"] or own.recompute)
         yield Published(row["source"], question, row["model"], own,
                         float(row["tokens"]) if row["tokens"] else None, row["why"])  # fmt: skip
 
@@ -99,11 +109,16 @@ def published() -> Iterator[Published]:
 def placed(own: Published) -> Placed:
     """The place among the best of each combination of sizes, and the rate of the layout as it was published."""
     question, cluster = own.question, own.question.cluster
-    best = best_of_each(scored(question))
+    rows = scored(question)
+    if own.source in WITHOUT_ZERO_3:
+        rows = [row for row in rows if row.layout.zero < 3]
+    best = best_of_each(rows)
     place = next((index for index, row in enumerate(best, 1) if sizes(row.layout) == sizes(own.layout)), None)
+    limit = best[place - 1].estimate.seconds / (1 + EQUAL) if place else 0.0
+    quicker = sum(row.estimate.seconds < limit for row in best)
     spent = estimate(question.model, cluster, own.layout, question.batch, question.rates, question.precision)
     rate = question.batch * question.model.sequence / spent.seconds / cluster.gpus
-    return Placed(own, place, len(best), rate)
+    return Placed(own, place, quicker, len(best), rate)
 
 
 def row_of(found: Placed) -> tuple[str, ...]:
@@ -113,7 +128,7 @@ def row_of(found: Placed) -> tuple[str, ...]:
     return (
         own.source + (f"; {own.why}" if own.why else ""), name, question.cluster.name, f"{question.model.sequence:,}",
         f"{question.batch:,} {question.precision}", own.layout.name,
-        f"{found.place} of {found.of}" if found.place else "does not fit", f"{found.tokens:,.0f}",
+        f"{found.place} of {found.of}" if found.place else "–", f"{found.tokens:,.0f}",
         f"{own.tokens:,.0f}" if own.tokens else "–", f"{found.ratio:.2f}" if found.ratio else "–",
         "yes" if own.held_out else "",
     )  # fmt: skip
@@ -123,8 +138,10 @@ def summary(found: list[Placed], what: str) -> str:
     """How many are among the first and near the published rate."""
     rated = [abs(one.ratio - 1) <= WITHIN for one in found if one.ratio]
     first = sum(one.place is not None and one.place <= FIRST for one in found)
+    equal = sum(one.place is not None and one.quicker < FIRST for one in found)
     return (
-        f"{what}: {first} of {len(found)} layouts are among the first {FIRST} ({first / len(found):.0%}); "
+        f"{what}: {first} of {len(found)} layouts are among the first {FIRST} ({first / len(found):.0%}), {equal} "
+        f"({equal / len(found):.0%}) with those that differ by at most {EQUAL:.0%} taken as equal; "
         f"{sum(rated)} of {len(rated)} rates are within {WITHIN:.0%} ({sum(rated) / len(rated):.0%})"
     )
 
@@ -142,10 +159,13 @@ def table() -> list[str]:
 
 
 @click.command()
-def main() -> None:
+@click.option("--write", is_flag=True, help="Write it where docs/planning.md takes it from.")
+def main(write: bool) -> None:
     """Print the table."""
-    for line in table():
-        click.echo(line)
+    text = "\n".join(table())
+    click.echo(text)
+    if write:
+        OUTCOME.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

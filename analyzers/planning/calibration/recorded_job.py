@@ -13,7 +13,7 @@ from gpuscope.errors import InputError, UsageError
 from gpuscope.sources.run_manifest import machine_of, training_of
 
 _SIZES = {"dp": "data", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "zero": "zero",
-          "chunks": "chunks", "micro_batch": "micro_batch"}  # fmt: skip
+          "chunks": "chunks", "micro_batch": "micro_batch", "overlap": "overlap"}  # fmt: skip
 _ZERO = {"zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
 
 
@@ -102,6 +102,6 @@ def given_layout(text: str, world: int) -> tuple[Layout, int]:
         raise UsageError(f"--layout: {text} does not divide {world} ranks")
     sizes = {_SIZES[key]: value for key, value in values.items()}
     layout = Layout(**{"data": world // rest, **sizes})  # type: ignore[arg-type]
-    if layout.data * rest != world or min(sizes.get(key, 1) for key in _SIZES.values() if key != "zero") < 1:
+    if layout.data * rest != world or min(sizes.get(key, 1) for key in _SIZES.values() if key not in ("zero", "overlap")) < 1:
         raise UsageError(f"--layout: {text} is not of {world} ranks")
     return layout, batch

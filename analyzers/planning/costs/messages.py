@@ -7,7 +7,8 @@ again backward (Korthikanti et al., arXiv:2205.05198, section 4.2.2); with full 
 pipeline: an activation and its gradient per chunk. context: keys and values in a ring forward, backward with their
 gradients (Liu et al., Ring Attention, arXiv:2310.01889), or four all-to-alls of queries, keys, values and output
 (Jacobs et al., DeepSpeed Ulysses, arXiv:2309.14509). expert: tokens out and back, forward and backward (Lepikhin et
-al., GShard, arXiv:2006.16668). data: gradients in fp32, weights in bf16 (ZeRO, arXiv:1910.02054, section 7); ZeRO++
+al., GShard, arXiv:2006.16668), each once to a host and from there once to each GPU that has an expert of it, as DeepEP
+does (DeepSeek-V3, arXiv:2412.19437, section 3.2.2), out in FP8 and back in bf16 where the plan is for FP8. data: gradients in fp32, weights in bf16 (ZeRO, arXiv:1910.02054, section 7); ZeRO++
 as Wang et al., arXiv:2306.10209, section 3.
 """
 
@@ -60,19 +61,21 @@ class Messages:
     """Of a layer's gradients over the replicas of hybrid sharding, once per step."""
 
 
-def messages(model: Model, cluster: Cluster, layout: Layout, own: Weights, layers: int, rates: Rates) -> Messages:
+def messages(model: Model, cluster: Cluster, layout: Layout, own: Weights, layers: int, rates: Rates,
+             precision: str = "bf16") -> Messages:  # fmt: skip
     """Every message of a stage with these weights and so many layers."""
     link = _Links(cluster, layout, rates)
     tokens = layout.micro_batch * model.sequence / layout.context
     hidden, again = BYTES * tokens * model.width, layout.recompute == FULL
     context, context_count = _context(model, layout, link, tokens, again)
     experts = layout.expert > 1 and model.experts > 0
-    moved = hidden * model.experts_per_token / layout.tensor
+    element = (BYTES + (BYTES if precision == "bf16" else 1)) / 2
+    moved = element / BYTES * hidden / layout.tensor
     return Messages(
         link.ring("tensor", "all_gather", hidden, layout.tensor, 1),
         (12 if again else 8) if layout.tensor > 1 else 0,
         context, context_count,
-        link.all_to_all("expert", moved, layout.expert, 1) if experts else NOTHING,
+        link.experts(model, moved) if experts else NOTHING,
         (6 if again else 4) if experts else 0,
         link.pair("pipeline", hidden / layout.tensor, cluster.gpus // layout.pipeline) if layout.pipeline > 1
         else NOTHING,
@@ -126,6 +129,13 @@ def _across(layout: Layout, link: _Links, own: Weights, layers: int) -> Message:
     return link.ring("data", "all_reduce", share, copies, stride)
 
 
+def _reached(places: int, picks: int, limit: int) -> float:
+    """Places that so many picks, each as likely anywhere, are expected to touch; at most `limit` where routing keeps to
+    that (DeepSeek-V3, section 2.1.2)."""
+    found = places * (1 - (1 - 1 / places) ** picks)
+    return min(found, limit) if limit else found
+
+
 @dataclass(frozen=True)
 class _Links:
     """Messages by kind of parallelism, with the operation and the bytes of its array: seconds by what was measured for
@@ -140,6 +150,21 @@ class _Links:
 
     def all_to_all(self, kind: str, nbytes: float, size: int, stride: int) -> Message:
         return self._message(kind, "all_to_all", nbytes, size, stride, self.cluster.all_to_all(size, stride))
+
+    def experts(self, model: Model, nbytes: float) -> Message:
+        """Of tokens to their experts or back: through the network to the hosts that have some of a token's experts,
+        and at the same time between the GPUs of a host."""
+        size, k = self.layout.expert, model.experts_per_token
+        hosts = self.cluster.spread(size, 1)
+        network = nbytes * _reached(hosts, k, model.expert_hosts) * (hosts - 1) / hosts
+        inside = nbytes * _reached(size, k, 0) * (size - 1) / size
+        measured = self.rates.link("expert")
+        if measured is not None:
+            sent = network or inside
+            return Message(sent, (measured.alpha_ns * more_steps(measured.ranks, size) + sent / measured.busbw_gbps) / 1e9)
+        port = network / self.cluster.port_over(hosts) if network else 0.0
+        spent = self.cluster.latency_ns("all_to_all", size, 1) + max(port, inside / self.cluster.inside.usable)
+        return Message(network or inside, spent / 1e9)
 
     def pair(self, kind: str, nbytes: float, stride: int) -> Message:
         return self._message(kind, "send_recv", nbytes, 2, stride, self.cluster.pair(stride))

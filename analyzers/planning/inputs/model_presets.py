@@ -18,7 +18,8 @@ PRESETS = {
     # DeepSeek-V3, arXiv:2412.19437, section 4.2; without the module that predicts a second token.
     "deepseek-v3": Model(
         61, 7168, 128, 18432, 129280, 4096, head_width=128, gated=True, experts=256, experts_per_token=8,
-        expert_ffn=2048, shared_experts=1, dense_layers=3, q_rank=1536, kv_rank=512, rope_width=64, value_width=128,
+        expert_ffn=2048, shared_experts=1, expert_hosts=4, dense_layers=3, q_rank=1536, kv_rank=512, rope_width=64,
+        value_width=128,
     ),
     # Kimi K2, arXiv:2507.20534, table 2, and its config.json.
     "kimi-k2": Model(
