@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from gpuscope.analyzers.planning.calibration.measured_fabric import with_link
+from gpuscope.analyzers.planning.candidates import sizes
 from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.costs.step_estimate import estimate
 from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
@@ -66,9 +67,12 @@ def fit(rows: Sequence[Measured]) -> float:
 
 
 def place(rows: Sequence[Measured], link: float) -> tuple[int, int]:
-    """The preferred layout's place by its measured step, and how many there are."""
-    chosen = min(rows, key=lambda row: estimated(row, link))
-    return sum(row.seconds < chosen.seconds for row in rows) + 1, len(rows)
+    """The preferred layout's place by its quickest measured step, and how many layouts there are."""
+    quickest: dict[tuple[int, ...], float] = {}
+    for row in rows:
+        quickest[sizes(row.layout)] = min(quickest.get(sizes(row.layout), math.inf), row.seconds)
+    chosen = quickest[sizes(min(rows, key=lambda row: estimated(row, link)).layout)]
+    return sum(seconds < chosen for seconds in quickest.values()) + 1, len(quickest)
 
 
 def table(path: Path) -> list[tuple[str, ...]]:

@@ -99,7 +99,11 @@ def published() -> Iterator[Published]:
         question = Question(model, cluster, batch, Rates(eager=row["kernels"] == "eager"), row["precision"])
         open_chunks = layout.pipeline > 1 and "chunks" not in row["layout"]
         tried = [replace(layout, chunks=chunks) for chunks in (CHUNKS if open_chunks else (layout.chunks,))]
-        rows = [least_recomputed(question, one) for one in tried if not open_chunks or layout.pipeline * one.chunks <= model.layers]
+        rows = [
+            least_recomputed(question, one)
+            for one in tried
+            if not open_chunks or layout.pipeline * one.chunks <= model.layers
+        ]
         own = min(rows, key=lambda one: (one.lacks, one.estimate.seconds)).layout
         own = replace(own, recompute=row["recompute"] or own.recompute)
         yield Published(row["source"], question, row["model"], own,

@@ -52,7 +52,8 @@ def command(
     from gpuscope.analyzers.planning.advising import advise
 
     document = advise(
-        model_name, spec, run=run, bench=bench, link_gbps=link_gbps, layout=layout, sequence=sequence, global_batch=global_batch, tokens=tokens,
+        model_name, spec, run=run, bench=bench, link_gbps=link_gbps, layout=layout, sequence=sequence,
+        global_batch=global_batch, tokens=tokens,
         network=network, ports=ports, gpu_memory=gpu_memory, precision=precision, lossy=lossy, limit=limit,
     ).document  # fmt: skip
     if as_json:

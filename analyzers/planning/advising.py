@@ -88,8 +88,8 @@ def advise(
 
     `sequence` is in tokens (default: the model's), `global_batch` in sequences per step or `tokens` in tokens (default:
     4 Mi), `network` the link of a port (`ib_ndr`; default: the GPU's usual one), `ports` those of a host (default: one
-    per GPU), `gpu_memory` in GB of a GPU (default: its data sheet's), `precision` `bf16`, `fp8` or `fp4`, `limit` the number
-    of candidates kept. `lossy` also considers ZeRO++, which sends in fewer bits.
+    per GPU), `gpu_memory` in GB of a GPU (default: its data sheet's), `precision` `bf16`, `fp8` or `fp4`, `limit` the
+    number of candidates kept. `lossy` also considers ZeRO++, which sends in fewer bits.
 
     Raises `UsageError` or `InputError` for a model, cluster, network or run that is not known or not possible, or a
     batch that no layout divides.
@@ -111,7 +111,9 @@ def advise(
     if link_gbps is not None:
         machines = with_link(machines, link_gbps)
     if precision not in machines.peaks:
-        raise UsageError(f"{machines.gpu} has no {precision} peak", hint=f"give {precision}_tflops in the cluster's file")
+        raise UsageError(
+            f"{machines.gpu} has no {precision} peak", hint=f"give {precision}_tflops in the cluster's file"
+        )
     batch = global_batch if global_batch is not None else _batch(shape, machines, tokens)
     question = Question(shape, machines, batch, rates, precision, lossy)
     return ParallelismPlan(plan(question, model or str(run), limit, found, measured))

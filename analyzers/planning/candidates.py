@@ -16,9 +16,9 @@ from gpuscope.analyzers.planning.layout import CPU, NVME, RECOMPUTED, RING, ULYS
 MICRO_BATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4, 6, 8)
 LONG_SEQUENCE = 16384
-"""From this length on context parallelism is considered in every size: Llama 3 (arXiv:2407.21783, section 3.3.2) divides
-sequences of 131,072 by 16. Below it only in halves, where a micro-batch of one sequence takes too much memory or there
-are too few sequences for the ranks."""
+"""From this length on context parallelism is considered in every size: Llama 3 (arXiv:2407.21783, section 3.3.2)
+divides sequences of 131,072 by 16. Below it only in halves, where a micro-batch of one sequence takes too much memory
+or there are too few sequences for the ranks."""
 
 AS_GOOD = 1.005
 """Times the quickest, below which the estimate tells no difference."""

@@ -8,8 +8,8 @@ from gpuscope.analyzers.planning.candidates import Question, Scored
 from gpuscope.analyzers.planning.costs.plan_memory import FSDP_BYTES, OPTIMIZER_BYTES
 from gpuscope.analyzers.planning.costs.rates import Link, Rates
 from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, stages_of
-from gpuscope.analyzers.planning.layout import CPU, FULL, NO, SELECTIVE, SQRT, Layout, bubble, micro_batches
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
+from gpuscope.analyzers.planning.layout import CPU, FULL, NO, SELECTIVE, SQRT, Layout, bubble, micro_batches
 from gpuscope.collective_costs.fixed_part import LEAST_USED
 from gpuscope.schema.plan_document import PlanEntry
 from gpuscope.words import units
@@ -98,8 +98,8 @@ def settling(question: Question, layout: Layout) -> str | None:
     hosts = min(cluster.spread(*sizes[kind]), cluster.hosts)
     op = {"expert": "all_to_all", "pipeline": "sendrecv", "data": "all_reduce" if not layout.zero else "reduce_scatter"}
     return (
-        f"{kind} parallelism over {units.plural(hosts, 'host')} would add {units.duration(more[kind] * 1e9)} to the step "
-        f"at {units.share(LEAST_USED)} of the network's rate: measure {op.get(kind, 'all_gather')} there "
+        f"{kind} parallelism over {units.plural(hosts, 'host')} would add {units.duration(more[kind] * 1e9)} to the "
+        f"step at {units.share(LEAST_USED)} of the network's rate: measure {op.get(kind, 'all_gather')} there "
         f"(gpuscope bench collectives --json, or nccl-tests) and plan again with --bench"
     )
 

@@ -1,8 +1,8 @@
 """A layout in the terms of torchtitan, Megatron-LM, DeepSpeed and FSDP2 through Accelerate.
 
 Options are those of torchtitan 0.3 (`torchtitan/config/configs.py`), of Megatron-LM's `arguments.py` (core 0.16), of
-DeepSpeed's configuration reference and of Accelerate's configuration file (1.10). A framework that can't do a part of the
-layout, or of its precision, is left out.
+DeepSpeed's configuration reference and of Accelerate's configuration file (1.10). A framework that can't do a part of
+the layout, or its precision, is left out.
 """
 
 from __future__ import annotations

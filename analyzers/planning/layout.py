@@ -9,7 +9,8 @@ from gpuscope.analyzers.pipelines.schedules import bubble_frac
 
 NO, SELECTIVE, FULL, SQRT = "none", "selective", "full", "sqrt"
 """What is recomputed in the backward pass: nothing; norms, experts' activation functions and what latent attention
-expands; whole layers; or groups of √n of n layers, of which only the first one's input is kept (Chen et al., arXiv:1604.06174)."""
+expands; whole layers; or groups of √n of n layers, of which only the first one's input is kept (Chen et al.,
+arXiv:1604.06174)."""
 RECOMPUTED = (NO, SELECTIVE, FULL, SQRT)
 """In the order of what they cost."""
 RING, ULYSSES = "ring", "ulysses"

@@ -54,10 +54,15 @@ def plan(question: Question, name: str, shown: int, calibration: PlanCalibration
         "settling": settling(question, first.layout) if first else None, "measured": measured or [],
         "goodput": _goodput(question) if first and cluster.gpu_mtbf_hours else None,
         "cost": _cost(question, first) if first and cluster.gpu_mtbf_hours else None,
-        "commands": commands(model, first.layout, stages_of(model, first.layout), batch, question.precision) if first else {},
+        "commands": _commands(question, first) if first else {},
         "calibration": calibration,
         "assumptions": assumptions(cluster, question.precision, calibration is not None),
     }  # fmt: skip
+
+
+def _commands(question: Question, first: Scored) -> dict[str, str]:
+    stages = stages_of(question.model, first.layout)
+    return commands(question.model, first.layout, stages, question.batch, question.precision)
 
 
 def _model(question: Question, name: str) -> PlanModel:

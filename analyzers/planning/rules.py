@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from gpuscope.analyzers.planning.candidates import LONG_SEQUENCE, Question, Scored
-from gpuscope.analyzers.planning.layout import NO
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
+from gpuscope.analyzers.planning.layout import NO
 from gpuscope.schema.plan_document import PlanRule
 from gpuscope.words import units
-
 
 HOST_MEMORY = 1.5
 CORES_PER_GPU = 4
@@ -54,17 +53,34 @@ def _host(cluster: Cluster) -> list[PlanRule]:
     gpus, found = cluster.gpus_per_host, []
     wanted = HOST_MEMORY * gpus * cluster.memory
     if cluster.host_memory:
-        found.append(_rule("a host's memory: 1.5 to 2 times its GPUs'", cluster.host_memory < wanted,
-                           f"{units.size(cluster.host_memory)} beside {units.size(gpus * cluster.memory)}", _THUMB))
+        found.append(
+            _rule(
+                "a host's memory: 1.5 to 2 times its GPUs'",
+                cluster.host_memory < wanted,
+                f"{units.size(cluster.host_memory)} beside {units.size(gpus * cluster.memory)}",
+                _THUMB,
+            )
+        )
     if cluster.host_cores:
-        found.append(_rule(f"a host's cores: {CORES_PER_GPU} per GPU or more",
-                           cluster.host_cores < CORES_PER_GPU * gpus,
-                           f"{cluster.host_cores} for {units.plural(gpus, 'GPU')}", _THUMB))
+        found.append(
+            _rule(
+                f"a host's cores: {CORES_PER_GPU} per GPU or more",
+                cluster.host_cores < CORES_PER_GPU * gpus,
+                f"{cluster.host_cores} for {units.plural(gpus, 'GPU')}",
+                _THUMB,
+            )
+        )
     if cluster.pcie_lanes:
         found.append(_rule("PCIe: 16 lanes per GPU", cluster.pcie_lanes < PCIE_LANES, f"{cluster.pcie_lanes}", _THUMB))
     if cluster.network is not None:
-        found.append(_rule("network ports: one for two GPUs or more", 2 * cluster.ports < gpus,
-                           f"{units.plural(cluster.ports, 'port')} for {units.plural(gpus, 'GPU')}", _THUMB))
+        found.append(
+            _rule(
+                "network ports: one for two GPUs or more",
+                2 * cluster.ports < gpus,
+                f"{units.plural(cluster.ports, 'port')} for {units.plural(gpus, 'GPU')}",
+                _THUMB,
+            )
+        )
     return found
 
 

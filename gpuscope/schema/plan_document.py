@@ -229,7 +229,7 @@ class Plan(TypedDict):
     cost: PlanCost | None
     """Of a million tokens, failures included."""
     commands: dict[str, str]
-    """The first candidate in the terms of `torchtitan`, `megatron`, `deepspeed` and `accelerate`; only those that can do it."""
+    """The first candidate for `torchtitan`, `megatron`, `deepspeed` and `accelerate`; only those that can do it."""
     calibration: PlanCalibration | None
     """What a run gave."""
     assumptions: list[str]

@@ -46,7 +46,8 @@ def with_bench(cluster: Cluster, path: Path) -> tuple[Cluster, list[str]]:
         link = fitted([(bus_bytes(row.op, row.nbytes, ranks) or 0.0, row.ns, 1, ranks) for row in rings])
         where = "in one host" if hosts == 1 else f"over {units.plural(hosts, 'host')}"
         told.append(
-            f"{ranks} ranks {where}: {units.bandwidth(link.busbw_gbps)} busbw and {units.duration(link.alpha_ns)} per call"
+            f"{ranks} ranks {where}: {units.bandwidth(link.busbw_gbps)} busbw and "
+            f"{units.duration(link.alpha_ns)} per call"
         )
         steps = max(RING_STEPS.get(rings[0].op, 1) * (ranks - 1), 1)
         latency = max(round((link.alpha_ns - base_latency_ns()) / steps), 0)
@@ -90,10 +91,16 @@ def _timings(cluster: Cluster, path: Path) -> list[_Timing]:
             tables.feed(line)
         hosts = len({device.host for device in tables.devices.values()})
         rows = [(row.op, row.ranks, row.size, row.dur) for row in tables.rows]
-        return [_Timing(op, n, hosts or _hosts(cluster, n), size, ns) for op, n, size, ns in rows if _usable(op, n, size, ns)]
+        return [
+            _Timing(op, n, hosts or _hosts(cluster, n), size, ns)
+            for op, n, size, ns in rows
+            if _usable(op, n, size, ns)
+        ]
     try:
         document = json.loads(text)
-        rows = [(str(row["op"]), int(row["ranks"]), int(row["nbytes"]), int(row["time_ns"])) for row in document["rows"]]
+        rows = [
+            (str(row["op"]), int(row["ranks"]), int(row["nbytes"]), int(row["time_ns"])) for row in document["rows"]
+        ]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{path} is not what gpuscope bench collectives --json writes", hint=_HINT) from None
     return [_Timing(op, n, _hosts(cluster, n), size, ns) for op, n, size, ns in rows if _usable(op, n, size, ns)]

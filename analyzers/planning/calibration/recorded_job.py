@@ -102,6 +102,9 @@ def given_layout(text: str, world: int) -> tuple[Layout, int]:
         raise UsageError(f"--layout: {text} does not divide {world} ranks")
     sizes = {_SIZES[key]: value for key, value in values.items()}
     layout = Layout(**{"data": world // rest, **sizes})  # type: ignore[arg-type]
-    if layout.data * rest != world or min(sizes.get(key, 1) for key in _SIZES.values() if key not in ("zero", "overlap")) < 1:
+    if (
+        layout.data * rest != world
+        or min(sizes.get(key, 1) for key in _SIZES.values() if key not in ("zero", "overlap")) < 1
+    ):
         raise UsageError(f"--layout: {text} is not of {world} ranks")
     return layout, batch

@@ -20,7 +20,7 @@ from gpuscope.analyzers.planning.layout import FULL, SELECTIVE, SQRT, Layout
 BANDWIDTH_REACHED = 0.8
 """Of a memory's bandwidth: 2,668 of 3,352 GB/s in the thinnest of DeepGEMM's products."""
 SUSTAINED = 0.86
-"""Of what the best products reach alone, in training: clocks fall under load, other kernels share the memory. Fitted."""
+"""Of what the best products reach alone, in training: clocks fall under load, other kernels share memory. Fitted."""
 PASSES = 1.5
 """Times that the bytes between products pass through memory as counted in `_between`, with kernels fused. Fitted."""
 EAGER_PASSES = 3.0
@@ -29,8 +29,7 @@ COPIES = 9
 """Times that a token's copies are read or written on their way to experts and back, forward: sorted, padded, sent,
 received, weighted, summed. Fitted."""
 EAGER_ATTENTION = 0.33
-"""Of the bf16 peak in attention beside such kernels: FlashAttention-2 on H100 (arXiv:2407.08608, abstract: 35 % forward).
-"""
+"""Of the bf16 peak in attention beside such kernels: FlashAttention-2 on H100, 35 % forward (arXiv:2407.08608)."""
 HOST_SECONDS = 8.5e-3
 """That a host takes to launch the forward and backward kernels of a layer of experts one by one. Fitted to Qwen3 on
 B200 with micro-batches of one sequence; the recipes of NVL72 racks launch CUDA graphs."""
@@ -100,7 +99,9 @@ def head_time(model: Model, layout: Layout, speed: Speed) -> float:
     """The output layer, forward and backward. It stays in bf16 where the rest is in FP8, as in DeepSeek-V3 (section
     3.3.1); the loss reads and writes the logits in fp32 four times."""
     tokens = layout.micro_batch * model.sequence / layout.context
-    plain = Speed(speed.plain, speed.plain, speed.attention, speed.memory, 2.0 if speed.element else 0.0, speed.passes, 0.0)
+    plain = Speed(
+        speed.plain, speed.plain, speed.attention, speed.memory, 2.0 if speed.element else 0.0, speed.passes, 0.0
+    )
     own = _product(plain, tokens, model.vocabulary / layout.tensor, model.width)
     return sum(own) + 4 * 4 * tokens * model.vocabulary / layout.tensor / speed.memory
 

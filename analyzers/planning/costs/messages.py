@@ -8,8 +8,9 @@ pipeline: an activation and its gradient per chunk. context: keys and values in 
 gradients (Liu et al., Ring Attention, arXiv:2310.01889), or four all-to-alls of queries, keys, values and output
 (Jacobs et al., DeepSpeed Ulysses, arXiv:2309.14509). expert: tokens out and back, forward and backward (Lepikhin et
 al., GShard, arXiv:2006.16668), each once to a host and from there once to each GPU that has an expert of it, as DeepEP
-does (DeepSeek-V3, arXiv:2412.19437, section 3.2.2), out in FP8 and back in bf16 where the plan is for FP8. data: gradients in fp32, weights in bf16 (ZeRO, arXiv:1910.02054, section 7); ZeRO++
-as Wang et al., arXiv:2306.10209, section 3.
+does (DeepSeek-V3, arXiv:2412.19437, section 3.2.2), out in FP8 and back in bf16 where the plan is for FP8.
+data: gradients in fp32, weights in bf16 (ZeRO, arXiv:1910.02054, section 7); ZeRO++ as Wang et al., arXiv:2306.10209,
+section 3.
 """
 
 from __future__ import annotations
@@ -161,7 +162,9 @@ class _Links:
         measured = self.rates.link("expert")
         if measured is not None:
             sent = network or inside
-            return Message(sent, (measured.alpha_ns * more_steps(measured.ranks, size) + sent / measured.busbw_gbps) / 1e9)
+            return Message(
+                sent, (measured.alpha_ns * more_steps(measured.ranks, size) + sent / measured.busbw_gbps) / 1e9
+            )
         port = network / self.cluster.port_over(hosts) if network else 0.0
         spent = self.cluster.latency_ns("all_to_all", size, 1) + max(port, inside / self.cluster.inside.usable)
         return Message(network or inside, spent / 1e9)

@@ -122,8 +122,8 @@ def _joined(given: ClusterFile, error: type[GpuscopeError], where: str) -> Clust
     hosts, rest = divmod(given.nvlink_domain, given.gpus_per_host)
     if rest or not hosts or given.hosts % hosts:
         raise error(
-            f"{where}nvlink_domain={given.nvlink_domain} is no multiple of gpus_per_host={given.gpus_per_host}, or does "
-            f"not divide the {given.hosts} hosts"
+            f"{where}nvlink_domain={given.nvlink_domain} is no multiple of gpus_per_host={given.gpus_per_host}, or "
+            f"does not divide the {given.hosts} hosts"
         )
 
     def times(value: float | None) -> float | None:
@@ -226,8 +226,9 @@ def _cluster(given: ClusterFile, error: type[GpuscopeError], where: str) -> Clus
         given.usable_frac or USABLE, bandwidth or bf16 / _USUAL_INTENSITY,
         {key: reached_frac(name, key) for key in peaks},
         not (given.cuda_graphs if given.cuda_graphs is not None else board and board.domain),
-        given.oversubscription or 1.0, given.leaf_hosts or 0, (), False, given.power_w or (board.power_w if board else None), given.pue,
-        given.gpu_hour_price, given.gpu_mtbf_hours or GPU_MTBF_HOURS, given.restart_minutes or RESTART_MINUTES,
+        given.oversubscription or 1.0, given.leaf_hosts or 0, (), False,
+        given.power_w or (board.power_w if board else None), given.pue, given.gpu_hour_price,
+        given.gpu_mtbf_hours or GPU_MTBF_HOURS, given.restart_minutes or RESTART_MINUTES,
         given.checkpoint_gbps or CHECKPOINT_GBPS_PER_HOST * given.hosts, round(host_gb * 1e9),
         given.host_link_gbps or (pcie.usable if pcie else 0.0), given.host_cores or 0, given.pcie_lanes or 0,
         given.nvme_gbps or 0.0,

@@ -138,8 +138,9 @@ class Model:
         Norms' inputs, attention's input, queries, keys, values and output, the feed-forward part's input and what
         lies between its matrices: for GPT (ffn 4·width, no grouping, no dropout) 16·width, which in two bytes are 32 of
         the 34·s·b·h of Korthikanti et al., arXiv:2205.05198, equation 1; the other two are dropout masks. Experts also
-        keep their tokens' copies, but not their results: a token's weights are applied before the last product. What only a matrix product needs again takes `operand` bytes, which is 1 in FP8
-        (DeepSeek-V3, section 3.3.3), the rest two. `selective`: without the outputs of norms and of experts'
+        keep their tokens' copies, but not their results: a token's weights are applied before the last product. What
+        only a matrix product needs again takes `operand` bytes, which is 1 in FP8 (DeepSeek-V3, section 3.3.3), the
+        rest two. `selective`: without the outputs of norms and of experts'
         activation functions, which are cheap to compute again, and without what latent attention expands: what
         Megatron-Core's modules `layernorm`, `moe_act` and `mla_up_proj` do.
         """

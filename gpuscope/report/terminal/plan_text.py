@@ -6,7 +6,12 @@ from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.plan_document import Plan, PlanEntry
 from gpuscope.words import units
 
-_FRAMEWORKS = {"torchtitan": "torchtitan", "megatron": "Megatron-LM", "deepspeed": "DeepSpeed", "accelerate": "Accelerate"}
+_FRAMEWORKS = {
+    "torchtitan": "torchtitan",
+    "megatron": "Megatron-LM",
+    "deepspeed": "DeepSpeed",
+    "accelerate": "Accelerate",
+}
 
 
 def render(plan: Plan, writer: Writer, *, full: bool = False) -> None:

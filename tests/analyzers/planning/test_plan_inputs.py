@@ -19,12 +19,14 @@ from gpuscope.errors import GpuscopeError, InputError, UsageError
 MODEL = {
     "layers": 4, "width": 64, "heads": 4, "ffn": 128, "vocabulary": 100, "sequence": 32, "kv_heads": 2,
     "head_width": 16, "gated": True, "tied": True, "experts": 8, "experts_per_token": 2, "expert_ffn": 32,
-    "shared_experts": 1, "expert_hosts": 2, "dense_layers": 1, "q_rank": 24, "kv_rank": 16, "rope_width": 8, "value_width": 16,
+    "shared_experts": 1, "expert_hosts": 2, "dense_layers": 1, "q_rank": 24, "kv_rank": 16, "rope_width": 8,
+    "value_width": 16,
 }  # fmt: skip
 CLUSTER = {
     "gpu": "Mine", "gpus_per_host": 4, "hosts": 2, "memory_gb": 64.0, "usable_frac": 0.8, "bf16_tflops": 300.0,
     "fp8_tflops": 600.0, "fp4_tflops": 1200.0, "memory_gbps": 2000.0, "cuda_graphs": True, "oversubscription": 2.0,
-    "leaf_hosts": 1, "nvlink_domain": 4, "host_cores": 64, "pcie_lanes": 16, "inside": "pcie5", "inside_gbps": 100.0, "network": "ib_ndr", "network_gbit": 200.0,
+    "leaf_hosts": 1, "nvlink_domain": 4, "host_cores": 64, "pcie_lanes": 16,
+    "inside": "pcie5", "inside_gbps": 100.0, "network": "ib_ndr", "network_gbit": 200.0,
     "ports": 2, "power_w": 500.0, "pue": 1.2, "gpu_hour_price": 2.0, "gpu_mtbf_hours": 10_000.0,
     "restart_minutes": 5.0, "checkpoint_gbps": 4.0, "host_memory_gb": 512.0, "host_link_gbps": 20.0, "nvme_gbps": 10.0,
 }  # fmt: skip
