@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, stages_of
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.transformer import Model
-from gpuscope.analyzers.planning.layout import CPU, NVME, RECOMPUTED, RING, ULYSSES, Layout
+from gpuscope.analyzers.planning.layout import CPU, FULL, NO, NVME, RECOMPUTED, RING, ULYSSES, Layout
 
 MICRO_BATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4, 6, 8)
@@ -87,7 +88,7 @@ def _spread(model: Model, cluster: Cluster, batch: int, base: Layout, lossy: boo
                         chunks=chunks,
                     )  # fmt: skip
                     yield from _zeros(cluster, own, lossy)
-                    if _can_overlap(own, count):
+                    if context == 1 and _can_overlap(own, count):
                         yield from _zeros(cluster, replace(own, overlap=True), lossy)
 
 
@@ -157,12 +158,20 @@ def _offloaded(question: Question) -> Iterator[Layout]:
 
 
 def least_recomputed(question: Question, layout: Layout) -> Scored:
-    """A layout with the least recomputation with which it fits."""
+    """A layout with the least recomputation with which it fits: of full recomputation, as few layers as do."""
     for recompute in RECOMPUTED:
         own = replace(layout, recompute=recompute)
         needs, lacks = _needs(question, own)
         if lacks == 0:
             break
+    if lacks == 0 and own.recompute == FULL:
+        most, (whole, over) = stages_of(question.model, own).most, _needs(question, replace(own, recompute=NO))
+        saved = sum(whole.values()) - sum(needs.values())
+        for count in range(min(max(math.ceil(most * over / saved), 1), most), most):
+            few = replace(own, repeated=count / most)
+            some, lacking = _needs(question, few)
+            if lacking == 0:
+                return Scored(question, few, some, 0.0)
     return Scored(question, own, needs, lacks)
 
 

@@ -31,7 +31,7 @@ def entry(question: Question, row: Scored, first: Scored | None) -> PlanEntry:
         "context": own.context, "exchange": own.exchange if own.context > 1 else None, "expert": own.expert,
         "zero": own.zero, "shard": own.shards if own.zero else 1, "secondary": own.secondary, "offload": own.offload,
         "micro_batch": own.micro_batch, "micro_batches": micro_batches(own, question.batch),
-        "recompute": own.recompute, "overlap": own.overlap, "layers": list(stages.stages),
+        "recompute": own.recompute, "repeated": own.repeated, "overlap": own.overlap, "layers": list(stages.stages),
         "memory_bytes": {part: round(size) for part, size in row.memory.items()},
         "memory_frac": row.needs / question.cluster.memory, "lacks_bytes": round(row.lacks),
         "volume_bytes": {kind: round(size) for kind, size in spent.sent.items()},
@@ -130,7 +130,7 @@ def _why(question: Question, row: Scored) -> list[str]:
     if own.overlap:
         found.append("all-to-alls of one micro-batch run beside the compute of another")
     if own.recompute in (FULL, SQRT):
-        found.append("activations are recomputed: a third more compute, or they would not fit")
+        found.append(f"activations of {units.share(own.again)} of the layers are recomputed, or they would not fit")
     if own.zero == 3:
         found.append(f"ZeRO-3 divides all {units.size(FSDP_BYTES * model.parameters)} of the model's states")
     if own.secondary:

@@ -41,7 +41,7 @@ def commands(model: Model, layout: Layout, stages: Stages, batch: int, precision
 def _torchtitan(model: Model, own: Layout, batch: int, precision: str) -> str:
     if own.offload != NO or own.secondary or own.exchange == ULYSSES or own.overlap or precision == "fp4":
         return ""
-    if own.recompute == SQRT:  # it checkpoints each layer, or operators by themselves
+    if own.recompute == SQRT or 0 < own.again < 1:  # it checkpoints every layer, or operators by themselves
         return ""
     sharded = own.zero > 0
     replicas = own.replicas // own.shards if sharded else own.data
@@ -105,8 +105,11 @@ def _megatron(model: Model, own: Layout, stages: Stages, batch: int, precision: 
     else:
         found.append("--overlap-grad-reduce")
     if own.recompute in (FULL, SQRT):
-        group = 1 if own.recompute == FULL else math.ceil(math.sqrt(stages.most))
-        found.append(f"--recompute-granularity full --recompute-method uniform --recompute-num-layers {group}")
+        # Layers of each model chunk that are computed again (block), or of each group of which one input is kept.
+        count = math.ceil(own.repeated * max(stages.chunks)) if own.again < 1 else 1
+        count = count if own.recompute == FULL else math.ceil(math.sqrt(stages.most))
+        method = "block" if own.again < 1 else "uniform"
+        found.append(f"--recompute-granularity full --recompute-method {method} --recompute-num-layers {count}")
     elif own.recompute == SELECTIVE:
         # `mlp` would compute a whole feed-forward part again.
         modules = "layernorm" + (" moe_act" if model.experts else "") + (" mla_up_proj" if model.kv_rank else "")
@@ -131,7 +134,7 @@ def _deepspeed(own: Layout, batch: int, precision: str) -> str:
     # model's choice: `gradient_checkpointing_enable()` of Transformers repeats whole layers.
     if own.tensor > 1 or own.pipeline > 1 or own.expert > 1 or precision != "bf16":
         return ""
-    if (own.context > 1 and own.exchange != ULYSSES) or own.recompute in (SELECTIVE, SQRT):
+    if (own.context > 1 and own.exchange != ULYSSES) or own.recompute in (SELECTIVE, SQRT) or 0 < own.again < 1:
         return ""
     zero: dict[str, Any] = {"stage": own.zero}
     if own.zero:
@@ -159,7 +162,7 @@ def _deepspeed(own: Layout, batch: int, precision: str) -> str:
 def _accelerate(own: Layout, batch: int, precision: str) -> str:
     """Accelerate's configuration file; weights are divided after the backward pass (ZeRO-2) or after each pass (3)."""
     alone = own.tensor == own.pipeline == own.expert == own.context == 1 and own.offload == NO and not own.secondary
-    if not alone or own.zero < 2 or own.recompute in (SELECTIVE, SQRT) or precision == "fp4":
+    if not alone or own.zero < 2 or own.recompute in (SELECTIVE, SQRT) or 0 < own.again < 1 or precision == "fp4":
         return ""
     found: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": precision,

@@ -41,6 +41,8 @@ class Layout:
     """ZeRO++: weights and gradients sent in 8 and 4 bits, and so many ranks of a host that divide a second copy of the
     weights; 0 for none of it."""
     offload: str = NO
+    repeated: float = 1.0
+    """Share of a stage's layers that full recomputation repeats: the first so many of them."""
     overlap: bool = False
     """Whether one micro-batch's all-to-alls of experts run beside another's compute: in pairs of a forward and a
     backward pass, as DualPipe (DeepSeek-V3, section 3.2.1) and Megatron-Core's overlap of experts do."""
@@ -54,9 +56,15 @@ class Layout:
         notes = {"pp": f" ({self.chunks} chunks)" if self.chunks > 1 else "", "cp": f" ({self.exchange})"}
         sizes = "".join(f" x {kind} {size}{notes.get(kind, '')}" for kind, size in others if size > 1)
         tail = f", {self.recompute} recomputation" if self.recompute != NO else ""
+        tail += f" of {self.again:.0%}" if 0 < self.again < 1 else ""
         tail += ", all-to-alls overlapped" if self.overlap else ""
         tail += f", optimizer on {'NVMe' if self.offload == NVME else 'the CPU'}" if self.offload != NO else ""
         return f"dp {self.data}{f' ({zero})' if zero else ''}{sizes}, micro-batch {self.micro_batch}{tail}"
+
+    @property
+    def again(self) -> float:
+        """Forward passes of a layer besides the first, mean over layers."""
+        return self.repeated if self.recompute == FULL else float(self.recompute == SQRT)
 
     @property
     def dual(self) -> bool:

@@ -80,6 +80,8 @@ class PlanEntry(TypedDict):
     """Of a step and replica."""
     recompute: str
     """`none`, `selective` (norms and activation functions), `full` (layers) or `sqrt` (groups of √n of n layers)."""
+    repeated: float
+    """Share of the layers that `full` recomputation repeats; 1 otherwise."""
     overlap: bool
     """Whether all-to-alls of experts run beside another micro-batch's compute."""
     layers: list[int]

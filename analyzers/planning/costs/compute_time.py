@@ -15,7 +15,7 @@ from functools import lru_cache
 from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.transformer import ATTENTION_BACKWARD, Model
-from gpuscope.analyzers.planning.layout import FULL, SELECTIVE, SQRT, Layout
+from gpuscope.analyzers.planning.layout import SELECTIVE, Layout
 
 BANDWIDTH_REACHED = 0.8
 """Of a memory's bandwidth: 2,668 of 3,352 GB/s in the thinnest of DeepGEMM's products."""
@@ -92,7 +92,7 @@ def layer_time(model: Model, layout: Layout, speed: Speed) -> LayerTime:
     tokens = layout.micro_batch * model.sequence / layout.context
     if layout.overlap and speed.element:  # CUDA graphs do not hold two micro-batches that take turns
         speed = replace(speed, launched=HOST_SECONDS)
-    return _layer(model, speed, tokens, layout.tensor, layout.expert, layout.recompute)
+    return _layer(model, speed, tokens, layout.tensor, layout.expert, layout.recompute, layout.again)
 
 
 def head_time(model: Model, layout: Layout, speed: Speed) -> float:
@@ -112,7 +112,9 @@ def update_time(weights: float, cluster: Cluster, rates: Rates) -> float:
 
 
 @lru_cache(1 << 16)
-def _layer(model: Model, speed: Speed, tokens: float, tensor: int, expert: int, recompute: str) -> LayerTime:
+def _layer(
+    model: Model, speed: Speed, tokens: float, tensor: int, expert: int, recompute: str, again: float
+) -> LayerTime:
     forward = backward = 0.0
     for m, n, k, count in products(model, tokens, tensor, expert):
         there, back = _product(speed, m, n, k)
@@ -121,9 +123,8 @@ def _layer(model: Model, speed: Speed, tokens: float, tensor: int, expert: int, 
     between = speed.passes * tokens / tensor * _between(model, speed.element) / speed.memory
     forward += attention + between
     backward += ATTENTION_BACKWARD * attention + 2 * between
-    if recompute in (FULL, SQRT):
-        backward += forward
-    elif recompute == SELECTIVE:
+    backward += again * forward
+    if recompute == SELECTIVE:
         backward += SELECTIVE_COST * (forward + backward) + _latent(model, speed, tokens, tensor)
     if speed.launched and model.moe_layers:
         short = speed.launched * model.moe_layers / model.layers / (forward + backward)

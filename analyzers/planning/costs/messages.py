@@ -21,7 +21,7 @@ from gpuscope.analyzers.planning.costs.plan_memory import BYTES, GRADIENT_BYTES,
 from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.transformer import Model
-from gpuscope.analyzers.planning.layout import FULL, ULYSSES, Layout
+from gpuscope.analyzers.planning.layout import ULYSSES, Layout
 from gpuscope.collective_costs.bus_bandwidth import bus_bytes
 from gpuscope.collective_costs.nccl_model import more_steps
 
@@ -45,11 +45,11 @@ class Messages:
     """Of one layer and micro-batch unless said otherwise; forward and backward together where not."""
 
     tensor: Message
-    tensor_count: int
+    tensor_count: float
     context: Message
-    context_count: int
+    context_count: float
     expert: Message
-    expert_count: int
+    expert_count: float
     pipeline: Message
     """Of one chunk of a stage, one way."""
     gather: Message
@@ -67,33 +67,33 @@ def messages(model: Model, cluster: Cluster, layout: Layout, own: Weights, layer
     """Every message of a stage with these weights and so many layers."""
     link = _Links(cluster, layout, rates)
     tokens = layout.micro_batch * model.sequence / layout.context
-    hidden, again = BYTES * tokens * model.width, layout.recompute == FULL
+    hidden, again = BYTES * tokens * model.width, layout.again
     context, context_count = _context(model, layout, link, tokens, again)
     experts = layout.expert > 1 and model.experts > 0
     element = (BYTES + (BYTES if precision == "bf16" else 1)) / 2
     moved = element / BYTES * hidden / layout.tensor
     return Messages(
         link.ring("tensor", "all_gather", hidden, layout.tensor, 1),
-        (12 if again else 8) if layout.tensor > 1 else 0,
+        8 + 4 * again if layout.tensor > 1 else 0,
         context, context_count,
         link.experts(model, moved) if experts else NOTHING,
-        (6 if again else 4) if experts else 0,
+        4 + 2 * again if experts else 0,
         link.pair("pipeline", hidden / layout.tensor, cluster.gpus // layout.pipeline) if layout.pipeline > 1
         else NOTHING,
         *_data(layout, link, own, max(layers, 1)),
     )  # fmt: skip
 
 
-def _context(model: Model, layout: Layout, link: _Links, tokens: float, again: bool) -> tuple[Message, int]:
+def _context(model: Model, layout: Layout, link: _Links, tokens: float, again: float) -> tuple[Message, float]:
     if layout.context == 1:
         return NOTHING, 0
     kv = model.kv if model.kv_rank else 2 * (model.kv_heads or model.heads) * model.head
     if layout.exchange == ULYSSES:
         elements = model.heads * (model.query + model.value) + kv
         whole = BYTES * tokens * elements / layout.tensor
-        return link.all_to_all("context", whole, layout.context, layout.tensor), 3 if again else 2
+        return link.all_to_all("context", whole, layout.context, layout.tensor), 2 + again
     whole = BYTES * tokens * kv / layout.tensor * layout.context
-    return link.ring("context", "all_gather", whole, layout.context, layout.tensor), 4 if again else 3
+    return link.ring("context", "all_gather", whole, layout.context, layout.tensor), 3 + again
 
 
 def _data(layout: Layout, link: _Links, own: Weights, layers: int) -> tuple[Message, Message, Message, Message]:

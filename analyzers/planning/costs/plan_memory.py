@@ -115,7 +115,8 @@ def _activations(
     """With v chunks per stage 1 + (p − 1) / (p·v) times as much is kept (Korthikanti et al., section 4.2.3)."""
     one, tokens = layer_activations(model, layout, precision), _tokens(model, layout)
     whole = layout.recompute in (FULL, SQRT)
-    kept = BYTES * tokens * model.width / layout.tensor if whole else one
+    own = BYTES * tokens * model.width / layout.tensor if whole else one
+    kept = layout.again * own + (1 - layout.again) * one
     flying: float = min(in_flight, max(micro_batches(layout, batch), 1))
     if layout.chunks > 1 and flying > 1:
         flying *= 1 + (layout.pipeline - 1) / (layout.pipeline * layout.chunks)
