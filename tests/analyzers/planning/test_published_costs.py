@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.measured_layouts import table
+from benchmarks.planner import SOURCES, published
 from gpuscope.analyzers.planning.advising import advise
 from gpuscope.analyzers.planning.calibration.measured_fabric import with_bench, with_link
 from gpuscope.analyzers.planning.costs.compute_time import Speed, _product
@@ -20,6 +22,8 @@ from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
 from gpuscope.analyzers.planning.launchers import commands
 from gpuscope.analyzers.planning.layout import FULL, SELECTIVE, SQRT, Layout
 from gpuscope.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
@@ -197,3 +201,21 @@ def test_deepspeed_takes_its_file(tmp_path: Path) -> None:
     path = tmp_path / "ds_config.json"
     path.write_text(text)
     assert config.DeepSpeedConfig(str(path)).zero_optimization_stage == 2
+
+
+def test_a_third_of_the_published_rows_is_never_fitted() -> None:
+    rows = list(published())
+    assert {row.source for row in rows} == set(SOURCES)
+    assert len(rows) >= 40
+    assert sum(row.held_out for row in rows) >= len(rows) / 3
+    rates = [row.tokens for row in rows if row.tokens]
+    assert len(rates) >= len(rows) - 1
+
+
+def test_a_link_fitted_to_one_measured_set_ranks_another() -> None:
+    """The preferred layout is in the best third, or of two the better one, for most pairs of sets."""
+    path = ROOT.parent / "shared" / "planning" / "measured-layouts.csv"
+    if not path.is_file():
+        pytest.skip("no ../shared/planning beside this checkout")
+    places = [(int(place), int(of)) for *_, text in table(path) for place, of in [text.split(" of ")]]
+    assert sum(place == 1 or place <= of / 3 for place, of in places) >= 0.75 * len(places)
