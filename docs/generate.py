@@ -36,6 +36,7 @@ from walkthrough import walk
 
 import gpuscope
 from gpuscope.analyzers.advice.rule import suggestions
+from gpuscope.analyzers.planning.inputs.cluster_spec import ClusterFile
 from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION, Cause
 from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import kinds
@@ -276,6 +277,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "knobs": _knobs,
     "parallelisms": _parallelisms,
     "plan keys": lambda: keys.flat("plan"),
+    "cluster keys": lambda: keys.parts(ClusterFile),
     "tune keys": lambda: keys.flat("tune"),
     "tuned scripts": lambda: _outcome("tuning.toml"),
     "drawn advice": lambda: _outcome("drawn_advice.toml"),

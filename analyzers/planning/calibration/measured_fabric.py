@@ -39,7 +39,8 @@ def with_bench(cluster: Cluster, path: Path) -> tuple[Cluster, list[str]]:
         groups.setdefault((timing.hosts, timing.ranks), []).append(timing)
     if not groups:
         raise InputError(f"{path} holds no timed collectives", hint=_HINT)
-    told, between = [], {}
+    told: list[str] = []
+    between: dict[int, float] = {}
     for (hosts, ranks), rows in sorted(groups.items()):
         # Rings tell a link's rate; only where none was measured do all-to-alls.
         rings = [row for row in rows if row.op != "all_to_all"] or rows

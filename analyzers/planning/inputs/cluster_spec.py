@@ -41,15 +41,19 @@ class ClusterFile:
     gpu: str
     """Its name, as in the spec: `H100`; any name where the figures are given."""
     gpus_per_host: int
+    """GPUs of a host."""
     hosts: int = 1
+    """Hosts."""
     memory_gb: float | None = None
     """GB (1e9 bytes) of a GPU."""
     usable_frac: float | None = None
-    """Of the memory that a job can fill."""
+    """Of the memory that a job can fill, 0.9; the rest is CUDA's context, NCCL's buffers, temporary tensors."""
     bf16_tflops: float | None = None
     """Dense peak of a GPU in TFLOP/s."""
     fp8_tflops: float | None = None
+    """The same in FP8."""
     fp4_tflops: float | None = None
+    """The same in FP4."""
     memory_gbps: float | None = None
     """GB/s of a GPU's memory."""
     inside: str | None = None
@@ -71,7 +75,7 @@ class ClusterFile:
     nvlink_domain: int | None = None
     """GPUs that NVLink joins, where those are several hosts."""
     host_cores: int | None = None
-    """Cores of a host."""
+    """Cores of a host; like `ports`, `pcie_lanes` and `host_memory_gb` held against rules of thumb (`--full`)."""
     pcie_lanes: int | None = None
     """PCIe lanes of a GPU."""
     power_w: float | None = None
