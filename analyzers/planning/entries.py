@@ -19,7 +19,7 @@ LINK_ERROR = 0.25
 MATTERS = 0.05
 """Of the step: what a slow network adds below it is not worth a measurement."""
 COMPUTE_ERROR = 0.15
-"""Of compute that no run measured: what four fifths of the published rates keep to (benchmarks/planner.py)."""
+"""Of compute that no run measured: two thirds of the published rates keep to it (benchmarks/planner.py)."""
 
 
 def entry(question: Question, row: Scored, first: Scored | None) -> PlanEntry:

@@ -107,7 +107,7 @@ class PlanEntry(TypedDict):
     estimate_ns: int
     """The step."""
     low_ns: int
-    """Lower end of its range: a run's error, else a seventh of the compute."""
+    """Lower end of its range: a run's error, else 15 % of the compute."""
     high_ns: int
     """Upper end; with links as slow as fabrics can be where none was measured."""
     slower_frac: float
