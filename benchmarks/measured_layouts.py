@@ -61,7 +61,7 @@ def fit(rows: Sequence[Measured]) -> float:
     def spread(link: float) -> float:
         errors = [math.log(estimated(row, link) / row.seconds) for row in rows]
         mean = sum(errors) / len(errors)
-        return sum((error - mean) ** 2 for error in errors)
+        return math.fsum((error - mean) ** 2 for error in errors)
 
     return min(LINKS, key=spread)
 
@@ -80,7 +80,7 @@ def table(path: Path) -> list[tuple[str, ...]]:
     sets: dict[str, list[Measured]] = {}
     for row in measured(path):
         sets.setdefault(row.group, []).append(row)
-    found = []
+    found: list[tuple[str, ...]] = []
     for name, rows in sets.items():
         link = fit(rows)
         for other, others in sets.items():
