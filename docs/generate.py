@@ -36,6 +36,7 @@ from walkthrough import walk
 
 import gpuscope
 from gpuscope.analyzers.advice.rule import suggestions
+from gpuscope.analyzers.planning.inputs.cluster_spec import ClusterFile
 from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION, Cause
 from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import kinds
@@ -248,14 +249,8 @@ def _suggestions_read() -> str:
 
 
 def _published_layouts() -> str:
-    """Published layouts beside the planner's first choice, as `python -m benchmarks.planner` has them."""
-    sys.path.insert(0, str(ROOT))
-    try:
-        from benchmarks.planner import HEAD, rows
-    finally:
-        sys.path.pop(0)
-    found = [HEAD, ("---",) * len(HEAD), *rows()]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in found)
+    """Published layouts and the planner's, as `python -m benchmarks.planner --write` left them."""
+    return (ROOT / "benchmarks" / "outcomes" / "published_layouts.md").read_text(encoding="utf-8").rstrip()
 
 
 def _gpu_paths() -> str:
@@ -282,6 +277,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "knobs": _knobs,
     "parallelisms": _parallelisms,
     "plan keys": lambda: keys.flat("plan"),
+    "cluster keys": lambda: keys.parts(ClusterFile),
     "tune keys": lambda: keys.flat("tune"),
     "tuned scripts": lambda: _outcome("tuning.toml"),
     "waits": lambda: _outcome("waits.toml"),

@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from gpuscope.analyzers.run.analysis import SECTIONS
-from gpuscope.report.published.json_schema import DOCUMENTS, json_schema
+from gpuscope.report.published.json_schema import DOCUMENTS, json_schema, of_keys
 from gpuscope.schema import profile_sections
 from gpuscope.store.tables import FOLLOWED_BY, TABLES, VIEWS
 
@@ -109,6 +109,12 @@ def document(name: str, level: str, only: set[str] | None = None, without: set[s
 def flat(name: str) -> str:
     """All keys of the document of that name in one table."""
     return "\n".join(_table(rows(DOCUMENTS[name].of, "", json_schema(name, links=True)["$defs"]))[:-1])
+
+
+def parts(kind: type) -> str:
+    """All fields of a dataclass that a file of values fills, in one table."""
+    said = {kind.__name__: {"properties": {key: {"description": text} for key, text in of_keys(kind).items()}}}
+    return "\n".join(_table(rows(kind, "", said))[:-1])
 
 
 def _table(found: Iterator[tuple[str, str, str]] | list[tuple[str, str, str]]) -> list[str]:

@@ -13,6 +13,10 @@ import click
 @click.option("--cluster", "spec", metavar="SPEC", help="8xH100, 16x8xH100 for 16 hosts, or a .toml or .json file.")
 @click.option("--from", "run", type=click.Path(exists=True, path_type=Path), metavar="RUN",
               help="A recorded run: what it measured replaces what is assumed.")  # fmt: skip
+@click.option("--bench", type=click.Path(exists=True, path_type=Path), metavar="FILE",
+              help="What gpuscope bench collectives --json or nccl-tests measured, for the links.")  # fmt: skip
+@click.option("--link-gbps", type=click.FloatRange(min=0, min_open=True), metavar="GB/S",
+              help="What a GPU can send between hosts.  [default: its port's usual rate]")  # fmt: skip
 @click.option("--layout", metavar="SIZES",
               help="How RUN was spread, where it does not say: tp=2,pp=4,zero=1,micro_batch=1,batch=512.")  # fmt: skip
 @click.option("--sequence", type=click.IntRange(min=1), metavar="TOKENS",
@@ -25,14 +29,15 @@ import click
               help="Network ports of a host.  [default: one per GPU]")  # fmt: skip
 @click.option("--gpu-memory", type=click.FloatRange(min=1), metavar="GB",
               help="Memory of a GPU.  [default: its data sheet's]")  # fmt: skip
-@click.option("--precision", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True,
+@click.option("--precision", type=click.Choice(["bf16", "fp8", "fp4"]), default="bf16", show_default=True,
               help="Of the matrix multiplications.")  # fmt: skip
 @click.option("--lossy", is_flag=True, help="Also consider ZeRO++, which sends weights and gradients in fewer bits.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=4, show_default=True, help="Candidates to show.")
 @click.option("--full", is_flag=True, help="Also print the literature's rules and every assumption.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, and nothing else, on stdout.")
 def command(
-    model_name: str | None, spec: str | None, run: Path | None, layout: str | None, sequence: int | None,
+    model_name: str | None, spec: str | None, run: Path | None, bench: Path | None, link_gbps: float | None,
+    layout: str | None, sequence: int | None,
     global_batch: int | None, tokens: int | None, network: str | None, ports: int | None, gpu_memory: float | None,
     precision: str, lossy: bool, limit: int, full: bool, as_json: bool,
 ) -> None:  # fmt: skip
@@ -47,7 +52,8 @@ def command(
     from gpuscope.analyzers.planning.advising import advise
 
     document = advise(
-        model_name, spec, run=run, layout=layout, sequence=sequence, global_batch=global_batch, tokens=tokens,
+        model_name, spec, run=run, bench=bench, link_gbps=link_gbps, layout=layout, sequence=sequence,
+        global_batch=global_batch, tokens=tokens,
         network=network, ports=ports, gpu_memory=gpu_memory, precision=precision, lossy=lossy, limit=limit,
     ).document  # fmt: skip
     if as_json:

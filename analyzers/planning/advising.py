@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuscope.analyzers.planning.calibration.measured_fabric import with_bench, with_link
 from gpuscope.analyzers.planning.candidates import Question
 from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
@@ -62,6 +63,8 @@ def advise(
     cluster: str | None = None,
     *,
     run: str | Path | None = None,
+    bench: str | Path | None = None,
+    link_gbps: float | None = None,
     layout: str | None = None,
     sequence: int | None = None,
     global_batch: int | None = None,
@@ -80,30 +83,40 @@ def advise(
     gpuscope recorded, what was measured there replaces what is assumed, and `model` and `cluster` default to the run's;
     `layout` says how the run was spread (`tp=2,pp=4,batch=512`) where its manifest does not.
 
+    `bench`, a file of `gpuscope bench collectives --json` or of nccl-tests, replaces the links' usual rates, and
+    `link_gbps` that between hosts, in GB/s per GPU.
+
     `sequence` is in tokens (default: the model's), `global_batch` in sequences per step or `tokens` in tokens (default:
     4 Mi), `network` the link of a port (`ib_ndr`; default: the GPU's usual one), `ports` those of a host (default: one
-    per GPU), `gpu_memory` in GB of a GPU (default: its data sheet's), `precision` `bf16` or `fp8`, `limit` the number
-    of candidates kept. `lossy` also considers ZeRO++, which sends in fewer bits.
+    per GPU), `gpu_memory` in GB of a GPU (default: its data sheet's), `precision` `bf16`, `fp8` or `fp4`, `limit` the
+    number of candidates kept. `lossy` also considers ZeRO++, which sends in fewer bits.
 
     Raises `UsageError` or `InputError` for a model, cluster, network or run that is not known or not possible, or a
     batch that no layout divides.
     """
     for name, value, least in (
         ("global_batch", global_batch, 1), ("tokens", tokens, 1), ("gpu_memory", gpu_memory, 1), ("limit", limit, 1),
-        ("ports", ports, 1), ("sequence", sequence, 1),
+        ("ports", ports, 1), ("sequence", sequence, 1), ("link_gbps", link_gbps, 1e-6),
     ):  # fmt: skip
         if value is not None and not value >= least:
             raise UsageError(f"{name}={value} must be at least {least}")
     if global_batch is not None and tokens is not None:
         raise UsageError("global_batch and tokens say the same twice", hint="give one of them")
-    if precision not in ("bf16", "fp8"):
-        raise UsageError(f"precision={precision} is neither bf16 nor fp8")
+    if precision not in ("bf16", "fp8", "fp4"):
+        raise UsageError(f"precision={precision} is none of bf16, fp8 and fp4")
     shape, machines, rates, found = _inputs(model, cluster, run, sequence, network, gpu_memory, ports, layout)
+    measured: list[str] = []
+    if bench is not None:
+        machines, measured = with_bench(machines, Path(bench))
+    if link_gbps is not None:
+        machines = with_link(machines, link_gbps)
     if precision not in machines.peaks:
-        raise UsageError(f"{machines.gpu} has no {precision} peak", hint="give fp8_tflops in the cluster's file")
+        raise UsageError(
+            f"{machines.gpu} has no {precision} peak", hint=f"give {precision}_tflops in the cluster's file"
+        )
     batch = global_batch if global_batch is not None else _batch(shape, machines, tokens)
     question = Question(shape, machines, batch, rates, precision, lossy)
-    return ParallelismPlan(plan(question, model or str(run), limit, found))
+    return ParallelismPlan(plan(question, model or str(run), limit, found, measured))
 
 
 def _inputs(

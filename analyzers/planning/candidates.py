@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from gpuscope.analyzers.planning.costs.plan_memory import memory, offloaded
 from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, stages_of
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.transformer import Model
-from gpuscope.analyzers.planning.layout import CPU, FULL, NO, NVME, RING, SELECTIVE, ULYSSES, Layout
+from gpuscope.analyzers.planning.layout import CPU, FULL, NO, NVME, RECOMPUTED, RING, ULYSSES, Layout
 
 MICRO_BATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4, 6, 8)
 LONG_SEQUENCE = 16384
-"""From this length on context parallelism is considered: below it a sequence fits a GPU beside tensor parallelism
-(Llama 3, arXiv:2407.21783, section 3.3.2, divides sequences of 131,072 and none of 8,192)."""
+"""From this length on context parallelism is considered in every size: Llama 3 (arXiv:2407.21783, section 3.3.2)
+divides sequences of 131,072 by 16. Below it only in halves, where a micro-batch of one sequence takes too much memory
+or there are too few sequences for the ranks."""
 
 AS_GOOD = 1.005
 """Times the quickest, below which the estimate tells no difference."""
@@ -38,11 +41,17 @@ class Question:
 class Scored:
     """A layout with what it takes."""
 
+    question: Question
     layout: Layout
     memory: dict[str, float]
-    estimate: Estimate
     lacks: float
     """Bytes of a GPU's memory that are missing; 0 where it fits."""
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """Its step; made when asked for, for most layouts fit nowhere and nobody asks."""
+        own = self.question
+        return estimate(own.model, own.cluster, self.layout, own.batch, own.rates, own.precision)
 
     @property
     def needs(self) -> float:
@@ -68,7 +77,7 @@ def _spread(model: Model, cluster: Cluster, batch: int, base: Layout, lossy: boo
         data = left // context
         ranks = data * context * base.tensor
         experts = [size for size in _divisors(ranks) if model.experts % size == 0] if model.experts else [1]
-        for micro in MICRO_BATCHES:
+        for micro in MICRO_BATCHES if context == 1 or model.sequence >= LONG_SEQUENCE else (1,):
             if batch % (data * micro):
                 continue
             count = batch // (data * micro)
@@ -79,13 +88,22 @@ def _spread(model: Model, cluster: Cluster, batch: int, base: Layout, lossy: boo
                         chunks=chunks,
                     )  # fmt: skip
                     yield from _zeros(cluster, own, lossy)
+                    if context == 1 and _can_overlap(own, count):
+                        yield from _zeros(cluster, replace(own, overlap=True), lossy)
+
+
+def _can_overlap(own: Layout, count: int) -> bool:
+    """Whether all-to-alls can run beside compute: there are micro-batches to pair. DualPipe feeds an even number of
+    stages from both ends, each with as many micro-batches."""
+    if own.expert == 1 or count < 2:
+        return False
+    return own.pipeline == 1 or own.chunks > 1 or (own.pipeline % 2 == count % 2 == 0 and count >= 2 * own.pipeline)
 
 
 def _contexts(model: Model, tensor: int, left: int) -> Iterator[tuple[int, str]]:
-    if model.sequence < LONG_SEQUENCE:
-        yield 1, RING
-        return
     for size in _divisors(left):
+        if size > 2 and model.sequence < LONG_SEQUENCE:
+            return
         # Each rank of the ring has two pieces of the sequence, so that causal attention is balanced.
         if size == 1 or model.sequence % (2 * size) == 0:
             yield size, RING
@@ -115,16 +133,19 @@ def _zeros(cluster: Cluster, own: Layout, lossy: bool) -> Iterator[Layout]:
 
 
 def scored(question: Question) -> list[Scored]:
-    """Every layout, the quickest first; of equals the simplest, then the one that needs least memory.
+    """Every layout: those that fit, the quickest first, of equals the simplest, then the one that needs least memory;
+    then the others.
 
     Recomputation costs time and saves memory, so each layout comes with the least of it that fits. An optimizer goes to
     the host only where nothing fits otherwise.
     """
     model, cluster = question.model, question.cluster
-    found = [_least(question, own) for own in layouts(model, cluster, question.batch, lossy=question.lossy)]
+    found = [least_recomputed(question, own) for own in layouts(model, cluster, question.batch, lossy=question.lossy)]
     if not any(row.lacks == 0 for row in found):
-        found += [_least(question, own) for own in _offloaded(question)]
-    return sorted(found, key=lambda row: (row.estimate.seconds, row.layout.complexity, row.needs))
+        found += [least_recomputed(question, own) for own in _offloaded(question)]
+    fit = [row for row in found if row.lacks == 0]
+    fit.sort(key=lambda row: (row.estimate.seconds, row.layout.complexity, row.needs))
+    return fit + [row for row in found if row.lacks]
 
 
 def _offloaded(question: Question) -> Iterator[Layout]:
@@ -136,19 +157,27 @@ def _offloaded(question: Question) -> Iterator[Layout]:
             yield from (replace(own, zero=1, offload=place) for place in places)
 
 
-def _least(question: Question, layout: Layout) -> Scored:
-    for recompute in (NO, SELECTIVE, FULL):
+def least_recomputed(question: Question, layout: Layout) -> Scored:
+    """A layout with the least recomputation with which it fits: of full recomputation, as few layers as do."""
+    for recompute in RECOMPUTED:
         own = replace(layout, recompute=recompute)
         needs, lacks = _needs(question, own)
-        if lacks == 0 or recompute == FULL:
+        if lacks == 0:
             break
-    spent = estimate(question.model, question.cluster, own, question.batch, question.rates, question.precision)
-    return Scored(own, needs, spent, lacks)
+    if lacks == 0 and own.recompute == FULL:
+        most, (whole, over) = stages_of(question.model, own).most, _needs(question, replace(own, recompute=NO))
+        saved = sum(whole.values()) - sum(needs.values())
+        for count in range(min(max(math.ceil(most * over / saved), 1), most), most):
+            few = replace(own, repeated=count / most)
+            some, lacking = _needs(question, few)
+            if lacking == 0:
+                return Scored(question, few, some, 0.0)
+    return Scored(question, own, needs, lacks)
 
 
 def _needs(question: Question, layout: Layout) -> tuple[dict[str, float], float]:
     cluster, stages = question.cluster, stages_of(question.model, layout)
-    needs = memory(question.model, layout, stages, question.batch)
+    needs = memory(question.model, layout, stages, question.batch, question.precision)
     needs["activations"] *= question.rates.activation_factor
     lacks = max(sum(needs.values()) - cluster.usable, 0.0)
     if layout.offload == CPU and cluster.host_memory:
@@ -162,7 +191,7 @@ def best_of_each(rows: Iterable[Scored]) -> list[Scored]:
     groups: dict[tuple[int, ...], list[Scored]] = {}
     for row in rows:
         if row.lacks == 0:
-            groups.setdefault(_sizes(row.layout), []).append(row)
+            groups.setdefault(sizes(row.layout), []).append(row)
     found = [
         min(
             (row for row in group if row.estimate.seconds <= AS_GOOD * group[0].estimate.seconds),
@@ -170,10 +199,23 @@ def best_of_each(rows: Iterable[Scored]) -> list[Scored]:
         )
         for group in groups.values()
     ]
-    return sorted(found, key=lambda row: row.estimate.seconds)
+    return sorted(filter(_Needed(found), found), key=lambda row: row.estimate.seconds)
 
 
-def _sizes(own: Layout) -> tuple[int, ...]:
+class _Needed:
+    """Whether dividing sequences gains something beside the same layout with whole ones."""
+
+    def __init__(self, rows: Iterable[Scored]) -> None:
+        self._whole = {sizes(row.layout)[1:]: row.estimate.seconds for row in rows if row.layout.context == 1}
+
+    def __call__(self, row: Scored) -> bool:
+        _, tensor, pipeline, context, expert = sizes(row.layout)
+        whole = self._whole.get((tensor, pipeline, 1, expert))
+        return context == 1 or whole is None or row.estimate.seconds * AS_GOOD < whole
+
+
+def sizes(own: Layout) -> tuple[int, ...]:
+    """What makes two layouts the same combination: data, tensor, pipeline, context and expert parallelism."""
     return own.data, own.tensor, own.pipeline, own.context, own.expert
 
 
@@ -181,7 +223,7 @@ def nearest(rows: Iterable[Scored], shown: int) -> list[Scored]:
     """Of those that do not fit, the ones that lack least, one of each combination of sizes."""
     seen: dict[tuple[int, ...], Scored] = {}
     for row in sorted(rows, key=lambda row: (row.lacks, row.estimate.seconds)):
-        seen.setdefault(_sizes(row.layout), row)
+        seen.setdefault(sizes(row.layout), row)
     return list(seen.values())[:shown]
 
 

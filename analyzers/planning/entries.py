@@ -5,27 +5,33 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuscope.analyzers.planning.candidates import Question, Scored
-from gpuscope.analyzers.planning.costs.plan_memory import OPTIMIZER_BYTES, STATE_BYTES
+from gpuscope.analyzers.planning.costs.plan_memory import FSDP_BYTES, OPTIMIZER_BYTES
 from gpuscope.analyzers.planning.costs.rates import Link, Rates
 from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, stages_of
-from gpuscope.analyzers.planning.layout import CPU, FULL, NO, SELECTIVE, Layout, bubble, micro_batches
+from gpuscope.analyzers.planning.inputs.cluster import Cluster
+from gpuscope.analyzers.planning.layout import CPU, FULL, NO, SELECTIVE, SQRT, Layout, bubble, micro_batches
+from gpuscope.collective_costs.fixed_part import LEAST_USED
 from gpuscope.schema.plan_document import PlanEntry
 from gpuscope.words import units
 
 LINK_ERROR = 0.25
 """Of a link's measured cost, for other sizes and groups than those measured."""
+MATTERS = 0.05
+"""Of the step: what a slow network adds below it is not worth a measurement."""
+COMPUTE_ERROR = 0.15
+"""Of compute that no run measured: two thirds of the published rates keep to it (benchmarks/planner.py)."""
 
 
 def entry(question: Question, row: Scored, first: Scored | None) -> PlanEntry:
     """The entry of a layout; `first` is the best candidate, None where nothing fits."""
     own, spent, stages = row.layout, row.estimate, stages_of(question.model, row.layout)
-    low, high = range_of(question, own) if question.rates.error_frac else (None, None)
+    low, high = range_of(question, own)
     return {
         "name": own.name, "data": own.data, "tensor": own.tensor, "pipeline": own.pipeline, "chunks": own.chunks,
         "context": own.context, "exchange": own.exchange if own.context > 1 else None, "expert": own.expert,
         "zero": own.zero, "shard": own.shards if own.zero else 1, "secondary": own.secondary, "offload": own.offload,
         "micro_batch": own.micro_batch, "micro_batches": micro_batches(own, question.batch),
-        "recompute": own.recompute, "layers": list(stages.stages),
+        "recompute": own.recompute, "repeated": own.repeated, "overlap": own.overlap, "layers": list(stages.stages),
         "memory_bytes": {part: round(size) for part, size in row.memory.items()},
         "memory_frac": row.needs / question.cluster.memory, "lacks_bytes": round(row.lacks),
         "volume_bytes": {kind: round(size) for kind, size in spent.sent.items()},
@@ -43,8 +49,9 @@ def _ns(seconds: dict[str, float]) -> dict[str, int]:
 
 
 def range_of(question: Question, layout: Layout) -> tuple[int, int]:
-    """ns of the estimate with everything at its better and at its worse end."""
-    rates, error = question.rates, question.rates.error_frac
+    """ns of the estimate with everything at its better and at its worse end. Links that nobody measured give what is
+    usual or, at worst, as little of it as fabrics are known to."""
+    rates, error = question.rates, question.rates.error_frac or COMPUTE_ERROR
 
     def at(side: float) -> int:
         links = {
@@ -52,14 +59,49 @@ def range_of(question: Question, layout: Layout) -> tuple[int, int]:
             for kind, link in rates.links.items()
         }
         scale = 1 + side * error
-        own: Rates = replace(
-            rates, gemm_frac=rates.gemm_frac / scale, attention_frac=rates.attention_frac / scale, links=links,
-            step_ns=rates.step_ns * scale,
-        )  # fmt: skip
-        made: Estimate = estimate(question.model, question.cluster, layout, question.batch, own, question.precision)
+        own: Rates = replace(rates, slower=scale, links=links, step_ns=rates.step_ns * scale)
+        cluster = question.cluster
+        if cluster.measured:
+            cluster = with_network(cluster, 1 / (1 + side * LINK_ERROR))
+        elif side > 0 and not links:
+            cluster = with_network(cluster, LEAST_USED)
+        made: Estimate = estimate(question.model, cluster, layout, question.batch, own, question.precision)
         return round(made.seconds * 1e9)
 
     return at(-1), at(1)
+
+
+def with_network(cluster: Cluster, share: float) -> Cluster:
+    """The cluster with so much of its network's rate."""
+    if cluster.network is None:
+        return cluster
+    between = tuple((hosts, gbps * share) for hosts, gbps in cluster.between)
+    return replace(cluster, network=replace(cluster.network, usable=cluster.network.usable * share), between=between)
+
+
+def settling(question: Question, layout: Layout) -> str | None:
+    """The measurement that would narrow the range most; None where links are measured or matter little."""
+    cluster, model = question.cluster, question.model
+    if cluster.network is None or cluster.measured or question.rates.links:
+        return None
+    here, slow = (
+        estimate(model, one, layout, question.batch, question.rates, question.precision)
+        for one in (cluster, with_network(cluster, LEAST_USED))
+    )
+    more = {kind: slow.exposed[kind] - here.exposed[kind] for kind in here.exposed}
+    kind = max(more, key=lambda one: more[one])
+    if more[kind] < MATTERS * here.seconds:
+        return None
+    sizes = {"tensor": (layout.tensor, 1), "context": (layout.context, layout.tensor), "expert": (layout.expert, 1),
+             "data": (layout.shards if layout.zero else layout.replicas, layout.tensor),
+             "pipeline": (2, cluster.gpus // layout.pipeline)}  # fmt: skip
+    hosts = min(cluster.spread(*sizes[kind]), cluster.hosts)
+    op = {"expert": "all_to_all", "pipeline": "sendrecv", "data": "all_reduce" if not layout.zero else "reduce_scatter"}
+    return (
+        f"{kind} parallelism over {units.plural(hosts, 'host')} would add {units.duration(more[kind] * 1e9)} to the "
+        f"step at {units.share(LEAST_USED)} of the network's rate: measure {op.get(kind, 'all_gather')} there "
+        f"(gpuscope bench collectives --json, or nccl-tests) and plan again with --bench"
+    )
 
 
 def _why(question: Question, row: Scored) -> list[str]:
@@ -85,10 +127,12 @@ def _why(question: Question, row: Scored) -> list[str]:
             )
     if own.recompute == SELECTIVE:
         found.append("norms and activation functions are recomputed: activations would not fit otherwise")
-    if own.recompute == FULL:
-        found.append("activations are recomputed: a third more compute, or they would not fit")
+    if own.overlap:
+        found.append("all-to-alls of one micro-batch run beside the compute of another")
+    if own.recompute in (FULL, SQRT):
+        found.append(f"activations of {units.share(own.again)} of the layers are recomputed, or they would not fit")
     if own.zero == 3:
-        found.append(f"ZeRO-3 divides all {units.size(STATE_BYTES * model.parameters)} of the model's states")
+        found.append(f"ZeRO-3 divides all {units.size(FSDP_BYTES * model.parameters)} of the model's states")
     if own.secondary:
         found.append("ZeRO++ sends weights in 8 and gradients in 4 bits: check that the loss still converges as before")
     if own.offload != NO:

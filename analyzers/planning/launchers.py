@@ -1,32 +1,47 @@
-"""A layout in the terms of torchtitan, Megatron-LM and DeepSpeed.
+"""A layout in the terms of torchtitan, Megatron-LM, DeepSpeed and FSDP2 through Accelerate.
 
-Options are those of torchtitan 0.3 (`torchtitan/config/configs.py`), of Megatron-LM's `arguments.py` (core 0.16) and of
-DeepSpeed's configuration reference.
+Options are those of torchtitan 0.3 (`torchtitan/config/configs.py`), of Megatron-LM's `arguments.py` (core 0.16), of
+DeepSpeed's configuration reference and of Accelerate's configuration file (1.10). A framework that can't do a part of
+the layout, or its precision, is left out.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from gpuscope.analyzers.planning.inputs.transformer import Model
-from gpuscope.analyzers.planning.layout import FULL, NO, NVME, SELECTIVE, ULYSSES, Layout, Stages, micro_batches
+from gpuscope.analyzers.planning.layout import (
+    FULL,
+    NO,
+    NVME,
+    SELECTIVE,
+    SQRT,
+    ULYSSES,
+    Layout,
+    Stages,
+    micro_batches,
+)
 
 _SHARDING = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 
 
-def commands(model: Model, layout: Layout, stages: Stages, batch: int) -> dict[str, str]:
-    """Options by framework; a framework that lacks a part of the layout is left out."""
+def commands(model: Model, layout: Layout, stages: Stages, batch: int, precision: str = "bf16") -> dict[str, str]:
+    """Options by framework, or a configuration file whole."""
     found = {
-        "torchtitan": _torchtitan(model, layout, batch),
-        "megatron": _megatron(model, layout, stages, batch),
-        "deepspeed": _deepspeed(layout, batch),
+        "torchtitan": _torchtitan(model, layout, batch, precision),
+        "megatron": _megatron(model, layout, stages, batch, precision),
+        "deepspeed": _deepspeed(layout, batch, precision),
+        "accelerate": _accelerate(layout, batch, precision),
     }
     return {name: text for name, text in found.items() if text}
 
 
-def _torchtitan(model: Model, own: Layout, batch: int) -> str:
-    if own.offload != NO or own.secondary or own.exchange == ULYSSES:
+def _torchtitan(model: Model, own: Layout, batch: int, precision: str) -> str:
+    if own.offload != NO or own.secondary or own.exchange == ULYSSES or own.overlap or precision == "fp4":
+        return ""
+    if own.recompute == SQRT or 0 < own.again < 1:  # it checkpoints every layer, or operators by themselves
         return ""
     sharded = own.zero > 0
     replicas = own.replicas // own.shards if sharded else own.data
@@ -51,11 +66,14 @@ def _torchtitan(model: Model, own: Layout, batch: int) -> str:
     pairs["training.local_batch_size"] = local
     pairs["training.global_batch_size"] = batch
     pairs["training.seq_len"] = model.sequence
+    pairs["activation_checkpoint.mode"] = own.recompute
+    if precision == "fp8":
+        pairs["model.converters"] = "quantize.linear.float8"
     return " ".join(f"--{key} {value}" for key, value in pairs.items() if value != 1 or not key.endswith("_degree"))
 
 
-def _megatron(model: Model, own: Layout, stages: Stages, batch: int) -> str:
-    if own.secondary or own.offload == NVME:
+def _megatron(model: Model, own: Layout, stages: Stages, batch: int, precision: str) -> str:
+    if own.secondary or own.offload == NVME or own.dual:
         return ""
     found = [
         f"--tensor-model-parallel-size {own.tensor}", f"--pipeline-model-parallel-size {own.pipeline}",
@@ -63,26 +81,38 @@ def _megatron(model: Model, own: Layout, stages: Stages, batch: int) -> str:
         "--bf16",
     ]  # fmt: skip
     if own.tensor > 1:
-        found.append("--sequence-parallel")
+        found.append("--sequence-parallel --tp-comm-overlap")
+    if precision != "bf16":
+        found.append("--fp8-format hybrid" if precision == "fp8" else "--fp4-format e2m1")
     if own.context > 1:
         found.append(
             f"--context-parallel-size {own.context} --cp-comm-type {'a2a' if own.exchange == ULYSSES else 'p2p'}"
         )
     if own.expert > 1:
         found.append(f"--expert-model-parallel-size {own.expert} --expert-tensor-parallel-size 1")
+        found.append("--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep")
+    if own.overlap:
+        found.append("--overlap-moe-expert-parallel-comm --delay-wgrad-compute")
     found += _megatron_stages(own, stages)
     if own.zero == 1 and own.shards == own.replicas:
         found.append("--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather")
     elif own.zero:
+        # Its check demands this checkpoint format (validate_args).
         found.append(f"--use-megatron-fsdp --data-parallel-sharding-strategy {_SHARDING[own.zero]}")
+        found.append("--use-distributed-optimizer --ckpt-format fsdp_dtensor")
         if own.shards < own.replicas:
             found.append(f"--num-distributed-optimizer-instances {own.replicas // own.shards}")
     else:
         found.append("--overlap-grad-reduce")
-    if own.recompute == FULL:
-        found.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+    if own.recompute in (FULL, SQRT):
+        # Layers of each model chunk that are computed again (block), or of each group of which one input is kept.
+        count = math.ceil(own.repeated * max(stages.chunks)) if own.again < 1 else 1
+        count = count if own.recompute == FULL else math.ceil(math.sqrt(stages.most))
+        method = "block" if own.again < 1 else "uniform"
+        found.append(f"--recompute-granularity full --recompute-method {method} --recompute-num-layers {count}")
     elif own.recompute == SELECTIVE:
-        modules = "layernorm moe_act" if model.experts else "layernorm mlp"
+        # `mlp` would compute a whole feed-forward part again.
+        modules = "layernorm" + (" moe_act" if model.experts else "") + (" mla_up_proj" if model.kv_rank else "")
         found.append(f"--recompute-granularity selective --recompute-modules {modules}")
     if own.offload != NO:
         found.append("--optimizer-cpu-offload")
@@ -99,9 +129,12 @@ def _megatron_stages(own: Layout, stages: Stages) -> list[str]:
     return [f"--num-layers-per-virtual-pipeline-stage {stages.chunks[0]}"] if own.chunks > 1 else []
 
 
-def _deepspeed(own: Layout, batch: int) -> str:
-    # DeepSpeed's own tensor and pipeline parallelism need the model to be written for them.
-    if own.tensor > 1 or own.pipeline > 1 or own.expert > 1 or (own.context > 1 and own.exchange != ULYSSES):
+def _deepspeed(own: Layout, batch: int, precision: str) -> str:
+    # Its own tensor and pipeline parallelism need the model to be written for them, and what is recomputed is the
+    # model's choice: `gradient_checkpointing_enable()` of Transformers repeats whole layers.
+    if own.tensor > 1 or own.pipeline > 1 or own.expert > 1 or precision != "bf16":
+        return ""
+    if (own.context > 1 and own.exchange != ULYSSES) or own.recompute in (SELECTIVE, SQRT) or 0 < own.again < 1:
         return ""
     zero: dict[str, Any] = {"stage": own.zero}
     if own.zero:
@@ -114,8 +147,36 @@ def _deepspeed(own: Layout, batch: int) -> str:
         }  # fmt: skip
     if own.offload != NO:
         zero["offload_optimizer"] = {"device": own.offload, "pin_memory": True}
-    found = {
+        if own.offload == NVME:
+            zero["offload_optimizer"]["nvme_path"] = "/local_nvme"
+    found: dict[str, Any] = {
         "train_batch_size": batch, "train_micro_batch_size_per_gpu": own.micro_batch,
         "gradient_accumulation_steps": micro_batches(own, batch), "bf16": {"enabled": True}, "zero_optimization": zero,
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}, "gradient_clipping": 1.0,
     }  # fmt: skip
+    if own.context > 1:
+        found["sequence_parallel_size"] = own.context
+    return json.dumps(found)
+
+
+def _accelerate(own: Layout, batch: int, precision: str) -> str:
+    """Accelerate's configuration file; weights are divided after the backward pass (ZeRO-2) or after each pass (3)."""
+    alone = own.tensor == own.pipeline == own.expert == own.context == 1 and own.offload == NO and not own.secondary
+    if not alone or own.zero < 2 or own.recompute in (SELECTIVE, SQRT) or 0 < own.again < 1 or precision == "fp4":
+        return ""
+    found: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": precision,
+        "num_processes": own.data, "gradient_accumulation_steps": micro_batches(own, batch),
+        "fsdp_config": {
+            "fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_reshard_after_forward": own.zero == 3, "fsdp_activation_checkpointing": own.recompute == FULL,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        },
+    }  # fmt: skip
+    if own.shards < own.replicas:
+        found["use_parallelism_config"] = True
+        found["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": own.replicas // own.shards,
+            "parallelism_config_dp_shard_size": own.shards,
+        }  # fmt: skip
     return json.dumps(found)

@@ -7,8 +7,12 @@ from functools import cache
 
 from gpuscope.analyzers.pipelines.schedules import bubble_frac
 
-NO, SELECTIVE, FULL = "none", "selective", "full"
-"""What is recomputed in the backward pass: nothing, norms and activation functions, or whole layers."""
+NO, SELECTIVE, FULL, SQRT = "none", "selective", "full", "sqrt"
+"""What is recomputed in the backward pass: nothing; norms, experts' activation functions and what latent attention
+expands; whole layers; or groups of √n of n layers, of which only the first one's input is kept (Chen et al.,
+arXiv:1604.06174)."""
+RECOMPUTED = (NO, SELECTIVE, FULL, SQRT)
+"""In the order of what they cost."""
 RING, ULYSSES = "ring", "ulysses"
 """How context parallelism exchanges: keys and values in a ring, or all-to-alls of heads."""
 CPU, NVME = "cpu", "nvme"
@@ -37,6 +41,11 @@ class Layout:
     """ZeRO++: weights and gradients sent in 8 and 4 bits, and so many ranks of a host that divide a second copy of the
     weights; 0 for none of it."""
     offload: str = NO
+    repeated: float = 1.0
+    """Share of a stage's layers that full recomputation repeats: the first so many of them."""
+    overlap: bool = False
+    """Whether one micro-batch's all-to-alls of experts run beside another's compute: in pairs of a forward and a
+    backward pass, as DualPipe (DeepSeek-V3, section 3.2.1) and Megatron-Core's overlap of experts do."""
 
     @property
     def name(self) -> str:
@@ -47,8 +56,21 @@ class Layout:
         notes = {"pp": f" ({self.chunks} chunks)" if self.chunks > 1 else "", "cp": f" ({self.exchange})"}
         sizes = "".join(f" x {kind} {size}{notes.get(kind, '')}" for kind, size in others if size > 1)
         tail = f", {self.recompute} recomputation" if self.recompute != NO else ""
+        tail += f" of {self.again:.0%}" if 0 < self.again < 1 else ""
+        tail += ", all-to-alls overlapped" if self.overlap else ""
         tail += f", optimizer on {'NVMe' if self.offload == NVME else 'the CPU'}" if self.offload != NO else ""
         return f"dp {self.data}{f' ({zero})' if zero else ''}{sizes}, micro-batch {self.micro_batch}{tail}"
+
+    @property
+    def again(self) -> float:
+        """Forward passes of a layer besides the first, mean over layers."""
+        return self.repeated if self.recompute == FULL else float(self.recompute == SQRT)
+
+    @property
+    def dual(self) -> bool:
+        """Whether its pipeline is fed from both ends (DualPipe), so that a GPU has two stages: what overlaps
+        all-to-alls in a pipeline with one chunk per stage."""
+        return self.overlap and self.pipeline > 1 and self.chunks == 1
 
     @property
     def replicas(self) -> int:
@@ -75,7 +97,7 @@ class Layout:
     def complexity(self) -> int:
         """Kinds of parallelism and of saving besides plain data parallelism."""
         sizes = sum(size > 1 for size in (self.tensor, self.pipeline, self.context, self.expert, self.chunks))
-        savings = (NO, SELECTIVE, FULL).index(self.recompute) + (self.offload != NO) + (self.secondary > 0)
+        savings = RECOMPUTED.index(self.recompute) + (self.offload != NO) + (self.secondary > 0) + self.overlap
         return sizes + self.zero + savings + (self.shards < self.replicas)
 
 
@@ -85,7 +107,10 @@ def micro_batches(layout: Layout, batch: int) -> int:
 
 
 def bubble(layout: Layout, batch: int) -> float:
-    """Share of a step that a pipeline stage idles: (p − 1) / (v·m + p − 1) with v chunks per stage."""
+    """Share of a step that a pipeline stage idles: (p − 1) / (v·m + p − 1) with v chunks per stage. DualPipe's is
+    (p/2 − 1)·(F&B + B − 3W) beside m·(F + B) of work (DeepSeek-V3, table 2), with B = 2F, W = F and F&B = F + B."""
+    if layout.dual:
+        return (layout.pipeline - 2) / (layout.pipeline - 2 + 3 * micro_batches(layout, batch))
     return bubble_frac(layout.pipeline, micro_batches(layout, batch), layout.chunks)
 
 

@@ -6,7 +6,7 @@ from gpuscope.analyzers.planning.candidates import Question, Scored, best_of_eac
 from gpuscope.analyzers.planning.costs.goodput import goodput, gpu_hours_per_token, joules_per_token
 from gpuscope.analyzers.planning.costs.plan_memory import STATE_BYTES
 from gpuscope.analyzers.planning.costs.step_estimate import assumptions, flops, stages_of
-from gpuscope.analyzers.planning.entries import entry
+from gpuscope.analyzers.planning.entries import entry, settling
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.launchers import commands
 from gpuscope.analyzers.planning.rules import rules
@@ -27,7 +27,8 @@ from gpuscope.words import units
 NS = 1e9
 
 
-def plan(question: Question, name: str, shown: int, calibration: PlanCalibration | None = None) -> Plan:
+def plan(question: Question, name: str, shown: int, calibration: PlanCalibration | None = None,
+         measured: list[str] | None = None) -> Plan:  # fmt: skip
     """The plan. Raises `UsageError` where no layout divides the batch."""
     model, cluster, batch = question.model, question.cluster, question.batch
     rows = scored(question)
@@ -50,12 +51,18 @@ def plan(question: Question, name: str, shown: int, calibration: PlanCalibration
         "rules": rules(question, rows),
         "placement": _placement(cluster, first) if first else [],
         "sensitivity": sensitivity(question, first) if first else [],
+        "settling": settling(question, first.layout) if first else None, "measured": measured or [],
         "goodput": _goodput(question) if first and cluster.gpu_mtbf_hours else None,
         "cost": _cost(question, first) if first and cluster.gpu_mtbf_hours else None,
-        "commands": commands(model, first.layout, stages_of(model, first.layout), batch) if first else {},
+        "commands": _commands(question, first) if first else {},
         "calibration": calibration,
         "assumptions": assumptions(cluster, question.precision, calibration is not None),
     }  # fmt: skip
+
+
+def _commands(question: Question, first: Scored) -> dict[str, str]:
+    stages = stages_of(question.model, first.layout)
+    return commands(question.model, first.layout, stages, question.batch, question.precision)
 
 
 def _model(question: Question, name: str) -> PlanModel:

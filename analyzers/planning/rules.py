@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from gpuscope.analyzers.planning.candidates import LONG_SEQUENCE, Question, Scored
+from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.layout import NO
 from gpuscope.schema.plan_document import PlanRule
 from gpuscope.words import units
+
+HOST_MEMORY = 1.5
+CORES_PER_GPU = 4
+PCIE_LANES = 16
+_THUMB = "rule of thumb"
 
 
 def rules(question: Question, rows: list[Scored]) -> list[PlanRule]:
@@ -32,13 +38,50 @@ def rules(question: Question, rows: list[Scored]) -> list[PlanRule]:
               f"a batch of {units.plural(question.batch, 'sequence')} on {units.plural(cluster.hosts, 'host')}",
               "Narayanan et al., arXiv:2104.04473, takeaways 1 and 2"),
         _rule("context parallelism for long sequences", model.sequence >= LONG_SEQUENCE,
-              f"sequences of {model.sequence:,}; considered from {LONG_SEQUENCE:,}",
+              f"sequences of {model.sequence:,}; in every size from {LONG_SEQUENCE:,}, below it in halves",
               "Llama 3, arXiv:2407.21783, section 3.3.2"),
         _rule("expert parallelism for mixtures of experts, inside a host where it can be", model.experts > 0,
               f"{model.experts} experts; between hosts a GPU's all-to-all has {units.bandwidth(cluster.port_gbps)}"
               if model.experts and cluster.network else f"{model.experts} experts" if model.experts else "no experts",
               "Lepikhin et al., GShard, arXiv:2006.16668"),
+        *_host(cluster),
     ]  # fmt: skip
+
+
+def _host(cluster: Cluster) -> list[PlanRule]:
+    """What a host should have beside its GPUs, of what the cluster's file tells; `applies` where it has less."""
+    gpus, found = cluster.gpus_per_host, []
+    wanted = HOST_MEMORY * gpus * cluster.memory
+    if cluster.host_memory:
+        found.append(
+            _rule(
+                "a host's memory: 1.5 to 2 times its GPUs'",
+                cluster.host_memory < wanted,
+                f"{units.size(cluster.host_memory)} beside {units.size(gpus * cluster.memory)}",
+                _THUMB,
+            )
+        )
+    if cluster.host_cores:
+        found.append(
+            _rule(
+                f"a host's cores: {CORES_PER_GPU} per GPU or more",
+                cluster.host_cores < CORES_PER_GPU * gpus,
+                f"{cluster.host_cores} for {units.plural(gpus, 'GPU')}",
+                _THUMB,
+            )
+        )
+    if cluster.pcie_lanes:
+        found.append(_rule("PCIe: 16 lanes per GPU", cluster.pcie_lanes < PCIE_LANES, f"{cluster.pcie_lanes}", _THUMB))
+    if cluster.network is not None:
+        found.append(
+            _rule(
+                "network ports: one for two GPUs or more",
+                2 * cluster.ports < gpus,
+                f"{units.plural(cluster.ports, 'port')} for {units.plural(gpus, 'GPU')}",
+                _THUMB,
+            )
+        )
+    return found
 
 
 def _least(rows: list[Scored], stages: tuple[int, ...]) -> float | None:

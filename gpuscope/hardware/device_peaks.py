@@ -13,19 +13,21 @@ from collections.abc import Iterable
 _Peaks = dict[str, float]
 
 
-def _nvidia(bf16: float, fp32: float, tf32: float | None = None, fp8: float | None = None) -> _Peaks:
+def _nvidia(
+    bf16: float, fp32: float, tf32: float | None = None, fp8: float | None = None, fp4: float | None = None
+) -> _Peaks:
     """TFLOP/s; from Ampere on bf16 and fp16 are equal and TF32 half of them."""
     peaks = {"bf16": bf16, "fp16": bf16, "tf32": bf16 / 2 if tf32 is None else tf32, "fp32": fp32}
-    return peaks if fp8 is None else {**peaks, "fp8": fp8}
+    return peaks | ({"fp8": fp8} if fp8 else {}) | ({"fp4": fp4} if fp4 else {})
 
 
 # Name as torch.cuda.get_device_name() and the traces hold it, words in this order; the longest that fits is taken.
 _TFLOPS: dict[str, _Peaks] = {
     # Blackwell: NVIDIA HGX B200 / HGX B300 and GB200 / GB300 NVL72 data sheets, figures of a system by its GPUs.
-    "GB300": _nvidia(2500.0, 80.0, fp8=5000.0),
-    "GB200": _nvidia(2500.0, 80.0, fp8=5000.0),
-    "B300": _nvidia(2250.0, 75.0, tf32=1125.0, fp8=4500.0),
-    "B200": _nvidia(2250.0, 75.0, tf32=1125.0, fp8=4500.0),
+    "GB300": _nvidia(2500.0, 80.0, fp8=5000.0, fp4=15000.0),
+    "GB200": _nvidia(2500.0, 80.0, fp8=5000.0, fp4=10000.0),
+    "B300": _nvidia(2250.0, 75.0, tf32=1125.0, fp8=4500.0, fp4=13500.0),
+    "B200": _nvidia(2250.0, 75.0, tf32=1125.0, fp8=4500.0, fp4=9000.0),
     # Hopper: NVIDIA H100 architecture white paper, tables 2 and 3; H100 NVL, H200 and GH200 data sheets.
     "H100": _nvidia(989.4, 66.9, fp8=1978.9),
     "H100 PCIe": _nvidia(756.0, 51.2, fp8=1513.0),
@@ -87,6 +89,19 @@ _MEMORY_GB_PER_S: dict[str, float] = {
     "MI325X": 6000.0, "MI350X": 8000.0, "MI355X": 8000.0,
 }  # fmt: skip
 
+# What the best of many matrix products reached of the peak, BF16 and FP8: Bekman, Machine Learning Engineering,
+# compute/accelerator, «Maximum Achievable Matmul FLOPS» (torch 2.5 to 2.10). GB300 as GB200, A800 and H800 as theirs.
+_REACHED: dict[str, tuple[float, float]] = {
+    "A100": (0.869, 0.869), "A800": (0.869, 0.869), "GH200": (0.838, 0.776), "H100": (0.803, 0.709),
+    "H800": (0.803, 0.709), "H200": (0.803, 0.734), "B300": (0.786, 0.745), "B200": (0.776, 0.763),
+    "GB200": (0.729, 0.723), "GB300": (0.729, 0.723), "MI355X": (0.68, 0.68), "MI325X": (0.604, 0.604),
+    "MI300X": (0.514, 0.514),
+}  # fmt: skip
+_USUAL_REACHED = (0.78, 0.73)
+"""Of a device that is not in that table: about the median of those in it."""
+_REACHED_FP4 = 0.5
+"""Of the peak at FP4: nobody's table has it. Fitted to published training rates (benchmarks/planner.py)."""
+
 MODELS = tuple(_TFLOPS)
 """Whose peaks are known."""
 _VARIANT = re.compile(r" rtx \d+ (ti|super|d|laptop|max q) ")
@@ -103,7 +118,7 @@ def _row(device_name: str, names: Iterable[str]) -> str | None:
 
 
 def peaks_of(device_name: str) -> _Peaks:
-    """FLOP/s by precision (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`); empty for a device that is not in the table.
+    """FLOP/s by precision (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`, `fp4`); empty for a device that is not in the table.
 
     >>> peaks_of("Tesla T4")
     {'fp16': 65000000000000.0, 'fp32': 8100000000000.0}
@@ -121,6 +136,18 @@ def memory_bandwidth(device_name: str) -> float | None:
     """
     row = _row(device_name, _MEMORY_GB_PER_S)
     return None if row is None else _MEMORY_GB_PER_S[row] * 1e9
+
+
+def reached_frac(device_name: str, precision: str) -> float:
+    """Share of the peak that large matrix products reach at `bf16`, `fp8` or `fp4`.
+
+    >>> reached_frac("NVIDIA H100 80GB HBM3", "fp8")
+    0.709
+    """
+    if precision == "fp4":
+        return _REACHED_FP4
+    row = _row(device_name, _REACHED)
+    return (_USUAL_REACHED if row is None else _REACHED[row])[precision != "bf16"]
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:

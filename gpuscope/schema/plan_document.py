@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 
 class PlanModel(TypedDict):
@@ -79,7 +79,11 @@ class PlanEntry(TypedDict):
     micro_batches: int
     """Of a step and replica."""
     recompute: str
-    """`none`, `selective` (norms and activation functions) or `full` (layers)."""
+    """`none`, `selective` (norms and activation functions), `full` (layers) or `sqrt` (groups of √n of n layers)."""
+    repeated: float
+    """Share of the layers that `full` recomputation repeats; 1 otherwise."""
+    overlap: bool
+    """Whether all-to-alls of experts run beside another micro-batch's compute."""
     layers: list[int]
     """Of each pipeline stage."""
     memory_bytes: dict[str, int]
@@ -102,10 +106,10 @@ class PlanEntry(TypedDict):
     """Idle share of the pipeline."""
     estimate_ns: int
     """The step."""
-    low_ns: int | None
-    """Lower end of its range; null without a run."""
-    high_ns: int | None
-    """Range of the estimate where a run calibrates it; null where it is for the order only."""
+    low_ns: int
+    """Lower end of its range: a run's error, else 15 % of the compute."""
+    high_ns: int
+    """Upper end; with links as slow as fabrics can be where none was measured."""
     slower_frac: float
     """Than the first candidate."""
     why: list[str]
@@ -189,7 +193,7 @@ class Plan(TypedDict):
     """The whole document."""
 
     plan_version: int
-    """Version of this document: 2."""
+    """Version of this document: 3."""
     gpuscope_version: str
     """Version that made it."""
     model: PlanModel
@@ -218,12 +222,16 @@ class Plan(TypedDict):
     """Which ranks are neighbours, for the first candidate."""
     sensitivity: list[PlanChange]
     """The plan again with one thing changed."""
+    settling: str | None
+    """The measurement that would narrow the first candidate's range most; null where none would by much."""
+    measured: list[str]
+    """What `--bench` gave, in words."""
     goodput: PlanGoodput | None
     """Failures and what they leave; null for a run on a CPU."""
     cost: PlanCost | None
     """Of a million tokens, failures included."""
     commands: dict[str, str]
-    """The first candidate in the terms of `torchtitan`, `megatron` and `deepspeed`; only those that can do it."""
+    """The first candidate for `torchtitan`, `megatron`, `deepspeed` and `accelerate`; only those that can do it."""
     calibration: PlanCalibration | None
     """What a run gave."""
     assumptions: list[str]

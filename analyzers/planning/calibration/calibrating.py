@@ -138,7 +138,9 @@ def on_cpu(world: int, processors: int, memory: int) -> Cluster:
     share = min(processors / world, 1.0) if processors else 1.0
     link = HardwareLink("measured", "gloo", "ethernet", 1, 1.0, 1.0, 0)
     usable = memory // world if memory else _CPU_MEMORY
-    return Cluster(1, world, CPU, usable, {"bf16": _CPU_FLOPS * share}, link, None, 1, 1.0)
+    return Cluster(
+        1, world, CPU, usable, {"bf16": _CPU_FLOPS * share}, link, None, 1, 1.0, _CPU_FLOPS, {"bf16": 1.0}, False
+    )
 
 
 def _constant(ranks: list[RankEntry]) -> float:

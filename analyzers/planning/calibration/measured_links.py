@@ -26,7 +26,7 @@ def measured_links(entries: Sequence[BandwidthEntry]) -> tuple[dict[str, Link], 
         if point is not None:
             by_kind.setdefault(_kind(entry["group"]), []).append(point)
             by_kind.setdefault("any", []).append(point)
-    links = {kind: _fit(points) for kind, points in by_kind.items()}
+    links = {kind: fitted(points) for kind, points in by_kind.items()}
     if len(links) == 2:
         links = {"any": links["any"]}
     return links, [_sentence(kind, link) for kind, link in links.items()]
@@ -46,7 +46,7 @@ def _point(entry: BandwidthEntry) -> tuple[float, float, int, int] | None:
     return wire, wire / entry["busbw_gbps"], entry["count"], size
 
 
-def _fit(points: Sequence[tuple[float, float, int, int]]) -> Link:
+def fitted(points: Sequence[tuple[float, float, int, int]]) -> Link:
     """Least squares of α + bytes / busbw, relative to each time and weighted by calls; α not below 0. One size alone
     gives a bandwidth that contains its fixed cost."""
     wire, time, count, ranks = (np.array(column, np.float64) for column in zip(*points, strict=True))

@@ -13,7 +13,7 @@ from gpuscope.errors import InputError, UsageError
 from gpuscope.sources.run_manifest import machine_of, training_of
 
 _SIZES = {"dp": "data", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "zero": "zero",
-          "chunks": "chunks", "micro_batch": "micro_batch"}  # fmt: skip
+          "chunks": "chunks", "micro_batch": "micro_batch", "overlap": "overlap"}  # fmt: skip
 _ZERO = {"zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
 
 
@@ -39,7 +39,7 @@ def job_of(folder: Path, model: Model | None, layout: str | None, world: int) ->
     if own is None:
         raise InputError(f"{folder} does not say what model it trained", hint="name it with --model")
     if layout is not None:
-        spread, batch = _given(layout, world)
+        spread, batch = given_layout(layout, world)
     elif training is not None:
         spread, batch = _recorded(training, world)
     else:
@@ -81,7 +81,11 @@ def _recorded(training: Mapping[str, Any], world: int) -> tuple[Layout, int]:
     return layout, batch * data * accumulate
 
 
-def _given(text: str, world: int) -> tuple[Layout, int]:
+def given_layout(text: str, world: int) -> tuple[Layout, int]:
+    """A layout of so many ranks and its batch, as a user writes them: `tp=2,pp=4,zero=1,micro_batch=1,batch=512`.
+
+    Raises `UsageError` where it is none.
+    """
     values: dict[str, int] = {}
     for pair in text.split(","):
         key, _, value = pair.partition("=")
@@ -98,6 +102,9 @@ def _given(text: str, world: int) -> tuple[Layout, int]:
         raise UsageError(f"--layout: {text} does not divide {world} ranks")
     sizes = {_SIZES[key]: value for key, value in values.items()}
     layout = Layout(**{"data": world // rest, **sizes})  # type: ignore[arg-type]
-    if layout.data * rest != world or min(sizes.get(key, 1) for key in _SIZES.values() if key != "zero") < 1:
+    if (
+        layout.data * rest != world
+        or min(sizes.get(key, 1) for key in _SIZES.values() if key not in ("zero", "overlap")) < 1
+    ):
         raise UsageError(f"--layout: {text} is not of {world} ranks")
     return layout, batch

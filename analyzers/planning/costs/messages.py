@@ -7,8 +7,10 @@ again backward (Korthikanti et al., arXiv:2205.05198, section 4.2.2); with full 
 pipeline: an activation and its gradient per chunk. context: keys and values in a ring forward, backward with their
 gradients (Liu et al., Ring Attention, arXiv:2310.01889), or four all-to-alls of queries, keys, values and output
 (Jacobs et al., DeepSpeed Ulysses, arXiv:2309.14509). expert: tokens out and back, forward and backward (Lepikhin et
-al., GShard, arXiv:2006.16668). data: gradients in fp32, weights in bf16 (ZeRO, arXiv:1910.02054, section 7); ZeRO++
-as Wang et al., arXiv:2306.10209, section 3.
+al., GShard, arXiv:2006.16668), each once to a host and from there once to each GPU that has an expert of it, as DeepEP
+does (DeepSeek-V3, arXiv:2412.19437, section 3.2.2), out in FP8 and back in bf16 where the plan is for FP8.
+data: gradients in fp32, weights in bf16 (ZeRO, arXiv:1910.02054, section 7); ZeRO++ as Wang et al., arXiv:2306.10209,
+section 3.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from gpuscope.analyzers.planning.costs.plan_memory import BYTES, GRADIENT_BYTES,
 from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.transformer import Model
-from gpuscope.analyzers.planning.layout import FULL, ULYSSES, Layout
+from gpuscope.analyzers.planning.layout import ULYSSES, Layout
 from gpuscope.collective_costs.bus_bandwidth import bus_bytes
 from gpuscope.collective_costs.nccl_model import more_steps
 
@@ -43,11 +45,11 @@ class Messages:
     """Of one layer and micro-batch unless said otherwise; forward and backward together where not."""
 
     tensor: Message
-    tensor_count: int
+    tensor_count: float
     context: Message
-    context_count: int
+    context_count: float
     expert: Message
-    expert_count: int
+    expert_count: float
     pipeline: Message
     """Of one chunk of a stage, one way."""
     gather: Message
@@ -60,36 +62,38 @@ class Messages:
     """Of a layer's gradients over the replicas of hybrid sharding, once per step."""
 
 
-def messages(model: Model, cluster: Cluster, layout: Layout, own: Weights, layers: int, rates: Rates) -> Messages:
+def messages(model: Model, cluster: Cluster, layout: Layout, own: Weights, layers: int, rates: Rates,
+             precision: str = "bf16") -> Messages:  # fmt: skip
     """Every message of a stage with these weights and so many layers."""
     link = _Links(cluster, layout, rates)
     tokens = layout.micro_batch * model.sequence / layout.context
-    hidden, again = BYTES * tokens * model.width, layout.recompute == FULL
+    hidden, again = BYTES * tokens * model.width, layout.again
     context, context_count = _context(model, layout, link, tokens, again)
     experts = layout.expert > 1 and model.experts > 0
-    moved = hidden * model.experts_per_token / layout.tensor
+    element = (BYTES + (BYTES if precision == "bf16" else 1)) / 2
+    moved = element / BYTES * hidden / layout.tensor
     return Messages(
         link.ring("tensor", "all_gather", hidden, layout.tensor, 1),
-        (12 if again else 8) if layout.tensor > 1 else 0,
+        8 + 4 * again if layout.tensor > 1 else 0,
         context, context_count,
-        link.all_to_all("expert", moved, layout.expert, 1) if experts else NOTHING,
-        (6 if again else 4) if experts else 0,
+        link.experts(model, moved) if experts else NOTHING,
+        4 + 2 * again if experts else 0,
         link.pair("pipeline", hidden / layout.tensor, cluster.gpus // layout.pipeline) if layout.pipeline > 1
         else NOTHING,
         *_data(layout, link, own, max(layers, 1)),
     )  # fmt: skip
 
 
-def _context(model: Model, layout: Layout, link: _Links, tokens: float, again: bool) -> tuple[Message, int]:
+def _context(model: Model, layout: Layout, link: _Links, tokens: float, again: float) -> tuple[Message, float]:
     if layout.context == 1:
         return NOTHING, 0
     kv = model.kv if model.kv_rank else 2 * (model.kv_heads or model.heads) * model.head
     if layout.exchange == ULYSSES:
         elements = model.heads * (model.query + model.value) + kv
         whole = BYTES * tokens * elements / layout.tensor
-        return link.all_to_all("context", whole, layout.context, layout.tensor), 3 if again else 2
+        return link.all_to_all("context", whole, layout.context, layout.tensor), 2 + again
     whole = BYTES * tokens * kv / layout.tensor * layout.context
-    return link.ring("context", "all_gather", whole, layout.context, layout.tensor), 4 if again else 3
+    return link.ring("context", "all_gather", whole, layout.context, layout.tensor), 3 + again
 
 
 def _data(layout: Layout, link: _Links, own: Weights, layers: int) -> tuple[Message, Message, Message, Message]:
@@ -126,6 +130,13 @@ def _across(layout: Layout, link: _Links, own: Weights, layers: int) -> Message:
     return link.ring("data", "all_reduce", share, copies, stride)
 
 
+def _reached(places: int, picks: int, limit: int) -> float:
+    """Places that so many picks, each as likely anywhere, are expected to touch; at most `limit` where routing keeps to
+    that (DeepSeek-V3, section 2.1.2)."""
+    found = places * (1 - (1 - 1 / places) ** picks)
+    return min(found, limit) if limit else found
+
+
 @dataclass(frozen=True)
 class _Links:
     """Messages by kind of parallelism, with the operation and the bytes of its array: seconds by what was measured for
@@ -140,6 +151,23 @@ class _Links:
 
     def all_to_all(self, kind: str, nbytes: float, size: int, stride: int) -> Message:
         return self._message(kind, "all_to_all", nbytes, size, stride, self.cluster.all_to_all(size, stride))
+
+    def experts(self, model: Model, nbytes: float) -> Message:
+        """Of tokens to their experts or back: through the network to the hosts that have some of a token's experts,
+        and at the same time between the GPUs of a host."""
+        size, k = self.layout.expert, model.experts_per_token
+        hosts = self.cluster.spread(size, 1)
+        network = nbytes * _reached(hosts, k, model.expert_hosts) * (hosts - 1) / hosts
+        inside = nbytes * _reached(size, k, 0) * (size - 1) / size
+        measured = self.rates.link("expert")
+        if measured is not None:
+            sent = network or inside
+            return Message(
+                sent, (measured.alpha_ns * more_steps(measured.ranks, size) + sent / measured.busbw_gbps) / 1e9
+            )
+        port = network / self.cluster.port_over(hosts) if network else 0.0
+        spent = self.cluster.latency_ns("all_to_all", size, 1) + max(port, inside / self.cluster.inside.usable)
+        return Message(network or inside, spent / 1e9)
 
     def pair(self, kind: str, nbytes: float, stride: int) -> Message:
         return self._message(kind, "send_recv", nbytes, 2, stride, self.cluster.pair(stride))

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuscope.analyzers.planning.costs.compute_time import (
+    CAUSAL,
+    SUSTAINED,
+    LayerTime,
+    head_time,
+    layer_time,
+    speed_of,
+    update_time,
+)
 from gpuscope.analyzers.planning.costs.messages import Messages, messages
 from gpuscope.analyzers.planning.costs.plan_memory import OPTIMIZER_BYTES, Weights, weights
-from gpuscope.analyzers.planning.costs.rates import ATTENTION_EFFICIENCY, EFFICIENCY, Rates
+from gpuscope.analyzers.planning.costs.rates import ATTENTION_EFFICIENCY, Rates
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
-from gpuscope.analyzers.planning.inputs.transformer import ATTENTION_BACKWARD, Model
+from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.analyzers.planning.layout import (
-    FULL,
+    NO,
     NVME,
     RING,
-    SELECTIVE,
     Layout,
     Stages,
     bubble,
@@ -21,27 +29,29 @@ from gpuscope.analyzers.planning.layout import (
     split,
 )
 
-SELECTIVE_COST = 0.02
-"""Of the compute, for norms and activation functions computed again: Korthikanti et al., arXiv:2205.05198, table 4,
-has 1.6 to 7 % for its selective recomputation, which also repeats attention."""
 CPU_ADAM_NS = 0.25
 """Per weight and host: DeepSpeed's CPU Adam updates 1e9 weights in 0.26 s (DeepSpeed, ZeRO-Offload tutorial)."""
-CAUSAL = 0.5
-"""Of attention's multiplications: those above the diagonal are skipped."""
+TENSOR_HIDDEN = 0.5
+"""Of tensor parallelism's messages, sent by parts beside the product that needs or makes them (Megatron-LM's
+--tp-comm-overlap, torchtitan's asynchronous tensor parallelism; Wang et al., ASPLOS 2023). Fitted."""
+SENDING_SHARE = 20 / 132
+"""Of a GPU that communication takes from the compute that hides it: 20 of its 132 multiprocessors (DeepSeek-V3, section
+3.2.2)."""
 ASSUMPTIONS = (
     "links give their usable rate and NCCL's latency (gpuscope/hardware/links.toml), whatever else they carry",
     "gradients are reduced behind the last micro-batch's backward pass; ZeRO-3 gathers a layer's weights behind the "
-    "one before; a context ring hides behind its attention; tensor, expert and pipeline communication is not hidden",
+    "one before; a context ring hides behind its attention; an interleaved pipeline's messages behind its compute; "
+    f"{TENSOR_HIDDEN:.0%} of tensor parallelism's; all-to-alls of experts only where they are said to overlap",
     "layers are spread as evenly as they divide; the load of experts is balanced",
-    "bf16 with Adam in fp32 (18 bytes per weight), fused attention, no dropout",
+    "Adam in fp32 (18 bytes per weight, 16 where weights are divided), fused attention, no dropout",
 )
 
 
 def assumptions(cluster: Cluster, precision: str, measured: bool) -> list[str]:
     """What an estimate rests on, in words."""
     compute = (
-        f"matrix multiplications run at {EFFICIENCY:.0%} of the GPU's dense {precision} peak and attention at "
-        f"{ATTENTION_EFFICIENCY:.0%} of the bf16 peak, whatever the sizes"
+        f"large {precision} products run at {SUSTAINED * cluster.reached[precision]:.0%} of the GPU's dense peak, thin "
+        f"ones as memory allows, and attention at {ATTENTION_EFFICIENCY:.0%} of the bf16 peak"
     )
     own = [] if measured else [compute]
     return [*own, *ASSUMPTIONS, f"{cluster.usable_frac:.0%} of the memory is usable"]
@@ -66,14 +76,8 @@ class Estimate:
         return self.compute + self.bubble + sum(self.exposed.values()) + self.offload + self.other
 
 
-@dataclass(frozen=True)
-class _Layer:
-    forward: float
-    backward: float
-
-
 def flops(model: Model, batch: int) -> float:
-    """Of a step: forward and backward, nothing recomputed."""
+    """Of a step: forward and backward, nothing recomputed, causal attention by half."""
     return model.flops_per_token * model.sequence * batch
 
 
@@ -87,43 +91,30 @@ def estimate(
 ) -> Estimate:
     """The step of a layout. Of the stages the one that takes longest sets the pace."""
     stages, count = stages_of(model, layout), micro_batches(layout, batch)
-    layer = _layer(model, cluster, layout, rates, precision)
+    speed = speed_of(cluster, rates, precision)
+    layer = layer_time(model, layout, speed)
     own = max(weights(model, layout, stages), key=lambda one: one.shared + one.experts)
-    sent = messages(model, cluster, layout, own, stages.most, rates)
-    head = 3 * _head(model, cluster, layout, rates)
-    layers, both = stages.most, layer.forward + layer.backward
-    compute = max(layers * both if layout.pipeline > 1 else 0.0, stages.stages[-1] * both + head)
+    sent = messages(model, cluster, layout, own, stages.most, rates, precision)
+    head, layers = head_time(model, layout, speed), stages.most
+    compute = max(layers * layer.both if layout.pipeline > 1 else 0.0, stages.stages[-1] * layer.both + head)
     exposed, in_flight, volume = _communication(model, layout, layer, sent, layers, count, rates)
     per_round = compute * count + sum(exposed[kind] for kind in ("tensor", "context", "expert", "pipeline"))
     idle = bubble(layout, batch)
+    mine = _divided(layout, own) if layout.zero else own.shared + own.experts
+    update = update_time(mine, cluster, rates) if layout.offload == NO else 0.0
     return Estimate(
-        compute * count, per_round * idle / (1 - idle), exposed, _offload(layout, cluster, own),
+        compute * count + update, per_round * idle / (1 - idle), exposed, _offload(layout, cluster, own),
         rates.step_ns / 1e9, volume, in_flight,
     )  # fmt: skip
 
 
-def _layer(model: Model, cluster: Cluster, layout: Layout, rates: Rates, precision: str) -> _Layer:
-    """Compute of a layer and a micro-batch on a GPU."""
-    tokens = layout.micro_batch * model.sequence / layout.context
-    peak = cluster.peaks.get(precision) or cluster.peaks["bf16"]
-    gemm = 2 * tokens * model.active / layout.tensor / (peak * rates.gemm_frac)
-    attention = CAUSAL * tokens * model.attention_flops / layout.tensor / (cluster.peaks["bf16"] * rates.attention_frac)
-    forward, backward = gemm + attention, 2 * gemm + ATTENTION_BACKWARD * attention
-    if layout.recompute == FULL:
-        backward += forward
-    elif layout.recompute == SELECTIVE:
-        backward += SELECTIVE_COST * (forward + backward)
-    return _Layer(forward, backward)
-
-
-def _head(model: Model, cluster: Cluster, layout: Layout, rates: Rates) -> float:
-    """The output layer, forward. It stays in bf16 where the rest is in FP8, as in DeepSeek-V3 (section 3.3.1)."""
-    tokens = layout.micro_batch * model.sequence / layout.context
-    return 2 * tokens * model.embedding / layout.tensor / (cluster.peaks["bf16"] * rates.gemm_frac)
+def _divided(layout: Layout, own: Weights) -> float:
+    """Weights of a GPU after ZeRO."""
+    return own.shared / layout.shards + own.experts / layout.expert_shards
 
 
 def _communication(
-    model: Model, layout: Layout, layer: _Layer, sent: Messages, layers: int, count: int, rates: Rates
+    model: Model, layout: Layout, layer: LayerTime, sent: Messages, layers: int, count: int, rates: Rates
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """Exposed seconds, all seconds, and bytes, by kind, of a step."""
     rounds, sparse = layers * count, model.moe_layers / model.layers
@@ -140,8 +131,14 @@ def _communication(
         "pipeline": 2 * layout.chunks * count * sent.pipeline.nbytes,
     }
     exposed = dict(times)
+    exposed["tensor"] *= 1 if rates.link("tensor") or rates.eager else 1 - TENSOR_HIDDEN
+    if layout.chunks > 1:
+        exposed["pipeline"] = 0.0
+    if layout.overlap:
+        beside = rounds * layer.both
+        exposed["expert"] = max(times["expert"] - beside, 0.0) + SENDING_SHARE * min(times["expert"], beside)
     if layout.exchange == RING:
-        hidden = (layer.forward + layer.backward) / max(layout.context, 1) * (layout.context - 1)
+        hidden = layer.both / max(layout.context, 1) * (layout.context - 1)
         exposed["context"] = max(times["context"] - rounds * hidden * _attention_share(model), 0.0)
     gathers = count if layout.zero >= 3 else 1
     reduces = count if layout.zero >= 2 else 1
@@ -156,6 +153,8 @@ def _communication(
         if rates.overlap_frac is not None
         else _data_exposed(layout, layer, sent, layers, gathers, reduces)
     )
+    for kind in ("context", "data") if rates.overlap_frac is None else ("context",):
+        exposed[kind] += SENDING_SHARE * max(times[kind] - exposed[kind], 0.0)
     return exposed, times, volume
 
 
@@ -165,7 +164,7 @@ def _attention_share(model: Model) -> float:
     return attention / (attention + 2 * model.active)
 
 
-def _data_exposed(layout: Layout, layer: _Layer, sent: Messages, layers: int, gathers: int, reduces: int) -> float:
+def _data_exposed(layout: Layout, layer: LayerTime, sent: Messages, layers: int, gathers: int, reduces: int) -> float:
     """As the replay has it: a layer's weights are gathered while the one before computes, its gradients reduced while
     the one before it in the backward pass does; the first gather and the last reduction have nothing to hide behind."""
     more = layers - 1
@@ -186,7 +185,7 @@ def _offload(layout: Layout, cluster: Cluster, own: Weights) -> float:
     states read and written too (Rajbhandari et al., ZeRO-Infinity, arXiv:2104.07857). Nothing of it is hidden."""
     if layout.offload == "none":
         return 0.0
-    mine = own.shared / layout.shards + own.experts / layout.expert_shards
+    mine = _divided(layout, own)
     moved = (4 + 2) * mine / (cluster.host_link_gbps * 1e9) if cluster.host_link_gbps else 0.0
     update = CPU_ADAM_NS * mine * cluster.gpus_per_host / 1e9
     states = 2 * OPTIMIZER_BYTES * mine * cluster.gpus_per_host

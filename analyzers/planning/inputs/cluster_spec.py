@@ -11,7 +11,7 @@ from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.fields import filled, is_file, read_values
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.hardware.boards import Board, board_of, boards
-from gpuscope.hardware.device_peaks import peaks_of
+from gpuscope.hardware.device_peaks import memory_bandwidth, peaks_of, reached_frac
 from gpuscope.hardware.link_rates import Link, gpu_fabric, gpu_nvlink, gpu_pcie, link_named, links, network
 
 USABLE = 0.9
@@ -25,6 +25,11 @@ CHECKPOINT_GBPS_PER_HOST = 1.0
 """GB/s of storage per host: assumed; Llama 3's gives 2,000 of them 2 TB/s (section 3.3.1)."""
 MOST_GPUS = 1 << 20
 _SPEC = re.compile(r"(?:(?P<hosts>\d{1,7})x)?(?P<gpus>\d{1,7})x(?P<name>\S.*)")
+_MIG = re.compile(r"(?P<name>.+)[- ]MIG[- ](?P<slices>\d)g\.(?P<gb>\d{1,3})gb", re.IGNORECASE)
+_GIB = 2**30 / 1e9
+"""Data sheets' GB of a GPU are GiB: an H100 of 80 GB shows 81,559 MiB."""
+_USUAL_INTENSITY = 250.0
+"""FLOPs per byte of a GPU's memory, where its bandwidth is not known: A100 153, MI300X 246, B200 281, H100 295."""
 _STAGED = 0.5
 """Of a link where copies between GPUs are staged in host memory: every byte crosses PCIe twice."""
 
@@ -36,14 +41,21 @@ class ClusterFile:
     gpu: str
     """Its name, as in the spec: `H100`; any name where the figures are given."""
     gpus_per_host: int
+    """GPUs of a host."""
     hosts: int = 1
+    """Hosts."""
     memory_gb: float | None = None
     """GB (1e9 bytes) of a GPU."""
     usable_frac: float | None = None
-    """Of the memory that a job can fill."""
+    """Of the memory that a job can fill, 0.9; the rest is CUDA's context, NCCL's buffers, temporary tensors."""
     bf16_tflops: float | None = None
     """Dense peak of a GPU in TFLOP/s."""
     fp8_tflops: float | None = None
+    """The same in FP8."""
+    fp4_tflops: float | None = None
+    """The same in FP4."""
+    memory_gbps: float | None = None
+    """GB/s of a GPU's memory."""
     inside: str | None = None
     """Key of the link between a host's GPUs."""
     inside_gbps: float | None = None
@@ -54,6 +66,18 @@ class ClusterFile:
     """Gbit/s of a port; goes before `network`."""
     ports: int | None = None
     """Network ports of a host; one per GPU where absent."""
+    cuda_graphs: bool | None = None
+    """Whether layers of experts run as CUDA graphs; where absent, they do in racks joined by NVLink alone."""
+    oversubscription: float | None = None
+    """How many times less bandwidth a GPU has beyond the hosts of one leaf switch."""
+    leaf_hosts: int | None = None
+    """Hosts of a leaf switch."""
+    nvlink_domain: int | None = None
+    """GPUs that NVLink joins, where those are several hosts."""
+    host_cores: int | None = None
+    """Cores of a host; like `ports`, `pcie_lanes` and `host_memory_gb` held against rules of thumb (`--full`)."""
+    pcie_lanes: int | None = None
+    """PCIe lanes of a GPU."""
     power_w: float | None = None
     """W of a GPU at work, with its part of the host."""
     pue: float | None = None
@@ -92,7 +116,29 @@ def cluster_of(
         network_gbit=None if network_key else given.network_gbit,
     )  # fmt: skip
     _check(given, error, where)
-    return _cluster(given, error, where)
+    return _cluster(_joined(given, error, where), error, where)
+
+
+def _joined(given: ClusterFile, error: type[GpuscopeError], where: str) -> ClusterFile:
+    """With the hosts that NVLink joins as one, as the planner takes a host: what its links join directly."""
+    if given.nvlink_domain is None or given.nvlink_domain == given.gpus_per_host:
+        return given
+    hosts, rest = divmod(given.nvlink_domain, given.gpus_per_host)
+    if rest or not hosts or given.hosts % hosts:
+        raise error(
+            f"{where}nvlink_domain={given.nvlink_domain} is no multiple of gpus_per_host={given.gpus_per_host}, or "
+            f"does not divide the {given.hosts} hosts"
+        )
+
+    def times(value: float | None) -> float | None:
+        return value * hosts if value else None
+
+    return replace(
+        given, gpus_per_host=given.nvlink_domain, hosts=given.hosts // hosts, ports=given.ports and given.ports * hosts,
+        host_memory_gb=times(given.host_memory_gb), nvme_gbps=times(given.nvme_gbps),
+        host_cores=given.host_cores and given.host_cores * hosts,
+        leaf_hosts=given.leaf_hosts and max(given.leaf_hosts // hosts, 1),
+    )  # fmt: skip
 
 
 def _from_words(spec: str) -> ClusterFile:
@@ -102,8 +148,10 @@ def _from_words(spec: str) -> ClusterFile:
             f"{spec!r} is no cluster", hint="write for instance 8xH100, 16x8xH100 for 16 hosts, or a .toml file"
         )
     name, gpus, hosts = match["name"].strip(), int(match["gpus"]), int(match["hosts"] or 1)
-    if re.fullmatch(r"[345]0[6-9]0( Ti)?", name):
-        name = f"RTX {name}"
+    if consumer := re.fullmatch(r"(?:GeForce[- ]?)?(?:RTX[- ]?)?([345]0[6-9]0(?:[- ]?Ti)?)", name, re.IGNORECASE):
+        name = f"RTX {consumer[1]}"
+    if slices := _MIG.fullmatch(name):
+        return _slice(slices, gpus * hosts)
     found = ClusterFile(name, gpus, hosts)
     known = board_of(_plain(name))
     if known is not None and known.domain and hosts == 1 and gpus > known.domain and gpus % known.domain == 0:
@@ -111,12 +159,32 @@ def _from_words(spec: str) -> ClusterFile:
     return found
 
 
+def _slice(found: re.Match[str], count: int) -> ClusterFile:
+    """Of seven compute slices so many, with the memory that the profile names and its share of the bandwidth."""
+    if count > 1:
+        raise UsageError("MIG slices can't be joined: NCCL takes one per process group", hint=f"1x{found[0]}")
+    name, share, size = _plain(found["name"]), int(found["slices"]) / 7, float(found["gb"])
+    board, bandwidth, peaks = board_of(name), memory_bandwidth(name), peaks_of(name)
+    if board is None or bandwidth is None or not peaks or not 0 < share <= 1:
+        raise UsageError(f"{found[0]!r} is no MIG slice of a GPU in the table")
+
+    def tflops(precision: str) -> float | None:
+        return share * peaks[precision] / 1e12 if precision in peaks else None
+
+    return ClusterFile(
+        name, 1, memory_gb=size * _GIB, bf16_tflops=tflops("bf16"), fp8_tflops=tflops("fp8"), fp4_tflops=tflops("fp4"),
+        memory_gbps=bandwidth / 1e9 * min(size / board.memory_gb, 1.0),
+    )  # fmt: skip
+
+
 def _plain(name: str) -> str:
     return name.replace("-", " ")
 
 
 def _check(given: ClusterFile, error: type[GpuscopeError], where: str) -> None:
-    for key in ("gpus_per_host", "hosts", "ports"):
+    for key in (
+        "gpus_per_host", "hosts", "ports", "leaf_hosts", "nvlink_domain", "host_cores", "pcie_lanes",
+    ):  # fmt: skip
         value = getattr(given, key)
         if value is not None and not 1 <= value <= MOST_GPUS:
             raise error(f"{where}{key}={value} must be 1 to {MOST_GPUS:,}")
@@ -127,8 +195,10 @@ def _check(given: ClusterFile, error: type[GpuscopeError], where: str) -> None:
             raise error(f"{where}{key}={value:g} must be more than 0")
     if given.usable_frac is not None and given.usable_frac > 1:
         raise error(f"{where}usable_frac={given.usable_frac:g} must be at most 1")
-    if given.pue is not None and given.pue < 1:
-        raise error(f"{where}pue={given.pue:g} must be at least 1")
+    for key in ("pue", "oversubscription"):
+        value = getattr(given, key)
+        if value is not None and value < 1:
+            raise error(f"{where}{key}={value:g} must be at least 1")
 
 
 def _cluster(given: ClusterFile, error: type[GpuscopeError], where: str) -> Cluster:
@@ -136,25 +206,36 @@ def _cluster(given: ClusterFile, error: type[GpuscopeError], where: str) -> Clus
     # A V100 has tensor cores for FP16 alone.
     table = peaks_of(given.gpu) or peaks_of(name)
     bf16 = given.bf16_tflops * 1e12 if given.bf16_tflops else table.get("bf16") or table.get("fp16")
-    memory_gb = given.memory_gb or (board.memory_gb if board else None)
+    memory_gb = given.memory_gb or (board.memory_gb * _GIB if board else None)
     if bf16 is None or memory_gb is None:
         lacking = "memory_gb" if bf16 else "bf16_tflops" if memory_gb else "memory_gb and bf16_tflops"
         raise error(
             f"{where}the GPU {given.gpu!r} is not in the table",
             hint=f"known: {', '.join(boards())}; or a .toml file that also gives {lacking}",
         )
-    fp8 = given.fp8_tflops * 1e12 if given.fp8_tflops else table.get("fp8")
+    peaks = {"bf16": bf16}
+    for key, own in (("fp8", given.fp8_tflops), ("fp4", given.fp4_tflops)):
+        if own or key in table:
+            peaks[key] = own * 1e12 if own else table[key]
+    bandwidth = given.memory_gbps * 1e9 if given.memory_gbps else memory_bandwidth(given.gpu) or memory_bandwidth(name)
     inside = _inside(given, name, board, error, where)
     host_gb = given.host_memory_gb or 0.0
     pcie = gpu_pcie(name)
+    if pcie and given.pcie_lanes:
+        pcie = pcie.of(given.pcie_lanes)
     return Cluster(
         given.hosts, given.gpus_per_host, given.gpu, round(memory_gb * 1e9),
-        {"bf16": bf16} | ({"fp8": fp8} if fp8 else {}), inside,
+        peaks, inside,
         _between(given, board, error, where) if given.hosts > 1 else None, given.ports or given.gpus_per_host,
-        given.usable_frac or USABLE, given.power_w or (board.power_w if board else None), given.pue,
-        given.gpu_hour_price, given.gpu_mtbf_hours or GPU_MTBF_HOURS, given.restart_minutes or RESTART_MINUTES,
+        given.usable_frac or USABLE, bandwidth or bf16 / _USUAL_INTENSITY,
+        {key: reached_frac(name, key) for key in peaks},
+        not (given.cuda_graphs if given.cuda_graphs is not None else board and board.domain),
+        given.oversubscription or 1.0, given.leaf_hosts or 0, (), False,
+        given.power_w or (board.power_w if board else None), given.pue, given.gpu_hour_price,
+        given.gpu_mtbf_hours or GPU_MTBF_HOURS, given.restart_minutes or RESTART_MINUTES,
         given.checkpoint_gbps or CHECKPOINT_GBPS_PER_HOST * given.hosts, round(host_gb * 1e9),
-        given.host_link_gbps or (pcie.usable if pcie else 0.0), given.nvme_gbps or 0.0,
+        given.host_link_gbps or (pcie.usable if pcie else 0.0), given.host_cores or 0, given.pcie_lanes or 0,
+        given.nvme_gbps or 0.0,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
@@ -46,6 +47,7 @@ def model_named(text: str, sequence: int | None = None) -> Model:
 
 def _from_words(text: str, sequence: int | None) -> Model:
     name, _, rest = text.partition(",") if "=" not in text.partition(",")[0] else ("", "", text)
+    name = _preset(name)
     if name and name not in PRESETS:
         close = get_close_matches(name, PRESETS, 1)
         meant = f"did you mean {close[0]}? " if close else ""
@@ -69,6 +71,16 @@ def _from_words(text: str, sequence: int | None) -> Model:
         raise UsageError(f"the model lacks {missing}", hint="write for instance ffn=16384") from None
 
 
+def _preset(name: str) -> str:
+    """The preset that people mean: Llama-3.1-8B is Llama-3-8B in shape, whoever published it and however tuned."""
+
+    def plain(text: str) -> str:
+        words = re.sub(r"(?<=llama[-_ ]3)\.[1-3]|meta|instruct|base|hf", "", text.casefold().rpartition("/")[2])
+        return re.sub(r"[^a-z0-9]", "", words)
+
+    return next((known for known in PRESETS if plain(known) == plain(name)), name) if name else name
+
+
 def _from_file(path: Path) -> Model:
     values = read_values(path)
     if "num_hidden_layers" in values:
@@ -81,6 +93,8 @@ def _translated(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if "intermediate_size" not in config and "width" in found:
         raise InputError(f"{path} lacks intermediate_size", hint="name the parts of the model in a file of its own")
     found["gated"] = str(config.get("hidden_act", "")) in _GATED
+    if (config.get("n_group") or 1) > 1 and config.get("topk_group"):
+        found["expert_hosts"] = config["topk_group"]
     if not config.get("kv_lora_rank"):
         for part in ("q_rank", "rope_width", "value_width"):
             found.pop(part, None)

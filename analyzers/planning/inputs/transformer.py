@@ -32,6 +32,8 @@ class Model:
     """Of one expert; 0 for `ffn`."""
     shared_experts: int = 0
     """Experts that take every token, besides the routed ones."""
+    expert_hosts: int = 0
+    """Hosts at most to which a token's experts belong (DeepSeek-V3, arXiv:2412.19437, section 2.1.2: 4); 0 for any."""
     dense_layers: int = 0
     """First layers that have one feed-forward part instead of experts."""
     q_rank: int = 0
@@ -126,27 +128,33 @@ class Model:
     @property
     def flops_per_token(self) -> float:
         """Forward and backward, nothing recomputed: 6 per active weight but the embedding, and for GPT
-        12·layers·width·sequence for attention (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B)."""
-        return 6.0 * (self.layers * self.active + self.embedding) + 3 * self.layers * self.attention_flops
+        6·layers·width·sequence for causal attention, of which the half above the diagonal is not computed
+        (docs/definitions.md, MFU; Chowdhery et al., PaLM, arXiv:2204.02311, appendix B, counts both halves)."""
+        return 6.0 * (self.layers * self.active + self.embedding) + 1.5 * self.layers * self.attention_flops
 
-    def kept(self, *, selective: bool) -> float:
-        """Elements of a token that a layer keeps for the backward pass, mean over all layers.
+    def kept(self, *, selective: bool, operand: float = 2.0) -> float:
+        """Bytes of a token that a layer keeps for the backward pass, mean over all layers.
 
         Norms' inputs, attention's input, queries, keys, values and output, the feed-forward part's input and what
         lies between its matrices: for GPT (ffn 4·width, no grouping, no dropout) 16·width, which in two bytes are 32 of
         the 34·s·b·h of Korthikanti et al., arXiv:2205.05198, equation 1; the other two are dropout masks. Experts also
-        keep their tokens' copies. `selective`: without the outputs of norms and activation functions, which are cheap
-        to compute again.
+        keep their tokens' copies, but not their results: a token's weights are applied before the last product. What
+        only a matrix product needs again takes `operand` bytes, which is 1 in FP8 (DeepSeek-V3, section 3.3.3), the
+        rest two. `selective`: without the outputs of norms and of experts'
+        activation functions, which are cheap to compute again, and without what latent attention expands: what
+        Megatron-Core's modules `layernorm`, `moe_act` and `mla_up_proj` do.
         """
-        outputs = 0 if selective else 1
-        latent = self.q_rank + self.kv_rank + self.rope_width if self.kv_rank else 0
-        attention = latent + self.heads * (self.query + self.value) + self.kv
-        sparse = self.moe_layers / self.layers
-        between = (2 if self.gated else 1) + outputs
-        tokens = self.experts_per_token * (2 * self.width + between * self.expert_width)
-        feed = (1 - sparse) * between * self.ffn
-        feed += sparse * (tokens + self.shared_experts * between * self.expert_width)
-        return (2 + 2 * outputs) * self.width + attention + feed
+        outputs, sparse = 0 if selective else 1, self.moe_layers / self.layers
+        expanded = self.heads * self.query + self.kv
+        if self.kv_rank:
+            expanded = self.q_rank + self.kv_rank + self.rope_width + outputs * expanded
+        experts = self.experts_per_token + self.shared_experts
+        between = (1 - sparse) * self.ffn + sparse * experts * self.expert_width
+        copies = sparse * self.experts_per_token * self.width
+        plain = 2 * self.width + expanded + (self._matrices - 1) * between
+        activated = between if outputs else (1 - sparse) * self.ffn
+        operands = self.heads * self.value + outputs * 2 * self.width + activated + copies
+        return 2 * plain + operand * operands
 
     @property
     def _matrices(self) -> int:

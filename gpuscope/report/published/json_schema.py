@@ -86,7 +86,7 @@ def _meanings(kind: Any, seen: set[Any]) -> Iterator[tuple[str, dict[str, str]]]
         if kind in seen:
             return
         seen.add(kind)
-        yield kind.__name__, _of_keys(kind)
+        yield kind.__name__, of_keys(kind)
         for inner in get_type_hints(kind).values():
             yield from _meanings(inner, seen)
     for inner in get_args(kind):
@@ -97,7 +97,7 @@ def _has_keys(kind: Any) -> bool:
     return is_typeddict(kind) or is_dataclass(kind)
 
 
-def _of_keys(kind: type) -> dict[str, str]:
+def of_keys(kind: type) -> dict[str, str]:
     """The strings that stand below the keys of a TypedDict or dataclass, its bases' too."""
     try:
         [body] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -108,7 +108,7 @@ def _of_keys(kind: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in (base.id for base in body.bases if isinstance(base, ast.Name)):
         base = vars(inspect.getmodule(kind))[name]  # Python 3.11 forgets the bases of a TypedDict
-        found |= _of_keys(base) if _has_keys(base) else {}
+        found |= of_keys(base) if _has_keys(base) else {}
     for key, below in pairwise(body.body):
         if (
             isinstance(key, ast.AnnAssign)

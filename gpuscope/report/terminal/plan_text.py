@@ -6,7 +6,12 @@ from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.plan_document import Plan, PlanEntry
 from gpuscope.words import units
 
-_FRAMEWORKS = {"torchtitan": "torchtitan", "megatron": "Megatron-LM", "deepspeed": "DeepSpeed"}
+_FRAMEWORKS = {
+    "torchtitan": "torchtitan",
+    "megatron": "Megatron-LM",
+    "deepspeed": "DeepSpeed",
+    "accelerate": "Accelerate",
+}
 
 
 def render(plan: Plan, writer: Writer, *, full: bool = False) -> None:
@@ -38,6 +43,8 @@ def render(plan: Plan, writer: Writer, *, full: bool = False) -> None:
     _table(plan["nearest"], "Nearest, with what they lack per GPU", writer)
     for entry in (plan["candidates"] or plan["nearest"])[:1]:
         _reasons(entry, writer)
+    for sentence in [*plan["measured"], *filter(None, [plan["settling"]])]:
+        writer.line(sentence, indent=2, hang=2)
     _hangs_on(plan, writer)
     _cost(plan, writer)
     _commands(plan, writer)
@@ -84,9 +91,7 @@ def _reasons(entry: PlanEntry, writer: Writer) -> None:
         writer.text(f"{entry['name']}: ", "bold"),
         f"{units.plural(entry['micro_batches'], 'micro-batch', 'micro-batches')} per step",
     )
-    low, high = entry["low_ns"], entry["high_ns"]
-    if low is not None and high is not None:
-        writer.line(f"step: {units.duration(low)} to {units.duration(high)}", indent=2, hang=2)
+    writer.line(f"step: {units.duration(entry['low_ns'])} to {units.duration(entry['high_ns'])}", indent=2, hang=2)
     parts = ", ".join(f"{part} {units.size(size)}" for part, size in entry["memory_bytes"].items())
     writer.line(f"memory: {parts}", indent=2, hang=2)
     for sentence in entry["why"]:

@@ -15,9 +15,10 @@ from gpuscope.analyzers.planning.calibration.calibrating import efficiencies
 from gpuscope.analyzers.planning.calibration.measured_links import measured_links
 from gpuscope.analyzers.planning.calibration.recorded_job import Job
 from gpuscope.analyzers.planning.costs.rates import Rates
-from gpuscope.analyzers.planning.costs.step_estimate import estimate
+from gpuscope.analyzers.planning.costs.step_estimate import estimate, stages_of
 from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
 from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
+from gpuscope.analyzers.planning.launchers import commands
 from gpuscope.analyzers.planning.layout import Layout
 from gpuscope.errors import GpuscopeError
 from gpuscope.schema.plan_document import Plan
@@ -36,7 +37,8 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_options_of_the_frameworks() -> None:
-    told = advise("llama-3.1-405b", "2048x8xH100", global_batch=2048).document["commands"]
+    model, own = PRESETS["llama-3.1-405b"], Layout(128, 8, 16, zero=1, chunks=6)
+    told = commands(model, own, stages_of(model, own), 2048)
     for option in ("tensor_parallel_degree 8", "pipeline_parallel_degree 16", "data_parallel_shard_degree 128"):
         assert f"--parallelism.{option}" in told["torchtitan"]
     assert "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 16" in told["megatron"]
@@ -46,7 +48,8 @@ def test_options_of_the_frameworks() -> None:
     assert len(chunks) % 16 == 0
     assert sum(int(chunk[2:]) if "*" in chunk else len(chunk) for chunk in chunks) == 126
     assert "deepspeed" not in told  # it has no tensor parallelism for any model
-    config = json.loads(advise("llama-3-8b", "2x8xH100", global_batch=512).document["commands"]["deepspeed"])
+    model, own = PRESETS["llama-3-8b"], Layout(16, zero=2, micro_batch=2)
+    config = json.loads(commands(model, own, stages_of(model, own), 512)["deepspeed"])
     assert config["train_batch_size"] == 512
     micro, steps = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
     assert micro * steps * 16 == 512

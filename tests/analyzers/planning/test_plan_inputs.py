@@ -19,11 +19,14 @@ from gpuscope.errors import GpuscopeError, InputError, UsageError
 MODEL = {
     "layers": 4, "width": 64, "heads": 4, "ffn": 128, "vocabulary": 100, "sequence": 32, "kv_heads": 2,
     "head_width": 16, "gated": True, "tied": True, "experts": 8, "experts_per_token": 2, "expert_ffn": 32,
-    "shared_experts": 1, "dense_layers": 1, "q_rank": 24, "kv_rank": 16, "rope_width": 8, "value_width": 16,
+    "shared_experts": 1, "expert_hosts": 2, "dense_layers": 1, "q_rank": 24, "kv_rank": 16, "rope_width": 8,
+    "value_width": 16,
 }  # fmt: skip
 CLUSTER = {
     "gpu": "Mine", "gpus_per_host": 4, "hosts": 2, "memory_gb": 64.0, "usable_frac": 0.8, "bf16_tflops": 300.0,
-    "fp8_tflops": 600.0, "inside": "pcie5", "inside_gbps": 100.0, "network": "ib_ndr", "network_gbit": 200.0,
+    "fp8_tflops": 600.0, "fp4_tflops": 1200.0, "memory_gbps": 2000.0, "cuda_graphs": True, "oversubscription": 2.0,
+    "leaf_hosts": 1, "nvlink_domain": 4, "host_cores": 64, "pcie_lanes": 16,
+    "inside": "pcie5", "inside_gbps": 100.0, "network": "ib_ndr", "network_gbit": 200.0,
     "ports": 2, "power_w": 500.0, "pue": 1.2, "gpu_hour_price": 2.0, "gpu_mtbf_hours": 10_000.0,
     "restart_minutes": 5.0, "checkpoint_gbps": 4.0, "host_memory_gb": 512.0, "host_link_gbps": 20.0, "nvme_gbps": 10.0,
 }  # fmt: skip
@@ -48,7 +51,10 @@ def test_every_field_of_a_file_is_read(tmp_path: Path, suffix: str) -> None:
     assert {name: getattr(model, name) for name in MODEL} == MODEL
     cluster = cluster_of(write(tmp_path / f"cluster{suffix}", CLUSTER))
     assert (cluster.gpus, cluster.memory, cluster.usable) == (8, 64 * 10**9, 0.8 * 64e9)
-    assert cluster.peaks == {"bf16": 3e14, "fp8": 6e14}
+    assert cluster.peaks == {"bf16": 3e14, "fp8": 6e14, "fp4": 1.2e15}
+    assert (cluster.memory_bandwidth, cluster.launched_singly) == (2e12, False)
+    assert (cluster.host_cores, cluster.pcie_lanes) == (64, 16)
+    assert (cluster.port_over(1), cluster.port_over(2)) == (cluster.port_gbps, cluster.port_gbps / 2)
     assert (cluster.inside.usable, cluster.port_gbps) == (100.0, 200 / 8 * 0.96 * 2 / 4)
     assert (cluster.power_w, cluster.pue, cluster.gpu_hour_price) == (500, 1.2, 2)
     assert (cluster.gpu_mtbf_hours, cluster.restart_minutes, cluster.checkpoint_gbps) == (10_000, 5, 4)
@@ -125,9 +131,31 @@ def test_the_configuration_of_transformers(tmp_path: Path) -> None:
     assert found.parameters == PRESETS["deepseek-v3"].parameters
 
 
+def test_names_as_people_write_them() -> None:
+    for written, known in (("llama-3-405b", "llama-3.1-405b"), ("meta-llama/Llama-3.1-8B-Instruct", "llama-3-8b"),
+                           ("Qwen3-30B-A3B", "qwen3-30b-a3b"), ("DeepSeek_V3", "deepseek-v3")):  # fmt: skip
+        assert model_named(written) == PRESETS[known]
+    for written in ("8x4090", "8xRTX4090", "8xRTX-4090", "8xGeForce RTX 4090"):
+        assert cluster_of(written).peaks == cluster_of("8xRTX 4090").peaks
+    whole, part = cluster_of("1xH100"), cluster_of("1xH100-MIG-3g.40gb")
+    assert part.peaks["bf16"] == pytest.approx(3 / 7 * whole.peaks["bf16"])
+    assert (part.memory, part.memory_bandwidth) == (whole.memory // 2, whole.memory_bandwidth / 2)
+
+
+def test_hosts_that_nvlink_joins_are_one(tmp_path: Path) -> None:
+    """18 hosts of 4 GPUs in a rack: its 72 GPUs are taken for one host, with the ports of all."""
+    values = {"gpu": "GB200", "gpus_per_host": 4, "hosts": 36, "ports": 4, "nvlink_domain": 72}
+    cluster = cluster_of(write(tmp_path / "racks.toml", values))
+    assert (cluster.hosts, cluster.gpus_per_host, cluster.ports) == (2, 72, 72)
+    with pytest.raises(InputError, match="nvlink_domain=70"):
+        cluster_of(write(tmp_path / "racks.toml", {**values, "nvlink_domain": 70}))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        lambda: cluster_of("2xH100-MIG-3g.40gb"),
+        lambda: cluster_of("1xH100-MIG-9g.40gb"),
         lambda: cluster_of("H100"),
         lambda: cluster_of("8xH99"),
         lambda: cluster_of("0x8xH100"),
