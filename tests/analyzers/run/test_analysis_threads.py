@@ -20,7 +20,8 @@ SAMPLE = Path(__file__).parents[3] / "sample_traces" / "ddp_slow_rank" / "rank1.
 
 def found(alone: bool) -> tuple[list[Result], list[str]]:
     trace = open_trace(SAMPLE)
-    results = analysis_threads.results_of(trace, views(trace), alone)
+    results, beside = analysis_threads.results_of(trace, views(trace), alone, lambda: "beside")
+    assert beside == "beside"
     return results, trace.names.names
 
 
@@ -53,7 +54,7 @@ def test_an_error_of_the_user_is_raised_from_either_thread(monkeypatch: pytest.M
     monkeypatch.setattr(analysis_threads, "run_one", refuse)
     trace = open_trace(SAMPLE)
     with pytest.raises(UsageError, match="refused"):
-        analysis_threads.results_of(trace, views(trace), alone=True)
+        analysis_threads.results_of(trace, views(trace), True, lambda: None)
 
 
 def test_small_traces_and_runs_of_many_files_need_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,11 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if finding["code"] == "waits_for_core":
         facts = finding.get("facts", {})
         threads, cores = facts.get("threads") or 0, facts.get("cores") or 0
-        now = min(case.cores_per_rank or cores, max(1, cores // max(1, len(case.report["trace"]["ranks_present"]))))
-        if threads > now > 0 < cores:  # a host's ranks share its cores
+        now = (
+            case.cores_per_rank or cores
+        )  # a host's ranks share its cores, but not every trace says how many there are
+        if threads > now > 0 < cores:
+            now = case.cores_per_rank or max(1, cores // max(1, len(case.report["trace"]["ranks_present"])))
             yield Proposal(finding, FewerThreads(threads, cores, now), other_settings.OMP_THREADS.to(str(now)))
     elif on_cpu(case) and (names := _by_parameter(case)):
         by_hand = torch_settings.FUSED_ON_CPU[names[0]].to("True")
