@@ -21,11 +21,11 @@ from gpuscope.analyzers.changes import (
     Schedule,
     SharedWork,
 )  # fmt: skip
+from gpuscope.student import student
 from gpuscope.trace.columns.table import Array
 
-_STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
-"""Student's t for a two-sided 90 % interval with 1, 2… degrees of freedom (NIST/SEMATECH e-Handbook of Statistical
-Methods, 1.3.6.7.2); a replay holds at most ten steps."""
+_MISSED = 0.05
+"""Probability on either side of a range that holds nine times in ten."""
 
 MODEL_ERROR = 0.03
 """Of a change's effect on the step, what its prediction may miss beside what is known to be uncertain, on a CPU."""
@@ -91,4 +91,4 @@ def median_by_chance(times: Array) -> float | None:
 
 
 def _quantile(times: Array) -> float:
-    return _STUDENT[min(len(times) - 1, len(_STUDENT)) - 1]
+    return student(_MISSED, len(times) - 1)
