@@ -26,11 +26,10 @@ from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
-from gpuscope.analyzers.replay.fitted_margins import INFERRED, margin
+from gpuscope.analyzers.replay.fitted_margins import margin
 from gpuscope.analyzers.replay.from_trace.recording import Recorded
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.host_pace import hosts_alone
-from gpuscope.analyzers.replay.link_sharing import can_crowd
 from gpuscope.analyzers.replay.outcome import Outcome
 from gpuscope.analyzers.replay.paced_marks import paced_by_kernels
 from gpuscope.analyzers.replay.pipeline_times import as_replayed
@@ -241,13 +240,10 @@ class Replayer:
         The baseline replay error may remain after a change; other steps differ as the recorded ones do; what no source
         of error covers is in proportion to what the change moves, or fitted.
         """
-        after, graph = times[0], self._graph
-        errors = [error * after, self._variation * after]
+        errors = [error * times[0], self._variation * times[0]]
         if not self._setting.gpu:
-            return bounds(after, times, [*errors, MODEL_ERROR * abs(before - after)])
-        fitted = margin(changes, graph is not None and can_crowd(graph))
-        inferred = graph is not None and graph.inferred > 0 and fitted > 0
-        return bounds(after, times, errors, fitted * after * (INFERRED if inferred else 1.0))
+            return bounds(times[0], times, [*errors, MODEL_ERROR * abs(before - times[0])])
+        return bounds(times[0], times, errors, times[0] * margin(changes, self._graph))
 
     def pipeline_places(self, flush: Flush, change: PipelineChange) -> dict[Key, tuple[int, int]]:
         """Start and end of each computation of a flush with a change, as `predict` replays it, in ns after the pipeline
