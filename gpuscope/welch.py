@@ -14,25 +14,20 @@ of the mean», Journal of Climate 8 (1995), for an AR(1) process).
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median, variance
+
+from gpuscope.student import student
 
 MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of normal values by that of their mean."""
 _OF_FEW = {2: 1.0, 3: 0.743, 4: 0.838, 5: 0.697, 6: 0.776, 7: 0.679}
 """The other way round of so few: the median's efficiency (W. J. Dixon and F. J. Massey, Introduction to Statistical
 Analysis, 1969, table A-8b4). Of two values it is their mean."""
-_QUANTILES = (
-    (1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (7, 2.365), (8, 2.306), (9, 2.262),
-    (10, 2.228), (11, 2.201), (12, 2.179), (13, 2.160), (14, 2.145), (15, 2.131), (16, 2.120), (17, 2.110),
-    (18, 2.101), (19, 2.093), (20, 2.086), (21, 2.080), (22, 2.074), (23, 2.069), (24, 2.064), (25, 2.060),
-    (26, 2.056), (27, 2.052), (28, 2.048), (29, 2.045), (30, 2.042), (40, 2.021), (60, 2.000), (120, 1.980),
-)  # fmt: skip
-"""Student's t for a two-sided 95 % interval by degrees of freedom (NIST/SEMATECH e-Handbook of Statistical
-Methods, 1.3.6.7.2). Degrees between two rows take the lower one: the interval is then never too narrow."""
+_MISSED = 0.025
+"""Probability on either side of a 95 % interval."""
 _CORRELATED_FROM = 10
 """Fewer values can't distinguish a correlation from chance: its standard error, 1/√n, would exceed 0.3."""
 _LEAST_WORTH = 0.2
@@ -132,6 +127,5 @@ def _worth(values: Sequence[float]) -> float:
 
 
 def _interval(middle: float, error: float, freedom: float) -> Interval:
-    row = bisect_right(_QUANTILES, freedom, key=lambda one: one[0]) - 1
-    half = _QUANTILES[max(row, 0)][1] * math.sqrt(error)
+    half = student(_MISSED, max(int(freedom), 1)) * math.sqrt(error)
     return Interval(middle - half, middle + half)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil, cos, exp, expm1, lgamma, log, pi, sin, sqrt
-from statistics import NormalDist
+from math import ceil, exp, lgamma, log, sqrt
 
 import numpy as np
 
+from gpuscope.student import student
 from gpuscope.trace.columns.table import Array, Mask, Times
 
 MIN_STEPS = 2
@@ -160,30 +160,3 @@ def _periodic(
                 [delay[turn], delay[~turn]], count, chance, step_ns
             ):
                 yield float(usual[rank]), rank, period
-
-
-def student(chance: float, freedom: int) -> float:
-    """What Student's t exceeds with this probability (Hill, «Algorithm 396: Student's t-quantiles», Communications of
-    the ACM 13, 1970)."""
-    both = 2 * chance
-    if freedom == 1:
-        return cos(both * pi / 2) / sin(both * pi / 2)
-    if freedom == 2:
-        return sqrt(2 / (both * (2 - both)) - 2)
-    a = 1 / (freedom - 0.5)
-    b = 48 / a**2
-    c = ((20_700 * a / b - 98) * a - 16) * a + 96.36
-    d = ((94.5 / (b + c) - 3) / b + 1) * sqrt(a * pi / 2) * freedom
-    y = (d * both) ** (2 / freedom)
-    if y > 0.05 + a:
-        x = NormalDist().inv_cdf(chance)
-        y = x * x
-        if freedom < 5:
-            c += 0.3 * (freedom - 4.5) * (x + 0.6)
-        c += (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b
-        y = (((((0.4 * y + 6.3) * y + 36) * y + 94.5) / c - y - 3) / b + 1) * x
-        y = expm1(a * y * y)
-    else:
-        first = 1 / (((freedom + 6) / (freedom * y) - 0.089 * d - 0.822) * (freedom + 2) * 3)
-        y = ((first + 0.5 / (freedom + 4)) * y - 1) * (freedom + 1) / (freedom + 2) + 1 / y
-    return sqrt(freedom * y)

@@ -2,64 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from math import hypot
 
 import numpy as np
 
-from gpuscope.analyzers.changes import (
-    CapturedGraphs,
-    Change,
-    CopyStream,
-    EvenStages,
-    GroupModules,
-    KeepParameters,
-    MicroBatches,
-    PinnedCopies,
-    Prefetch,
-    ReplacedRank,
-    Schedule,
-    SharedWork,
-)  # fmt: skip
+from gpuscope.student import student
 from gpuscope.trace.columns.table import Array
 
-_STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
-"""Student's t for a two-sided 90 % interval with 1, 2… degrees of freedom (NIST/SEMATECH e-Handbook of Statistical
-Methods, 1.3.6.7.2); a replay holds at most ten steps."""
+_MISSED = 0.05
+"""Probability on either side of a range that holds nine times in ten."""
 
 MODEL_ERROR = 0.03
 """Of a change's effect on the step, what its prediction may miss beside what is known to be uncertain, on a CPU."""
-ON_GPU = 0.02
-"""The same on a GPU…"""
-ON_GPU_BY_KIND: Mapping[type[Change], float] = {
-    ReplacedRank: 0.1,
-    CapturedGraphs: 0.15, Prefetch: 0.15, GroupModules: 0.15,
-    CopyStream: 0.3,
-    PinnedCopies: 0.5, KeepParameters: 0.5, SharedWork: 0.5,
-    MicroBatches: 0.6, EvenStages: 0.6,
-    Schedule: 0.9,
-}  # fmt: skip
-"""… but for these changes. Shares that nine predictions in ten keep to, of simulated jobs of all structures, which were
-drawn for that (docs/trust.md)."""
-INFERRED = 2.0
-"""How many times as much where streams' waits are not recorded but inferred. Chosen, and checked on simulated jobs."""
 
 
-def model_error(changes: Iterable[Change], gpu: bool, inferred: bool) -> float:
-    """Share of what changes move by which their prediction may be off: that of the least certain of them."""
-    own = [ON_GPU_BY_KIND.get(type(one), ON_GPU) if gpu else MODEL_ERROR for one in changes]
-    return max(own, default=0.0) * (INFERRED if inferred else 1.0)
-
-
-def bounds(after: float, cases: Sequence[float], errors: Sequence[float]) -> tuple[int, int]:
+def bounds(after: float, cases: Sequence[float], errors: Sequence[float], margin: float = 0.0) -> tuple[int, int]:
     """Where the step lies nine times in ten, ns, of a predicted one.
 
     `cases` are the steps where what is assumed turns out well and badly: the truth may well be at one of them. `errors`
     are how far each other source may move the step either way, ns, nine times in ten. These are independent, so they
-    add up as squares do: that all are at their worst together is rarer than that one is.
+    add up as squares do: that all are at their worst together is rarer than that one is. Beyond them lies a `margin`,
+    which holds the predicted step at least where it is less than 0.
     """
-    chance = hypot(*errors)
-    return max(0, round(min(after, *cases) - chance)), round(max(after, *cases) + chance)
+    beyond = hypot(*errors) + margin
+    return max(0, round(min(after, *(case - beyond for case in cases)))), round(
+        max(after, *(case + beyond for case in cases))
+    )
 
 
 def by_chance(times: Array) -> float | None:
@@ -91,4 +60,4 @@ def median_by_chance(times: Array) -> float | None:
 
 
 def _quantile(times: Array) -> float:
-    return _STUDENT[min(len(times) - 1, len(_STUDENT)) - 1]
+    return student(_MISSED, len(times) - 1)

@@ -26,13 +26,14 @@ from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
+from gpuscope.analyzers.replay.fitted_margins import margin
 from gpuscope.analyzers.replay.from_trace.recording import Recorded
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.host_pace import hosts_alone
 from gpuscope.analyzers.replay.outcome import Outcome
 from gpuscope.analyzers.replay.paced_marks import paced_by_kernels
 from gpuscope.analyzers.replay.pipeline_times import as_replayed
-from gpuscope.analyzers.replay.prediction_bounds import bounds, model_error
+from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds
 from gpuscope.analyzers.replay.ranks_joined import joined, unmatched_messages
 from gpuscope.analyzers.replay.recorded_run import (
     MAX_ERROR,
@@ -237,12 +238,12 @@ class Replayer:
         """The range of a step of `times[0]` ns; the others are its cases.
 
         The baseline replay error may remain after a change; other steps differ as the recorded ones do; what no source
-        of error covers is in proportion to what the change moves.
+        of error covers is in proportion to what the change moves, or fitted.
         """
-        after = times[0]
-        inferred = self._graph is not None and self._graph.inferred > 0
-        missed = model_error(changes, bool(self._setting.gpu), inferred)
-        return bounds(after, times, (error * after, self._variation * after, missed * abs(before - after)))
+        errors = [error * times[0], self._variation * times[0]]
+        if not self._setting.gpu:
+            return bounds(times[0], times, [*errors, MODEL_ERROR * abs(before - times[0])])
+        return bounds(times[0], times, errors, times[0] * margin(changes, self._graph))
 
     def pipeline_places(self, flush: Flush, change: PipelineChange) -> dict[Key, tuple[int, int]]:
         """Start and end of each computation of a flush with a change, as `predict` replays it, in ns after the pipeline

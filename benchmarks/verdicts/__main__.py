@@ -22,9 +22,8 @@ from simulator.structures import draw
 from simulator.variation import varied_case
 
 from benchmarks.verdicts.advised import advice_table, advised, by_code, failures
-from benchmarks.verdicts.calibration import calibration_table
-from benchmarks.verdicts.drawn_changes import FAULTS_OF
-from benchmarks.verdicts.drawn_changes import outcomes as changed
+from benchmarks.verdicts.calibration import calibration_table, kinds_table
+from benchmarks.verdicts.drawn_changes import Truths, of_each_kind
 from benchmarks.verdicts.labelled import Rates, judge, verdict_summary, verdict_table
 from benchmarks.verdicts.predicted import predict, prediction_summary, prediction_table
 
@@ -37,8 +36,9 @@ console = Console(width=None if sys.stdout.isatty() else 200)
 @click.option("--case", "pattern", default="", help="Only jobs whose names hold this.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep the recordings in this folder.")
 @click.option("--seed", type=int, multiple=True, help="Jobs varied by it (again and again), or drawn from it on.")
-@click.option("--jobs", default=100, show_default=True, help="Drawn jobs: of `advice`, and of `changes`.")
-def main(only: str | None, pattern: str, keep: Path | None, seed: tuple[int, ...], jobs: int) -> None:
+@click.option("--jobs", default=100, show_default=True, help="Drawn jobs of `advice`; predictions a kind of `changes`.")
+@click.option("--fit/--verify", default=None, help="`changes` to structures that ranges are fitted to, or to others.")
+def main(only: str | None, pattern: str, keep: Path | None, seed: tuple[int, ...], jobs: int, fit: bool | None) -> None:
     """Analyse every simulated job and set what gpuscope says beside what is so."""
     with TemporaryDirectory() as temporary:
         folder = keep or Path(temporary)
@@ -47,10 +47,9 @@ def main(only: str | None, pattern: str, keep: Path | None, seed: tuple[int, ...
             found = [advised(draw(number), folder) for number in drawn]
             console.print(failures(found), by_code(found), advice_table(found))
         if only == "changes":
-            kinds = list(FAULTS_OF)
-            outcomes = [one for number in drawn for one in changed(kinds[number % len(kinds)], number, folder)]
-            console.print("Truths held by ranges that are to hold so many:", calibration_table(outcomes))
-            console.print(prediction_summary(outcomes))
+            folder.mkdir(parents=True, exist_ok=True)
+            told = [one for first in seed or (0,) for one in of_each_kind(first, jobs, Truths(folder), fitted=fit)]
+            console.print(kinds_table(told), prediction_summary(told))
         if only in (None, "varied") and seed:
             _varied([varied_case(case, number) for number in seed for case in CASES if pattern in case.name], folder)
         if only in (None, "verdicts"):

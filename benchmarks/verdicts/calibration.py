@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 from statistics import NormalDist, median
 
 from rich.table import Table
@@ -17,6 +18,8 @@ from benchmarks.verdicts.predicted import Outcome
 
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 NOMINAL = 0.9
+KINDS_COLUMNS = ("change", "predictions", "refused", "median error", "nine in ten within", "longer", "ranges that hold",
+                 "median width", "lacking")  # fmt: skip
 
 
 def scale(level: float) -> float:
@@ -55,4 +58,36 @@ def calibration_table(outcomes: Iterable[Outcome]) -> Table:
         width = median((one.told.high - one.told.low) / one.told.after for one in own if one.told is not None)
         cells = (f"{coverage(distances, level):.0%}" for level in LEVELS)
         table.add_row(family, str(len(own)), *cells, f"{width:.1%}")
+    return table
+
+
+def missing(outcome: Outcome) -> float:
+    """By how much of the step either end of its range lies too near for the truth; less than 0 where it is held."""
+    assert outcome.told is not None
+    return max(outcome.told.low - outcome.after, outcome.after - outcome.told.high) / outcome.told.after
+
+
+def fitted(missed: Sequence[float]) -> float:
+    """What ranges need beyond theirs to hold nine truths in ten of others like these: the split-conformal quantile (Y.
+    Romano and others, «Conformalized quantile regression», NeurIPS 2019)."""
+    place = ceil(NOMINAL * (len(missed) + 1))
+    return sorted(missed)[place - 1] if place <= len(missed) else float("inf")
+
+
+def kinds_table(outcomes: Sequence[Outcome]) -> Table:
+    """By kind of change how predictions and their ranges do, and what these need beyond theirs, in shares of the step.
+    «Longer»: how many predict a longer step than is so."""
+    table = Table(*KINDS_COLUMNS)
+    for kind in [*dict.fromkeys(one.family for one in outcomes), "all"]:
+        asked = [one for one in outcomes if kind in (one.family, "all")]
+        own = [(one, one.told) for one in asked if one.told is not None]
+        errors = [told.after / one.after - 1 for one, told in own]
+        sizes = sorted(map(abs, errors))
+        held = sum(one.inside for one, _ in own)
+        width = median((told.high - told.low) / told.after for _, told in own)
+        table.add_row(
+            kind, str(len(own)), str(len(asked) - len(own)), f"{median(sizes):.2%}",
+            f"{sizes[ceil(NOMINAL * len(sizes)) - 1]:.1%}", f"{sum(error > 0 for error in errors) / len(own):.0%}",
+            f"{held} ({held / len(own):.0%})", f"{width:.1%}", f"{fitted([missing(one) for one, _ in own]):+.4f}",
+        )  # fmt: skip
     return table

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
-from benchmarks.verdicts.calibration import coverage, distance, scale
+from benchmarks.verdicts.calibration import coverage, distance, fitted, missing, scale
+from benchmarks.verdicts.drawn_changes import COMBINED, FAULTS_OF, chosen, job_for, known
 from benchmarks.verdicts.predicted import Outcome
 from gpuscope.analyzers.changes import Predicted
 
@@ -30,3 +33,24 @@ def test_normal_errors_are_covered_as_often_as_a_level_says() -> None:
     assert (scale(0.9), scale(0.5)) == (1.0, pytest.approx(0.410, abs=0.001))
     assert coverage([0.0, 0.4, 0.42, 0.9, 1.1], 0.5) == 0.4
     assert coverage([0.0, 0.4, 0.42, 0.9, 1.1], 0.9) == 0.8
+
+
+@pytest.mark.parametrize(("truth", "expected"), [(1_300, 0.1), (800, 0.1), (1_000, -0.1), (1_200, 0.0)])
+def test_what_a_range_lacks_is_a_share_of_the_step(truth: float, expected: float) -> None:
+    assert missing(outcome(truth, 900, 1_200)) == pytest.approx(expected)
+
+
+def test_a_margin_holds_nine_in_ten_of_others() -> None:
+    """Of 19 the 18th, for a twentieth lies as likely between any two of them; of eight none is sure to hold so many."""
+    assert fitted([0.01 * place for place in reversed(range(19))]) == 0.17
+    assert fitted([0.0] * 8) == float("inf")
+
+
+@pytest.mark.parametrize("kind", FAULTS_OF)
+def test_jobs_that_margins_are_fitted_to_are_of_other_structures(kind: str) -> None:
+    (fitted_to, behind), (other, _) = (job_for(kind, 3, fitted) for fitted in (True, False))
+    assert behind > fitted_to.seed >= 3
+    assert known(fitted_to)
+    assert not known(other)
+    for job in (fitted_to, other):
+        assert kind == COMBINED or kind in [one for one, _, _ in chosen(job, Random(0))]

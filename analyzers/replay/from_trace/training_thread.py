@@ -30,7 +30,7 @@ from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.cpu_run.blocking_waits import EARLY_NS, ended_by, is_waiting_op, pauses
 from gpuscope.trace.cpu_run.host_device import training_threads
 from gpuscope.trace.intervals import Spans, measure_within, union
-from gpuscope.trace.launch_links import outermost
+from gpuscope.trace.launch_links import innermost, outermost
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
@@ -42,6 +42,7 @@ neither is seen. Where they are, one mean each per rank: on a busy machine delay
 """
 QUEUE_NS = 10_000
 """Between two collectives on one of gloo's threads, where none was seen to wait for another."""
+_GATHERS = "FSDP::all_gather"
 _OPTIMIZER = ("Optimizer.step", "gpuscope::optimizer", "optimizer")
 
 
@@ -106,13 +107,22 @@ def _collectives(trace: Trace, rows: Times, own: Times, threads: Times, hooks: S
     issued, cost = start, np.zeros(len(found), np.int64)
     if len(issuing) == len(found) and bool((host["start"][issuing] <= start).all()):
         issued = np.minimum(host["end"][issuing], start)
-        cost = _costs(hooks, host["start"][issuing], issued)
+        cost = _costs(hooks, _begun(trace, own, issuing), issued)
     inside = (issued >= window.start) & (issued < window.end)
     found, start, thread, issued, cost = (column[inside] for column in (found, start, thread, issued, cost))
     step_of = np.searchsorted([step.start for step in window.steps], issued, "right")
     waitable = not_before(hooks, issued, step_of)
     worker = ~np.isin(thread, threads)
     return Collectives(found, start, table["end"][found], thread, issued, worker, waitable, cost)
+
+
+def _begun(trace: Trace, own: Times, issuing: Times) -> Times:
+    """When the host began to issue: FSDP allocates and fills what a gather sends before it calls the operator."""
+    host = trace["host_events"]
+    ranges = np.zeros(len(host), np.bool_)
+    ranges[own[trace.names.matching(lambda name: name.startswith(_GATHERS))[host["name"][own]]]] = True
+    found = innermost(host, ranges, host["thread"][issuing], host["start"][issuing])
+    return np.where(found == NA, host["start"][issuing], host["start"][np.where(found == NA, 0, found)])
 
 
 def _costs(hooks: Spans, begun: Times, issued: Times) -> Times:

@@ -12,7 +12,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from gpuscope.analyzers.collectives.recurrence import Recurrence, recurrence, student
+from gpuscope.analyzers.collectives.recurrence import Recurrence, recurrence
 
 JOBS = 200
 STEPS = (2, 3, 4, 5, 7, 10, 20, 40)
@@ -127,13 +127,3 @@ def test_how_late_it_is_is_told_of_the_steps_in_which_it_is() -> None:
 def test_one_step_or_one_rank_shows_nothing() -> None:
     assert not judged(np.array([[1.0, 2.0, 1.0]])).late.any()
     assert not judged(np.ones((9, 1))).late.any()
-
-
-@pytest.mark.parametrize(
-    ("chance", "freedom", "quantile"),
-    [(0.025, 1, 12.706), (0.025, 2, 4.303), (0.025, 5, 2.571), (0.01, 10, 2.764), (0.001, 30, 3.385),
-     (0.0005, 100, 3.390), (0.01, 4, 3.747)],
-)  # fmt: skip
-def test_students_quantiles(chance: float, freedom: int, quantile: float) -> None:
-    """NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, and its two-sided 0.1 % (100 degrees)."""
-    assert student(chance, freedom) == pytest.approx(quantile, abs=2e-3)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from gpuscope.analyzers.changes import EvenStages, NoCollector
+from gpuscope.analyzers.changes import KeepParameters, MicroBatches, PaddedProducts
+from gpuscope.analyzers.replay.fitted_margins import (
+    INFERRED,
+    MARGINS,
+    NOT_FITTED,
+    ON_ONE_LINK,
+    TOGETHER,
+    margin,
+)
+from gpuscope.analyzers.replay.graph import Call, Graph, Node, edge_columns, node_columns
 from gpuscope.analyzers.replay.prediction_bounds import (
     LEAST_CHANCE,
-    MODEL_ERROR,
-    ON_GPU,
-    ON_GPU_BY_KIND,
     bounds,
     by_chance,
     median_by_chance,
-    model_error,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -45,10 +52,25 @@ def test_few_or_equal_steps_are_not_taken_to_be_certain() -> None:
     assert median_by_chance(np.array([100.0] * 8)) == LEAST_CHANCE
 
 
-def test_changes_together_are_as_uncertain_as_the_least_certain_of_them() -> None:
-    both = [NoCollector(), EvenStages()]
-    assert model_error(both, gpu=True, inferred=False) == ON_GPU_BY_KIND[EvenStages]
-    assert model_error(both, gpu=True, inferred=True) == 2 * ON_GPU_BY_KIND[EvenStages]
-    assert model_error(both, gpu=False, inferred=False) == MODEL_ERROR
-    assert model_error(both[:1], gpu=True, inferred=False) == ON_GPU
-    assert model_error([], gpu=True, inferred=False) == 0.0
+def _crowded(streams: int, *, inferred: int = 0) -> Graph:
+    """One rank with collectives on so many streams."""
+    nodes = [{"kind": Node.TRANSFER, "rank": 0, "lane": lane, "call": lane} for lane in range(streams)]
+    calls = tuple(Call(0, "all_reduce", 0, 0, 64, str(lane), 2, True) for lane in range(streams))
+    return replace(Graph(node_columns(nodes), edge_columns([]), calls, (), {}), inferred=inferred)
+
+
+def test_a_margin_is_that_of_the_least_certain_change() -> None:
+    gather, pipeline = KeepParameters(), MicroBatches(8)
+    assert margin([gather], None) == MARGINS[KeepParameters].share
+    assert margin([gather, pipeline], None) == pytest.approx(MARGINS[MicroBatches].share + TOGETHER.share)
+    assert margin([gather], _crowded(1)) == MARGINS[KeepParameters].share
+    assert margin([gather], _crowded(2)) == ON_ONE_LINK.share
+    assert margin([gather], _crowded(1, inferred=3)) == INFERRED * MARGINS[KeepParameters].share
+    assert margin([PaddedProducts()], None) == NOT_FITTED.share
+    assert margin([], None) == 0.0
+
+
+def test_a_margin_below_nothing_keeps_the_prediction() -> None:
+    assert bounds(100, [95, 110], [], -2) == (97, 108)
+    assert bounds(100, [100], [1], -2) == (100, 100)
+    assert bounds(100, [95, 110], [3, 4], 5) == (85, 120)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import analysed
 
@@ -151,3 +152,17 @@ def test_a_run_of_many_ranks_keeps_less_of_each(samples: Path) -> None:
     assert alone.graph is not None
     assert one_of_many.graph is None
     assert "--ranks" in one_of_many.why
+
+
+def test_a_gather_that_is_gone_is_not_prepared_either(samples: Path) -> None:
+    """What `FSDP::all_gather` does before the operator counts as issuing, whatever it then waits for."""
+    trace = gpuscope.open_trace(samples / "fsdp_healthy")
+    (view, *_), host = views(trace), trace["host_events"]
+    graph = record(trace, [view])[0].graph
+    assert graph is not None
+    costs = [call.issue for call in graph.calls if call.op == "all_gather"]
+    of_rank = host["rank"] == view.lane.rank
+    operators = [trace.names[code] == "c10d::_allgather_base_" for code in host["name"].tolist()]
+    calls = host["end"][of_rank & operators] - host["start"][of_rank & operators]
+    assert costs
+    assert min(costs) > max(np.median(calls), 100_000)
