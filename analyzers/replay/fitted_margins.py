@@ -13,7 +13,7 @@ from gpuscope.analyzers.replay.link_sharing import can_crowd
 
 class Margin(NamedTuple):
     """`share` of the step on either side, so that nine in ten of so many `predictions` were held. Less than 0 where
-    what is known to be uncertain holds more alone."""
+    what is known to be uncertain holds more alone: nothing is added then."""
 
     share: float
     predictions: int
@@ -53,8 +53,8 @@ MEETING = (changes.WireBytes, changes.Overlap, changes.Prefetch, changes.KeepPar
 """Changes of when or for how long collectives run…"""
 ON_ONE_LINK = Margin(0.0047, 64)
 """… and their margin where those of two streams may meet on one link."""
-NOT_FITTED = Margin(0.005, 0)
-"""Of other changes. Chosen."""
+NOT_FITTED = Margin(max(own.share for own in MARGINS.values()), 0)
+"""Of other changes: as wide as the widest."""
 TOGETHER = Margin(-0.0011, 173)
 """Beyond the largest of several changes."""
 
@@ -64,4 +64,4 @@ def margin(made: Collection[Change], graph: Graph | None) -> float:
     crowded = graph is not None and can_crowd(graph)
     own = [ON_ONE_LINK if crowded and isinstance(one, MEETING) else MARGINS.get(type(one), NOT_FITTED) for one in made]
     found = max((one.share for one in own), default=0.0) + (TOGETHER.share if len(own) > 1 else 0.0)
-    return found * INFERRED if found > 0 and graph is not None and graph.inferred else found
+    return max(found, 0.0) * (INFERRED if graph is not None and graph.inferred else 1.0)

@@ -39,6 +39,8 @@ class Judgement:
     interval: Interval | None = None
     """Of the logarithm of its step by the best's."""
     detail: str = ""
+    refused: str = ""
+    """The name of a change that could not be made."""
     moved: float | None = None
     """How far its losses are from the best's, as a fraction."""
     limit: float | None = None
@@ -74,6 +76,7 @@ def judge(standing: Standing, take: Take, *, alters: bool = False, before: Seque
         run = ready.pop(0) if ready else take("trial")
         if run is None or run.failed is not None:
             made.outcome, made.detail = (run.failed or "failed", run.detail) if run else ("budget", "")
+            made.refused = run.refused if run else ""
             return made
         made.runs.append(run)
         wrong = _losses(standing, run, made, alters=alters)

@@ -38,6 +38,8 @@ class Run:
     failed: Failed | None = None
     detail: str = ""
     """What it said last, or for how long nothing was heard."""
+    refused: str = ""
+    """The name of a change that no rank could make."""
     beside_profiler: bool = False
     """Whether its steps are those behind the profiler's: more hooks stay beside them than in other runs."""
 

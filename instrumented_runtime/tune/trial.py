@@ -83,8 +83,8 @@ class Recorder:
         if ended.code:
             return Run(made, ended.seconds, failed="failed", detail="\n".join(last_lines(_log(made))))
         parts = _parts(made)
-        if (why := _not_applied(parts, changes)) is not None:
-            return Run(made, ended.seconds, failed="not_applied", detail=why)
+        if (refused := _not_applied(parts, changes)) is not None:
+            return Run(made, ended.seconds, failed="not_applied", detail=refused[1], refused=refused[0])
         self.queue = max(self.queue, queued(parts))
         step = step_of(parts, profiled)
         if step is None:
@@ -146,11 +146,11 @@ def _parts(folder: Path) -> list[RankPart]:
         return []
 
 
-def _not_applied(parts: Sequence[RankPart], changes: Sequence[Change]) -> str | None:
-    """The change that no rank could make, and why; None where all were made."""
+def _not_applied(parts: Sequence[RankPart], changes: Sequence[Change]) -> tuple[str, str] | None:
+    """The name of the change that no rank could make, and why; None where all were made."""
     for change in changes:
         rows = [row for part in parts if (row := (part.facts.get("applied") or {}).get(change.name)) is not None]
         if rows and not any(row.get("times") for row in rows):
             whys = {str(refusal.get("why", "")) for row in rows for refusal in row.get("not", ())}
-            return f"{change}" + (f": {'; '.join(sorted(whys))}" if whys else "")
+            return change.name, f"{change}" + (f": {'; '.join(sorted(whys))}" if whys else "")
     return None

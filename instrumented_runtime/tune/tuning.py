@@ -58,6 +58,8 @@ class Session:
     ended: Ended = "interrupted"
     _waiting: list[Candidate] | Literal["budget", "no_advice"] = "budget"
     _seen: set[tuple[Change, ...]] = field(default_factory=set)
+    _refused: str = ""
+    """The name of the change that the last run could not make."""
     _singly: set[tuple[Change, ...]] = field(default_factory=set)
     """Those that were tried together with others, in vain: one of them may crash, or lose what the others gain."""
 
@@ -100,6 +102,10 @@ class Session:
             waiting = [one for one in waiting if one not in members] if len(members) == 1 else waiting
             outcome = self._together(members)
             self.trying = None
+            able = [one for one in waiting if self._refused not in {change.name for change in one.changes}]
+            if len(members) > 1 and len(able) < len(waiting):  # the others have not been measured
+                waiting = able
+                continue
             if outcome != "faster":
                 self._singly.update(one.changes for one in members)
             if outcome in ("no_gain", "not_beyond_chance") and all(one.after is None for one in members):
@@ -179,6 +185,7 @@ class Session:
             return run
 
         made = judge(self.standing, take, alters=any(map(self.alters, candidate.changes)), before=runs)
+        self._refused = made.refused
         row = _row(candidate, made, before, spent)
         self.tried.append(row)
         if made.outcome == "faster":

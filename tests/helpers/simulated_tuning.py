@@ -50,7 +50,9 @@ class Job:
             raise KeyboardInterrupt
         for change in changes:
             if change.name in self.fails:
-                return Run(Path(name), 1.0, failed=self.fails[change.name], detail="Segmentation fault")
+                how = self.fails[change.name]
+                refused = change.name if how == "not_applied" else ""
+                return Run(Path(name), 1.0, failed=how, detail="Segmentation fault", refused=refused)
         self.drifted += self.random.gauss(0, self.drift)
         level = math.log(50e6) + self._between() + self.drifted + self.jump * (len(self.runs) >= self.jumps_at)
         level += sum(math.log1p(-self.gains.get(change.name, 0.0)) for change in changes)

@@ -26,6 +26,7 @@ KINDS = {
     "nccl_inspector": "NCCL Inspector's records",
     "compile_log": "torch.compile's log, as `TORCH_TRACE` writes it",
     "steps": "when each step ended, JSON lines",
+    "digest": "a digest of every step, JSON lines (`--always`)",
     "measures": "the measures of `gpuscope train` per step, JSON lines",
 }
 

@@ -10,6 +10,7 @@ import pytest
 import simulator.kineto_rows
 import simulator.script
 import simulator.training
+from helpers.ranges import holds
 from simulator.catalogue import COMPUTE, TINY
 from simulator.job import Job
 from simulator.judged import Case
@@ -60,7 +61,7 @@ def hopper_setting(report: Report) -> str:
 def foretold(before: Report, after: Report, code: str) -> None:
     """The suggestion is there, and what the job takes without the fault lies within its range."""
     predicted = next(one["predicted"] for one in before["suggestions"] if one["code"] == code)
-    assert predicted["low_ns"] <= step(after) <= predicted["high_ns"], (predicted, step(after))
+    assert holds(predicted, step(after)), (predicted, step(after))
     assert code not in codes(after)
 
 

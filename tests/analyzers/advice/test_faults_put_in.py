@@ -10,6 +10,7 @@ import pytest
 import simulator.training
 from helpers.allocator import events, segment, snapshot
 from helpers.nsys import Export
+from helpers.ranges import holds
 from helpers.trials import PREDICTED, SHOWN, Shown, Trial
 from simulator.catalogue import MS
 from simulator.job import MIB, Job
@@ -57,7 +58,7 @@ def test_the_job_without_the_fault_takes_what_was_predicted(
     mended = analysed(replace(trial.job, **trial.changed), tmp_path, *trial.left_out)
     predicted = one["predicted"]
     assert predicted["step_ns_after"] < predicted["step_ns_before"]
-    assert predicted["low_ns"] <= step(mended) <= predicted["high_ns"], (predicted, step(mended))
+    assert holds(predicted, step(mended)), (predicted, step(mended))
     silent = mended if trial.silent is None else analysed(trial.silent, tmp_path, *trial.left_out)
     assert trial.code not in told(silent)
 

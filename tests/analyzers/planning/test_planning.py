@@ -213,7 +213,7 @@ def test_long_sequences_are_divided() -> None:
 def test_a_mixture_of_experts_whose_experts_do_not_fit_shares_them_out() -> None:
     best = made("deepseek-v3", "256x8xH800", batch=15360, precision="fp8")["candidates"][0]
     assert best["expert"] > 1
-    assert best["pipeline"] in (16, 32)
+    assert best["pipeline"] > 1
 
 
 @pytest.mark.parametrize("spec", ["4x4090", "8xMI300X", "72xGB200", "8xA100-40GB", "8xH800", "2x8xB300", "144xGB300"])

@@ -111,6 +111,15 @@ def test_what_fails_together_is_tried_alone() -> None:
     ]  # fmt: skip
 
 
+def test_a_change_that_can_not_be_made_leaves_the_others_together() -> None:
+    job = Job(gains={"a": 0.4, "c": 0.3}, fails={"b": "not_applied"})
+    found = session(job, "a", "b", "c", apart=True)
+    assert [(row["code"], row["outcome"]) for row in found.tried][:2] == [
+        ("a + b + c", "not_applied"), ("a + c", "faster"),
+    ]  # fmt: skip
+    assert kept(found) == ["a + c"]
+
+
 def test_what_touches_one_knob_answers_one_finding_or_alters_training_is_not_tried_together() -> None:
     first, same, other = candidate("a", 0.5, "input"), candidate("b", 0.5, "input"), candidate("c", 0.9, "gc")
     assert together([first, same, other]) == [first, other]
