@@ -62,12 +62,11 @@ def _candidates(
 ) -> list[tuple[ScheduleName, Callable[[int], Order], str]]:
     """Schedules that these numbers allow: name, order of each stage, and the reason in words."""
 
-    def breadth_first(stage: int) -> Order:  # noqa: ARG001  the same on all
-        forwards = [("F", chunk) for chunk in range(chunks) for _ in range(micro_batches)]
-        return forwards + [("B", chunk) for chunk in reversed(range(chunks)) for _ in range(micro_batches)]
+    def breadth_first(stage: int) -> Order:
+        return schedule_order("looped_bfs", stage, stages, micro_batches, chunks)
 
     def one_by_one(stage: int) -> Order:
-        return one_forward_one_backward([0] * micro_batches, [0] * micro_batches, stages - stage - 1)
+        return schedule_order("1f1b", stage, stages, micro_batches, chunks)
 
     def looped(stage: int) -> Order:
         # Narayanan et al. 2021, section 2.2; Megatron-LM, forward_backward_pipelining_with_interleaving;
@@ -94,6 +93,18 @@ def _candidates(
         ("interleaved_1f1b", looped, "after 2(p−s−1) + (v−1)p forwards stage s alternates between a forward and a "
                                      "backward, p micro-batches of a chunk at a time"),
     ]  # fmt: skip
+
+
+def schedule_order(name: str, stage: int, stages: int, micro_batches: int, chunks: int) -> Order:
+    """Kind and chunk of each computation of a stage."""
+    if name in ("gpipe", "looped_bfs"):
+        forwards = [("F", chunk) for chunk in range(chunks) for _ in range(micro_batches)]
+        return forwards + [("B", chunk) for chunk in reversed(range(chunks)) for _ in range(micro_batches)]
+    if name == "1f1b":
+        return one_forward_one_backward([0] * micro_batches, [0] * micro_batches, stages - stage - 1)
+    group = group_size(stages, micro_batches)
+    ahead = 2 * (stages - stage - 1) + (chunks - 1) * group
+    return one_forward_one_backward(*interleaved(group, micro_batches, chunks), ahead)
 
 
 def one_forward_one_backward(forwards: Sequence[int], backwards: Sequence[int], ahead: int) -> Order:

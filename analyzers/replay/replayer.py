@@ -15,6 +15,7 @@ from gpuscope.analyzers.changes import (
     UNMATCHED,
     Change,
     LoaderWorkers,
+    MicroBatches,
     MoreLoaderWorkers,
     Predicted,
     Refused,
@@ -77,7 +78,7 @@ class Replayer:
         """|replayed − measured| / measured, of the mean step."""
         self._graph: Graph | None = None
         self._layouts: dict[tuple[PipelineChange, ...], Predicted | Refused] = {}
-        self._reordered: dict[tuple[PipelineChange, ...], Graph | None] = {}
+        self._reordered: dict[tuple[tuple[PipelineChange, ...], int], Graph | None] = {}
         self._facts = facts
         self._before = step_of(facts)
         self._counted = counted_steps(facts, recorded)
@@ -183,15 +184,17 @@ class Replayer:
             return Refused(why + "them is not known: record all ranks, and whole steps", UNMATCHED)
         return None
 
-    def _in_graph(self, changes: Sequence[Change]) -> Graph | None:
+    def _in_graph(self, changes: Sequence[Change], bias: int = 0) -> Graph | None:
         """The graph with the pipeline's changes among these, where they are of what it holds: devices' computations in
-        another order, or as long on all stages. Else they are laid out anew."""
+        another order, more and smaller ones, or as long on all stages. Else they are laid out anew."""
         own = tuple(change for change in changes if isinstance(change, PipelineChange))
         if not own or self.why or not self._setting.gpu:
             return None
-        if own not in self._reordered and self._graph is not None:
-            self._reordered[own] = moved(self._graph, own, self._facts, self._numbers, self._counted)
-        return self._reordered.get(own)
+        key = own, bias if any(isinstance(change, MicroBatches) for change in own) else 0
+        if key not in self._reordered and self._graph is not None:
+            setting = replace(self._setting, bias=bias)
+            self._reordered[key] = moved(self._graph, own, self._facts, self._numbers, self._counted, setting)
+        return self._reordered.get(key)
 
     @cached_property
     def _unmatched(self) -> int:
@@ -292,8 +295,9 @@ class Replayer:
         replaced = frozenset(change.rank for change in changes if isinstance(change, ReplacedRank))
         setting = replace(self._setting, bias=bias, cores_known=self._slowdown.significant, replaced=replaced)
         pipelined = [change for change in changes if isinstance(change, PipelineChange)]
-        if (reordered := self._in_graph(changes)) is not None:
-            graph, pipelined = reordered, []
+        if (reordered := self._in_graph(changes, bias)) is not None:
+            cut = any(isinstance(change, MicroBatches) and change.keep_batch for change in pipelined)
+            graph, pipelined, provenance = reordered, [], "assumed" if cut else provenance
             basis.append("the pipeline's computations moved with their messages and launches")
         loaded = any(isinstance(change, LoaderWorkers | MoreLoaderWorkers) for change in changes)
         if graph is not None and changes and setting.loader_processes and not loaded:

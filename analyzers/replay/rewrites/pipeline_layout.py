@@ -20,7 +20,7 @@ from gpuscope.analyzers.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush, Key, mean_begin_to_begin
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.pipelines.message_times import MessageTime, message_time
-from gpuscope.analyzers.pipelines.schedules import group_size, interleaved, one_forward_one_backward, recognise
+from gpuscope.analyzers.pipelines.schedules import recognise, schedule_order
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError, edge_columns
 from gpuscope.schema.provenance import Provenance
@@ -319,18 +319,6 @@ def _ordered(flush: Flush, name: str, micro_batches: int, scale: Mapping[str, fl
             counts[kind, chunk] += 1
         plans.append(tasks)
     return plans
-
-
-def schedule_order(name: str, stage: int, stages: int, micro_batches: int, chunks: int) -> list[tuple[str, int]]:
-    """Kind and chunk of each computation of a stage."""
-    if name in ("gpipe", "looped_bfs"):
-        forwards = [("F", chunk) for chunk in range(chunks) for _ in range(micro_batches)]
-        return forwards + [("B", chunk) for chunk in reversed(range(chunks)) for _ in range(micro_batches)]
-    if name == "1f1b":
-        return one_forward_one_backward([0] * micro_batches, [0] * micro_batches, stages - stage - 1)
-    group = group_size(stages, micro_batches)
-    ahead = 2 * (stages - stage - 1) + (chunks - 1) * group
-    return one_forward_one_backward(*interleaved(group, micro_batches, chunks), ahead)
 
 
 def delays_of(flush: Flush, blocking: bool = False) -> Delays:

@@ -1,4 +1,4 @@
-"""A pipeline's computations in another order, or as long on all stages, on the hosts and devices that ran them.
+"""A pipeline's computations in another order, more of them, or as long on all stages, on the hosts and devices that ran them.
 
 With a computation moves what is launched for it: kernels, the receives before it, the sends behind it, and the host's
 time to launch them. So hosts, streams, messages that share a link and kernels beside them are replayed as elsewhere.
@@ -8,120 +8,57 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from gpuscope.analyzers.changes import EvenStages, Schedule
-from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
-from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
+from gpuscope.analyzers.changes import EvenStages, MicroBatches, Schedule
+from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush
 from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.analyzers.pipelines.message_times import message_time
+from gpuscope.analyzers.pipelines.schedules import recognise, schedule_order
 from gpuscope.analyzers.replay.engine import CircleError, replay
 from gpuscope.analyzers.replay.graph import EDGE_COLUMNS, NONE, QUEUE, Edge, EdgeRow, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import nodes_by_call
-from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, schedule_order
+from gpuscope.analyzers.replay.rewrite import Setting
+from gpuscope.analyzers.replay.rewrites.micro_batches import Sizes, cut
+from gpuscope.analyzers.replay.rewrites.pipeline_blocks import Blocks, blocks
+from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import NA, Kind
 
-REORDERED: tuple[Schedule | EvenStages, ...] = (Schedule("gpipe"), Schedule("1f1b"), EvenStages())
+REORDERED: tuple[PipelineChange, ...] = (Schedule("gpipe"), Schedule("1f1b"), EvenStages())
 """Changes that need no other computations than those recorded."""
 
 
 def moved(
-    graph: Graph, changes: Sequence[PipelineChange], facts: RunFacts, numbers: Sequence[int], counted: Mask
-) -> Graph | None:
+    graph: Graph, changes: Sequence[PipelineChange], facts: RunFacts, numbers: Sequence[int], counted: Mask,
+    setting: Setting,
+) -> Graph | None:  # fmt: skip
     """The graph with these changes; None where it can't hold them. `numbers` are those of the replayed steps."""
-    if facts.stages is None or not all(change in REORDERED for change in changes):
+    if facts.stages is None or not all(change in REORDERED or isinstance(change, MicroBatches) for change in changes):
         return None
     try:
-        found = blocks(graph, facts.flushes[0], facts.stages, numbers)
+        flushes = facts.flushes[0]
+        found = blocks(graph, flushes, facts.stages, numbers)
         if len(found.stages) < counted.sum() * len(graph.ranks):
             return None
         for change in changes:
-            graph = reordered(graph, found, change.name) if isinstance(change, Schedule) else evened(graph, found)
+            if isinstance(change, MicroBatches):
+                graph, found = cut(graph, found, change, _sizes(facts, flushes[0], change, setting))
+                graph = reordered(graph, found, recognise(flushes[0]).name)
+            else:
+                graph = reordered(graph, found, change.name) if isinstance(change, Schedule) else evened(graph, found)
         replay(graph)
     except (UnreplayableError, CircleError):
         return None
     return graph
 
 
-@dataclass(frozen=True)
-class Computed:
-    """What a stage computes in a step."""
-
-    stage: int
-    stages: int
-    first: int
-    """The number of its first computation."""
-    own: Sequence[Computation]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Which computation each node runs for."""
-
-    stages: Sequence[Computed]
-    of: Times
-    """Per node the number of its computation; `NONE` of all others."""
-
-
-def blocks(graph: Graph, flushes: Sequence[Flush], stages: StageMap, numbers: Sequence[int]) -> Blocks:
-    """`numbers` are those of the replayed steps. Raises `UnreplayableError`."""
-    rank_of = {place: rank for rank, place in stages.places.items()}
-    found: list[Computed] = []
-    of, count = np.full(len(graph), NONE, np.int64), 0
-    launching = graph.edges["why"] == Edge.LAUNCH
-    src, dst = graph.edges["src"][launching], graph.edges["dst"][launching]
-    for flush in flushes:
-        for stage, own in enumerate(flush.stages):
-            rank = rank_of.get((flush.pipeline, stage))
-            if flush.step not in numbers or rank not in graph.marks:
-                continue
-            mine = (graph.nodes["rank"] == rank) & (graph.nodes["step"] == numbers.index(flush.step))
-            _kernels(graph, mine, own, count, of)
-            _hosts(graph, mine, src, dst, of)
-            found.append(Computed(stage, len(flush.stages), count, own))
-            count += len(own)
-    of[dst] = np.where(of[dst] == NONE, of[src], of[dst])
-    arrival, transfer = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
-    both = (arrival >= 0) & (transfer >= 0)
-    of[transfer[both]] = of[arrival[both]]
-    return Blocks(found, of)
-
-
-def _kernels(graph: Graph, mine: Mask, own: Sequence[Computation], first: int, of: Times) -> None:
-    """What lies between two computations (a loss) belongs to the one before."""
-    start = graph.nodes["start"]
-    starts, last = [one.start for one in own], max(one.end for one in own)
-    computes = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
-    kernels = np.flatnonzero(mine & computes & (start >= starts[0]) & (start < last))
-    of[kernels] = first + np.searchsorted(starts, start[kernels], "right") - 1
-
-
-def _hosts(graph: Graph, mine: Mask, src: Times, dst: Times, of: Times) -> None:
-    """Host segments by what they launch. Between two computations what is received is the second one's, with all behind
-    it, and other launches are the first one's. What lies before the first computation and behind the last one stays."""
-    hosts = np.flatnonzero(mine & graph.of(Node.HOST, Node.WAIT))  # in the order of the host
-    place = {host: at for at, host in enumerate(hosts.tolist())}
-    now = np.full(len(hosts), NONE, np.int64)
-    launches, receives = np.zeros(len(hosts), np.bool_), np.zeros(len(hosts), np.bool_)
-    for host, operation in zip(src.tolist(), dst.tolist(), strict=True):
-        at = place.get(host)
-        if at is None:
-            continue
-        number, call = int(of[operation]), int(graph.nodes["call"][operation])
-        if number != NONE and now[at] not in (NONE, number):
-            raise UnreplayableError("one call launches several computations of a stage")
-        now[at] = max(now[at], number)
-        launches[at] = True
-        receives[at] |= call != NONE and graph.calls[call].op == "recv"
-    known = np.flatnonzero(now != NONE)
-    for before, behind in zip(known[:-1].tolist(), known[1:].tolist(), strict=True):
-        received, launched = (np.flatnonzero(own[before:behind]) + before for own in (receives, launches))
-        split = behind if now[before] == now[behind] else int(received[0] if len(received) else launched[-1] + 1)
-        now[before:split], now[split:behind] = now[before], now[behind]
-    of[hosts] = now
+def _sizes(facts: RunFacts, flush: Flush, change: MicroBatches, setting: Setting) -> Sizes:
+    scale = flush.micro_batches / max(1, change.count) if change.keep_batch else 1.0
+    sent = message_time(facts, setting.gpu)
+    shorter = sent.shorter(scale, setting.bias) / sent.transfer if sent is not None else 0.0
+    return Sizes(scale, 1 - shorter, setting.bias)
 
 
 def evened(graph: Graph, found: Blocks) -> Graph:
