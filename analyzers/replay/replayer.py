@@ -222,8 +222,8 @@ class Replayer:
         times = [max(before - pipeline.saved(changes, bias), floor, hosts) for bias in (0, -1, 1)]
         low, high = self._bounds(changes, before, times, pipeline.error_frac)
         low = max(low, round(min(floor, times[0])))
-        basis, provenance = pipeline.basis(changes), pipeline.provenance(changes)
-        return Predicted(round(before), round(times[0]), low, high, basis, provenance)
+        rests_on = pipeline.basis(changes), pipeline.provenance(changes)
+        return Predicted(round(before), round(times[0]), low, high, *rests_on)
 
     def _hosts_alone(self, graph: Graph, changes: Sequence[PipelineChange]) -> float:
         """Mean ns that hosts need for a step with such changes: a device's queue evens out what they do in bunches, as
@@ -329,11 +329,9 @@ class Replayer:
             basis.append(pipeline.basis(pipelined))
             provenance = "assumed" if pipeline.provenance(pipelined) == "assumed" else provenance
         floor = compute_floor(changed, done, self._counted, pipelined)
-        text = "; ".join([*basis, *beside_basis])
-        expected = bias == beside == 0 and not pipelined
         return Outcome(
-            step, floor, text, provenance, lacking, bool(beside_basis), pipeline_error,
-            (changed, done) if expected else None,
+            step, floor, "; ".join([*basis, *beside_basis]), provenance, lacking, bool(beside_basis), pipeline_error,
+            (changed, done) if bias == beside == 0 and not pipelined else None,
         )  # fmt: skip
 
     def _mean(self, graph: Graph, done: Replayed) -> float:

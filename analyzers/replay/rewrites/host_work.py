@@ -262,7 +262,7 @@ def _pinned(graph: Graph, copies: Mask, dur: Times, setting: Setting) -> tuple[T
     PCI Express, which are the bounds; the geometric mean is expected.
     """
     size = graph.nodes["bytes"]
-    others = np.array([label.startswith("HtoD pinned") for label in graph.labels] + [False], np.bool_)
+    others = np.array([label == "HtoD" for label in graph.labels] + [False], np.bool_)
     others = graph.of(Node.DEVICE) & others[graph.nodes["label"]] & (size >= LARGE_COPY)
     if others.any():
         fast = size * float(graph.nodes["dur"][others].sum() / size[others].sum())

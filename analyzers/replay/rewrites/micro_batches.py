@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuscope.analyzers.changes import MicroBatches
 from gpuscope.analyzers.replay.from_trace.batch_overhead import KERNEL_NS
-from gpuscope.analyzers.replay.graph import CAUSES, NONE, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import CAUSES, NONE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import on_host
 from gpuscope.analyzers.replay.rewrites.pipeline_blocks import Blocks, Computed
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import UNFILLED_SHARE
@@ -61,12 +61,8 @@ def cut(graph: Graph, found: Blocks, change: MicroBatches, sizes: Sizes) -> tupl
     graph = _smaller(graph, found, sizes)
     place = [np.arange(len(graph))]
     """Of each copy, the places of its nodes."""
-    nodes, calls, ofs, total = (
-        {name: [column] for name, column in graph.nodes.items()},
-        [*graph.calls],
-        [of],
-        len(graph),
-    )
+    nodes, calls = {name: [column] for name, column in graph.nodes.items()}, [*graph.calls]
+    ofs, total = [of], len(graph)
     for number in range(1, int(of_node.max())):
         own = np.flatnonzero(of_node > number)
         place.append(np.full(len(graph), NONE, np.int64))
@@ -124,7 +120,7 @@ def _smaller(graph: Graph, found: Blocks, sizes: Sizes) -> Graph:
     return replace(graph.with_nodes(dur=dur.astype(np.int64)), calls=tuple(calls))
 
 
-def _copied(graph: Graph, own: Times, calls: list[object]) -> dict[str, Times]:
+def _copied(graph: Graph, own: Times, calls: list[Call]) -> dict[str, Times]:
     """Columns of copied nodes, their calls added to `calls`. What a host does for a cause of its own happens once."""
     columns = {name: column[own] for name, column in graph.nodes.items()}
     host = on_host(graph)[own]

@@ -1,5 +1,5 @@
-"""Which computation of a pipeline each node of a graph runs for: kernels, the receives before it, the sends behind it, and
-the host's time to launch them."""
+"""Which computation of a pipeline each node of a graph runs for: kernels, receives before it, sends behind it, and the
+host's time to launch them."""
 
 from __future__ import annotations
 

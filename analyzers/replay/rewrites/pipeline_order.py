@@ -1,4 +1,5 @@
-"""A pipeline's computations in another order, more of them, or as long on all stages, on the hosts and devices that ran them.
+"""A pipeline's computations in another order, cut smaller, or as long on all stages, on the hosts and devices that ran
+them.
 
 With a computation moves what is launched for it: kernels, the receives before it, the sends behind it, and the host's
 time to launch them. So hosts, streams, messages that share a link and kernels beside them are replayed as elsewhere.

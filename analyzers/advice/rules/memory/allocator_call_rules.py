@@ -147,7 +147,10 @@ def state(entry: HostCallsEntry) -> State | None:
     if not entry["steady"] or entry["allocations_per_step"] + entry["frees_per_step"] == 0:
         return None
     least = PER_KERNEL * entry["kernels_per_step"]
-    if min(entry["least_allocations"], entry["least_frees"]) >= max(least, 1) and entry["caches"] is not True:
+    # Without a cache the backward pass frees too, within operators.
+    emptied = (entry["frees_outside_per_step"] or 0) >= entry["frees_per_step"]
+    each_step = min(entry["least_allocations"], entry["least_frees"])
+    if each_step >= max(least, 1) and not emptied and entry["caches"] is not True:
         return "off"
     return "thrashing" if entry["frees_per_step"] > 0 else "growing"
 
