@@ -22,9 +22,8 @@ class MessageTime:
     fixed: FixedPart
 
     def shorter(self, scale: float, bias: int) -> float:
-        """ns by which a message of `scale` times the bytes is shorter; `bias` as of a change's assumptions. As messages
-        have one size, nothing shows how much of them is fixed: that it is most of it is the careful half."""
-        fixed = self.fixed.least if bias < 0 else self.fixed.most
+        """ns by which a message of `scale` times the bytes is shorter; `bias` as of a change's assumptions."""
+        fixed = {-1: self.fixed.least, 0: self.fixed.expected, 1: self.fixed.most}[bias]
         return max(0.0, self.transfer - fixed) * (1 - scale)
 
 

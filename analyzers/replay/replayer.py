@@ -12,16 +12,9 @@ import numpy as np
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.sections import REPLAY
 from gpuscope.analyzers.changes import (
-    UNMATCHED,
-    Change,
-    LoaderWorkers,
-    MicroBatches,
-    MoreLoaderWorkers,
-    Predicted,
-    Refused,
-    RegroupedCommunication,
+    UNMATCHED, Change, LoaderWorkers, MicroBatches, MoreLoaderWorkers, Predicted, Refused, RegroupedCommunication,
     ReplacedRank,
-)
+)  # fmt: skip
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
@@ -56,6 +49,7 @@ from gpuscope.words import units
 
 _DEADLOCK = "in that order stages would deadlock"
 _WAITING = "how much of its collectives is waiting for those ranks is not recorded, at worst all that would be gained"
+_CUT = "what of a message is fixed cost, and whether smaller kernels fill the device, is not in the trace"
 _CIRCLE = "the job waits for results earlier than the change would produce them: it is not structured in that way"
 
 
@@ -222,8 +216,9 @@ class Replayer:
         times = [max(before - pipeline.saved(changes, bias), floor, hosts) for bias in (0, -1, 1)]
         low, high = self._bounds(changes, before, times, pipeline.error_frac)
         low = max(low, round(min(floor, times[0])))
-        rests_on = pipeline.basis(changes), pipeline.provenance(changes)
-        return Predicted(round(before), round(times[0]), low, high, *rests_on)
+        basis, provenance = pipeline.basis(changes), pipeline.provenance(changes)
+        after, unshown = round(times[0]), provenance == "assumed"
+        return Predicted(round(before), after, low, high, basis, provenance, unshown=unshown)
 
     def _hosts_alone(self, graph: Graph, changes: Sequence[PipelineChange]) -> float:
         """Mean ns that hosts need for a step with such changes: a device's queue evens out what they do in bunches, as
@@ -297,7 +292,8 @@ class Replayer:
         pipelined = [change for change in changes if isinstance(change, PipelineChange)]
         if (reordered := self._in_graph(changes, bias)) is not None:
             cut = any(isinstance(change, MicroBatches) and change.keep_batch for change in pipelined)
-            graph, pipelined, provenance = reordered, [], "assumed" if cut else provenance
+            graph, pipelined = reordered, []
+            provenance, lacking = ("assumed", _CUT) if cut else (provenance, lacking)
             basis.append("the pipeline's computations moved with their messages and launches")
         loaded = any(isinstance(change, LoaderWorkers | MoreLoaderWorkers) for change in changes)
         if graph is not None and changes and setting.loader_processes and not loaded:

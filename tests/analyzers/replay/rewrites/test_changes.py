@@ -190,7 +190,7 @@ def test_how_long_batches_take_is_known_as_well_as_their_mean() -> None:
 def test_a_copy_on_a_stream_of_its_own_runs_beside_kernels() -> None:
     """Two steps launched at 1 and 2: copy 30, kernel 100, then the same: 261 in a row. With the second copy beside the
     first kernel 231."""
-    batch = [Step(), Host(1), Launch(30, copy="HtoD pinned"), Launch(100)]
+    batch = [Step(), Host(1), Launch(30, copy="HtoD"), Launch(100)]
     graph = job([*batch, *batch, Wait(stream=7), Step()])
     assert sum(steps(graph)) == 261
     changed = rewrite(graph, CopyStream(), ON_GPU).graph
