@@ -12,7 +12,14 @@ import numpy as np
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.sections import REPLAY
 from gpuscope.analyzers.changes import (
-    UNMATCHED, Change, LoaderWorkers, MicroBatches, MoreLoaderWorkers, Predicted, Refused, RegroupedCommunication,
+    UNMATCHED,
+    Change,
+    LoaderWorkers,
+    MicroBatches,
+    MoreLoaderWorkers,
+    Predicted,
+    Refused,
+    RegroupedCommunication,
     ReplacedRank,
 )  # fmt: skip
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
@@ -39,7 +46,12 @@ from gpuscope.analyzers.replay.recorded_run import (
     step_of,
 )
 from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
-from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange, PipelineReplay, pipeline_replay
+from gpuscope.analyzers.replay.rewrites.pipeline_layout import (
+    PipelineChange,
+    PipelineReplay,
+    of_pipeline_alone,
+    pipeline_replay,
+)
 from gpuscope.analyzers.replay.rewrites.pipeline_order import moved
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.analyzers.replay.step_parts import compute_floor, parts
@@ -112,7 +124,7 @@ class Replayer:
     def predict(self, change: Change | Sequence[Change]) -> Predicted | Refused:
         """The step time with a change, or with several made one after the other."""
         changes = list(change) if isinstance(change, Sequence) else [change]
-        if (pipelined := _of_pipeline_alone(changes)) and self._in_graph(changes) is None:
+        if (pipelined := of_pipeline_alone(changes)) and self._in_graph(changes) is None:
             return self._pipelined(pipelined)
         if (refused := self._refuses(changes)) is not None:
             return refused
@@ -153,7 +165,7 @@ class Replayer:
     def estimate(self, change: Change | Sequence[Change]) -> int | Refused:
         """`predict(change).after` in a fraction of the time: as expected alone, without a range."""
         changes = list(change) if isinstance(change, Sequence) else [change]
-        if (pipelined := _of_pipeline_alone(changes)) and self._in_graph(changes) is None:
+        if (pipelined := of_pipeline_alone(changes)) and self._in_graph(changes) is None:
             outcome = self._pipelined(pipelined)
             return outcome if isinstance(outcome, Refused) else outcome.after
         if (refused := self._refuses(changes)) is not None:
@@ -217,8 +229,7 @@ class Replayer:
         low, high = self._bounds(changes, before, times, pipeline.error_frac)
         low = max(low, round(min(floor, times[0])))
         basis, provenance = pipeline.basis(changes), pipeline.provenance(changes)
-        after, unshown = round(times[0]), provenance == "assumed"
-        return Predicted(round(before), after, low, high, basis, provenance, unshown=unshown)
+        return Predicted(round(before), round(times[0]), low, high, basis, provenance, unshown=provenance == "assumed")
 
     def _hosts_alone(self, graph: Graph, changes: Sequence[PipelineChange]) -> float:
         """Mean ns that hosts need for a step with such changes: a device's queue evens out what they do in bunches, as
@@ -315,7 +326,6 @@ class Replayer:
             changed, done, beside_basis = self._disturbed.replay(graph, beside)
         else:
             changed, done = self._contended.replay(graph, bias)
-        # An even split moves work from the busiest stage to others. On a CPU the training thread is never ahead.
         step = self._step(changed, done)
         pipeline_error = 0.0
         if pipelined:
@@ -389,9 +399,3 @@ class Replayer:
         result = Result("replay", status, "" if status == "ok" else self.why)
         result.sections[REPLAY] = self.section()
         return result
-
-
-def _of_pipeline_alone(changes: Sequence[Change]) -> tuple[PipelineChange, ...]:
-    """The changes, if all are of the pipeline; nothing else of the run need be replayed for these."""
-    found = tuple(change for change in changes if isinstance(change, PipelineChange))
-    return found if len(found) == len(changes) else ()
