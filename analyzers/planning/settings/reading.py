@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def _framework(values: Values) -> str:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        import yaml
+        yaml = import_module("yaml")
     except ImportError:
         raise InputError(f"{path}: reading YAML needs PyYAML", hint="pip install pyyaml, or save it as JSON") from None
     try:

