@@ -23,7 +23,7 @@ DATA = {f"slowdown.{which}by_{name}": name for which in ("", "explained.") for n
 DATA |= {"trace.parallelism": "kind", "power[].held_frac": "reason"}
 DATA |= {"trace.setup.versions": "package", "trace.setup.variables": "variable"}
 """What names that are data stand for, by the mapping they are in; elsewhere a cause."""
-SAME = {"after": "before", "nearest": "candidates"}
+SAME = {"after": "before", "nearest": "candidates", "entry": "candidates"}
 """Parts that look like another one, which is described instead."""
 WIDTH = 118
 _WORDS = {int: "integer", str: "string", float: "number", bool: "boolean", type(None): "null"}

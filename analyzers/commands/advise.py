@@ -19,6 +19,8 @@ import click
               help="What a GPU can send between hosts.  [default: its port's usual rate]")  # fmt: skip
 @click.option("--layout", metavar="SIZES",
               help="How RUN was spread, where it does not say: tp=2,pp=4,zero=1,micro_batch=1,batch=512.")  # fmt: skip
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+              help="A ds_config.json, or a file of torchtitan or Accelerate: what is wrong with it?")  # fmt: skip
 @click.option("--sequence", type=click.IntRange(min=1), metavar="TOKENS",
               help="Length of a sequence.  [default: the model's]")  # fmt: skip
 @click.option("--global-batch", type=click.IntRange(min=1), metavar="N", help="Sequences per step.")
@@ -29,17 +31,17 @@ import click
               help="Network ports of a host.  [default: one per GPU]")  # fmt: skip
 @click.option("--gpu-memory", type=click.FloatRange(min=1), metavar="GB",
               help="Memory of a GPU.  [default: its data sheet's]")  # fmt: skip
-@click.option("--precision", type=click.Choice(["bf16", "fp8", "fp4"]), default="bf16", show_default=True,
-              help="Of the matrix multiplications.")  # fmt: skip
+@click.option("--precision", type=click.Choice(["bf16", "fp8", "fp4"]),
+              help="Of the matrix multiplications.  [default: the --config's, else bf16]")  # fmt: skip
 @click.option("--lossy", is_flag=True, help="Also consider ZeRO++, which sends weights and gradients in fewer bits.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=4, show_default=True, help="Candidates to show.")
 @click.option("--full", is_flag=True, help="Also print the literature's rules and every assumption.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, and nothing else, on stdout.")
 def command(
     model_name: str | None, spec: str | None, run: Path | None, bench: Path | None, link_gbps: float | None,
-    layout: str | None, sequence: int | None,
+    layout: str | None, config: Path | None, sequence: int | None,
     global_batch: int | None, tokens: int | None, network: str | None, ports: int | None, gpu_memory: float | None,
-    precision: str, lossy: bool, limit: int, full: bool, as_json: bool,
+    precision: str | None, lossy: bool, limit: int, full: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say what fits: memory per GPU by part, bytes sent per step, pipeline bubble, placement; and why.
 
@@ -48,11 +50,12 @@ def command(
     gpuscope advise --model llama-3-70b --cluster 16x8xH100 --global-batch 512
     gpuscope advise --model config.json --cluster cluster.toml --tokens 8388608
     gpuscope advise --from runs/today --cluster 4x8xH100
+    gpuscope advise --config ds_config.json --model llama-3-8b --cluster 8xH100
     """
     from gpuscope.analyzers.planning.advising import advise
 
     document = advise(
-        model_name, spec, run=run, bench=bench, link_gbps=link_gbps, layout=layout, sequence=sequence,
+        model_name, spec, run=run, bench=bench, link_gbps=link_gbps, layout=layout, config=config, sequence=sequence,
         global_batch=global_batch, tokens=tokens,
         network=network, ports=ports, gpu_memory=gpu_memory, precision=precision, lossy=lossy, limit=limit,
     ).document  # fmt: skip

@@ -16,6 +16,7 @@ from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
 from gpuscope.analyzers.planning.inputs.model_spec import model_named
 from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.analyzers.planning.plan import plan
+from gpuscope.analyzers.planning.settings.reading import named_model, setup_of, values_of
 from gpuscope.errors import UsageError
 from gpuscope.report.section_tables import SectionTables
 from gpuscope.schema.plan_document import Plan, PlanCalibration, PlanChange, PlanEntry, PlanRule
@@ -66,13 +67,14 @@ def advise(
     bench: str | Path | None = None,
     link_gbps: float | None = None,
     layout: str | None = None,
+    config: str | Path | None = None,
     sequence: int | None = None,
     global_batch: int | None = None,
     tokens: int | None = None,
     network: str | None = None,
     ports: int | None = None,
     gpu_memory: float | None = None,
-    precision: str = "bf16",
+    precision: str | None = None,
     lossy: bool = False,
     limit: int = 5,
 ) -> ParallelismPlan:
@@ -86,10 +88,14 @@ def advise(
     `bench`, a file of `gpuscope bench collectives --json` or of nccl-tests, replaces the links' usual rates, and
     `link_gbps` that between hosts, in GB/s per GPU.
 
+    `config` is a configuration of DeepSpeed (`ds_config.json`), torchtitan (TOML, or the JSON it saves) or Accelerate:
+    it is estimated beside the candidates (`document["given"]`), with its settings that contradict each other or have no
+    effect. Its batch, sequence, precision and, for torchtitan, model count where none is given.
+
     `sequence` is in tokens (default: the model's), `global_batch` in sequences per step or `tokens` in tokens (default:
     4 Mi), `network` the link of a port (`ib_ndr`; default: the GPU's usual one), `ports` those of a host (default: one
-    per GPU), `gpu_memory` in GB of a GPU (default: its data sheet's), `precision` `bf16`, `fp8` or `fp4`, `limit` the
-    number of candidates kept. `lossy` also considers ZeRO++, which sends in fewer bits.
+    per GPU), `gpu_memory` in GB of a GPU (default: its data sheet's), `precision` `bf16` (default), `fp8` or `fp4`,
+    `limit` the number of candidates kept. `lossy` also considers ZeRO++, which sends in fewer bits.
 
     Raises `UsageError` or `InputError` for a model, cluster, network or run that is not known or not possible, or a
     batch that no layout divides.
@@ -102,21 +108,30 @@ def advise(
             raise UsageError(f"{name}={value} must be at least {least}")
     if global_batch is not None and tokens is not None:
         raise UsageError("global_batch and tokens say the same twice", hint="give one of them")
-    if precision not in ("bf16", "fp8", "fp4"):
+    if precision not in (None, "bf16", "fp8", "fp4"):
         raise UsageError(f"precision={precision} is none of bf16, fp8 and fp4")
+    values = values_of(Path(config)) if config is not None else None
+    model = model or (named_model(values) if values is not None else "") or None
     shape, machines, rates, found = _inputs(model, cluster, run, sequence, network, gpu_memory, ports, layout)
     measured: list[str] = []
     if bench is not None:
         machines, measured = with_bench(machines, Path(bench))
     if link_gbps is not None:
         machines = with_link(machines, link_gbps)
+    setup = None
+    if values is not None:
+        setup = setup_of(values, machines.gpus, shape)
+        shape = replace(shape, sequence=sequence or setup.sequence or shape.sequence)
+        global_batch = global_batch if global_batch is not None or tokens is not None else setup.batch
+    precision = precision or (setup.precision if setup is not None else "bf16")
     if precision not in machines.peaks:
         raise UsageError(
             f"{machines.gpu} has no {precision} peak", hint=f"give {precision}_tflops in the cluster's file"
         )
     batch = global_batch if global_batch is not None else _batch(shape, machines, tokens)
     question = Question(shape, machines, batch, rates, precision, lossy)
-    return ParallelismPlan(plan(question, model or str(run), limit, found, measured))
+    given = (str(config), setup) if setup is not None else None
+    return ParallelismPlan(plan(question, model or str(run), limit, found, measured, given))
 
 
 def _inputs(

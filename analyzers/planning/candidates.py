@@ -175,6 +175,11 @@ def least_recomputed(question: Question, layout: Layout) -> Scored:
     return Scored(question, own, needs, lacks)
 
 
+def as_it_is(question: Question, layout: Layout) -> Scored:
+    """A layout with what it takes, whether it fits or not."""
+    return Scored(question, layout, *_needs(question, layout))
+
+
 def _needs(question: Question, layout: Layout) -> tuple[dict[str, float], float]:
     cluster, stages = question.cluster, stages_of(question.model, layout)
     needs = memory(question.model, layout, stages, question.batch, question.precision)

@@ -1,7 +1,7 @@
 """A layout in the terms of torchtitan, Megatron-LM, DeepSpeed and FSDP2 through Accelerate.
 
 Options are those of torchtitan 0.3 (`torchtitan/config/configs.py`), of Megatron-LM's `arguments.py` (core 0.16), of
-DeepSpeed's configuration reference and of Accelerate's configuration file (1.10). A framework that can't do a part of
+DeepSpeed 0.19 and of Accelerate's configuration file (1.10). A framework that can't do a part of
 the layout, or its precision, is left out.
 """
 
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
+from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
 from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.analyzers.planning.layout import (
     FULL,
@@ -23,7 +25,17 @@ from gpuscope.analyzers.planning.layout import (
     Stages,
     micro_batches,
 )
+from gpuscope.analyzers.planning.settings import accelerate as hf
+from gpuscope.analyzers.planning.settings import deepspeed as ds
+from gpuscope.analyzers.planning.settings import torchtitan as titan
 
+_REGISTERED = {
+    ("llama-3-8b", "bf16"): "llama3 --config llama3_8b", ("llama-3-70b", "bf16"): "llama3 --config llama3_70b",
+    ("llama-3.1-405b", "fp8"): "llama3 --config llama3_405b",
+    ("deepseek-v3", "bf16"): "deepseek_v3 --config deepseek_v3_671b",
+    ("deepseek-v3", "fp8"): "deepseek_v3 --config deepseek_v3_671b_float8",
+}  # fmt: skip
+"""Modules and configurations that torchtitan brings; FP8 is a matter of these, not of an option."""
 _SHARDING = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -33,7 +45,7 @@ def commands(model: Model, layout: Layout, stages: Stages, batch: int, precision
         "torchtitan": _torchtitan(model, layout, batch, precision),
         "megatron": _megatron(model, layout, stages, batch, precision),
         "deepspeed": _deepspeed(layout, batch, precision),
-        "accelerate": _accelerate(layout, batch, precision),
+        "accelerate": _accelerate(layout, precision),
     }
     return {name: text for name, text in found.items() if text}
 
@@ -43,33 +55,35 @@ def _torchtitan(model: Model, own: Layout, batch: int, precision: str) -> str:
         return ""
     if own.recompute == SQRT or 0 < own.again < 1:  # it checkpoints every layer, or operators by themselves
         return ""
+    shapes = {name: replace(shape, sequence=model.sequence) for name, shape in PRESETS.items()}
+    name = next((name for name, shape in shapes.items() if shape == model), "")
+    start = f"--module {_REGISTERED[name, precision]}" if (name, precision) in _REGISTERED else ""
+    if not start and precision != "bf16":
+        return ""
     sharded = own.zero > 0
     replicas = own.replicas // own.shards if sharded else own.data
     shard = max(own.shards // own.context, 1) if sharded else 1
     pairs: dict[str, object] = {
-        "parallelism.data_parallel_replicate_degree": replicas,
-        "parallelism.data_parallel_shard_degree": shard,
-        "parallelism.tensor_parallel_degree": own.tensor,
-        "parallelism.context_parallel_degree": own.context,
-        "parallelism.pipeline_parallel_degree": own.pipeline,
-        "parallelism.expert_parallel_degree": own.expert,
-    }
+        titan.REPLICATE: replicas, titan.SHARD: shard, titan.TENSOR: own.tensor, titan.CONTEXT: own.context,
+        titan.PIPELINE: own.pipeline, titan.EXPERT: own.expert,
+    }  # fmt: skip
     local = own.micro_batch * (micro_batches(own, batch) if own.pipeline > 1 else 1)
     if sharded:
         # Weights that stay after the forward pass are ZeRO-2; the optimizer and gradients are divided in both.
-        pairs["parallelism.fsdp_reshard_after_forward"] = "always" if own.zero == 3 else "never"
+        pairs[titan.RESHARD] = "always" if own.zero == 3 else "never"
     if own.pipeline > 1:
-        pairs["parallelism.pipeline_parallel_schedule"] = "Interleaved1F1B" if own.chunks > 1 else "1F1B"
-        pairs["parallelism.pipeline_parallel_microbatch_size"] = own.micro_batch
-        if own.chunks > 1:
-            pairs["parallelism.pipeline_parallel_layers_per_stage"] = -(-model.layers // (own.pipeline * own.chunks))
-    pairs["training.local_batch_size"] = local
-    pairs["training.global_batch_size"] = batch
-    pairs["training.seq_len"] = model.sequence
-    pairs["activation_checkpoint.mode"] = own.recompute
-    if precision == "fp8":
-        pairs["model.converters"] = "quantize.linear.float8"
-    return " ".join(f"--{key} {value}" for key, value in pairs.items() if value != 1 or not key.endswith("_degree"))
+        pairs[titan.SCHEDULE] = "Interleaved1F1B" if own.chunks > 1 else "1F1B"
+        pairs[titan.PIPELINE_MICRO] = own.micro_batch
+        layers = titan.layers_per_stage(model.layers, own.pipeline * own.chunks)
+        if layers is None:
+            return ""
+        pairs |= layers if own.chunks > 1 else {}
+    pairs |= {titan.LOCAL: local, titan.BATCH: batch, titan.SEQUENCE: model.sequence}
+    if own.pipeline > 1 or own.expert > 1:
+        pairs[titan.NO_GRAPHS] = ""  # its check demands that
+    told = [f"--{key} {value}".rstrip() for key, value in pairs.items() if value != 1 or key == titan.SHARD
+            or not key.endswith("_degree")]  # fmt: skip
+    return " ".join([*filter(None, [start]), *told, f"{titan.RECOMPUTE}:{own.recompute}"])
 
 
 def _megatron(model: Model, own: Layout, stages: Stages, batch: int, precision: str) -> str:
@@ -136,47 +150,42 @@ def _deepspeed(own: Layout, batch: int, precision: str) -> str:
         return ""
     if (own.context > 1 and own.exchange != ULYSSES) or own.recompute in (SELECTIVE, SQRT) or 0 < own.again < 1:
         return ""
+    if own.shards < own.replicas:  # MiCS left in 0.19
+        return ""
     zero: dict[str, Any] = {"stage": own.zero}
     if own.zero:
-        zero["overlap_comm"] = True
-    if own.shards < own.replicas:
-        zero["mics_shard_size"] = own.shards
+        zero[ds.OVERLAP] = True
     if own.secondary:
-        zero |= {
-            "zero_hpz_partition_size": own.secondary, "zero_quantized_weights": True, "zero_quantized_gradients": True,
-        }  # fmt: skip
+        zero |= {ds.SECONDARY: own.secondary, **dict.fromkeys(ds.LOSSY, True)}
     if own.offload != NO:
-        zero["offload_optimizer"] = {"device": own.offload, "pin_memory": True}
+        zero[ds.OPTIMIZER] = {"device": own.offload, "pin_memory": True}
         if own.offload == NVME:
-            zero["offload_optimizer"]["nvme_path"] = "/local_nvme"
+            zero[ds.OPTIMIZER]["nvme_path"] = "/local_nvme"
     found: dict[str, Any] = {
-        "train_batch_size": batch, "train_micro_batch_size_per_gpu": own.micro_batch,
-        "gradient_accumulation_steps": micro_batches(own, batch), "bf16": {"enabled": True}, "zero_optimization": zero,
+        ds.BATCH: batch, ds.MICRO: own.micro_batch, ds.ACCUMULATION: micro_batches(own, batch),
+        "bf16": {"enabled": True}, ds.ZERO: zero,
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}, "gradient_clipping": 1.0,
     }  # fmt: skip
     if own.context > 1:
-        found["sequence_parallel_size"] = own.context
+        found[ds.CONTEXT] = own.context
     return json.dumps(found)
 
 
-def _accelerate(own: Layout, batch: int, precision: str) -> str:
-    """Accelerate's configuration file; weights are divided after the backward pass (ZeRO-2) or after each pass (3)."""
+def _accelerate(own: Layout, precision: str) -> str:
+    """Accelerate's configuration file; weights are divided after the backward pass (ZeRO-2) or after each pass (3). The
+    batch and accumulation are the script's: the file refuses unknown keys."""
     alone = own.tensor == own.pipeline == own.expert == own.context == 1 and own.offload == NO and not own.secondary
     if not alone or own.zero < 2 or own.recompute in (SELECTIVE, SQRT) or 0 < own.again < 1 or precision == "fp4":
         return ""
     found: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": precision,
-        "num_processes": own.data, "gradient_accumulation_steps": micro_batches(own, batch),
+        "compute_environment": "LOCAL_MACHINE", hf.KIND: "FSDP", hf.PRECISION: precision,
+        hf.PROCESSES: own.data,
         "fsdp_config": {
-            "fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_reshard_after_forward": own.zero == 3, "fsdp_activation_checkpointing": own.recompute == FULL,
+            hf.VERSION: 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            hf.RESHARD: own.zero == 3, hf.CHECKPOINTING: own.recompute == FULL,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         },
     }  # fmt: skip
     if own.shards < own.replicas:
-        found["use_parallelism_config"] = True
-        found["parallelism_config"] = {
-            "parallelism_config_dp_replicate_size": own.replicas // own.shards,
-            "parallelism_config_dp_shard_size": own.shards,
-        }  # fmt: skip
+        found[hf.MESH] = {hf.REPLICATE: own.replicas // own.shards, hf.SHARD: own.shards}
     return json.dumps(found)

@@ -7,10 +7,12 @@ from gpuscope.analyzers.planning.costs.goodput import goodput, gpu_hours_per_tok
 from gpuscope.analyzers.planning.costs.plan_memory import STATE_BYTES
 from gpuscope.analyzers.planning.costs.step_estimate import assumptions, flops, stages_of
 from gpuscope.analyzers.planning.entries import entry, settling
+from gpuscope.analyzers.planning.given import given
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.launchers import commands
 from gpuscope.analyzers.planning.rules import rules
 from gpuscope.analyzers.planning.sensitivity import sensitivity
+from gpuscope.analyzers.planning.settings.values import Setup
 from gpuscope.errors import UsageError
 from gpuscope.schema.plan_document import (
     PLAN_VERSION,
@@ -28,8 +30,9 @@ NS = 1e9
 
 
 def plan(question: Question, name: str, shown: int, calibration: PlanCalibration | None = None,
-         measured: list[str] | None = None) -> Plan:  # fmt: skip
-    """The plan. Raises `UsageError` where no layout divides the batch."""
+         measured: list[str] | None = None, setup: tuple[str, Setup] | None = None) -> Plan:  # fmt: skip
+    """The plan; `setup` is a framework's file and what it asks for. Raises `UsageError` where no layout divides the
+    batch."""
     model, cluster, batch = question.model, question.cluster, question.batch
     rows = scored(question)
     if not rows:
@@ -47,6 +50,7 @@ def plan(question: Question, name: str, shown: int, calibration: PlanCalibration
         "global_batch": batch, "sequence": model.sequence, "tokens": batch * model.sequence,
         "precision": question.precision, "considered": len(rows), "feasible": sum(row.lacks == 0 for row in rows),
         "candidates": [entry(question, row, first) for row in best[:shown]],
+        "given": given(question, *setup, best) if setup else None,
         "nearest": [] if best else [entry(question, row, None) for row in nearest(rows, min(shown, 3))],
         "rules": rules(question, rows),
         "placement": _placement(cluster, first) if first else [],

@@ -189,6 +189,35 @@ class PlanCalibration(TypedDict):
     """What limits it."""
 
 
+class PlanRemark(TypedDict):
+    """What is to be said of a setting of a framework's configuration."""
+
+    key: str
+    """The setting."""
+    kind: str
+    """`contradiction` (the framework refuses it, or takes another value), `no_effect`, `slow`, `renamed`, `unknown`, or
+    `assumed` for what the file leaves open."""
+    message: str
+    """In words."""
+
+
+class PlanGiven(TypedDict):
+    """A framework's configuration beside the candidates."""
+
+    path: str
+    """Its file."""
+    framework: str
+    """`deepspeed`, `torchtitan` or `accelerate`."""
+    fits: bool
+    """Whether it fits the GPUs' memory."""
+    place: int | None
+    """Among the candidates, by its estimate; null where it does not fit."""
+    entry: PlanEntry | None
+    """Its layout; null where it makes none on this cluster."""
+    remarks: list[PlanRemark]
+    """What is wrong with it, and what was assumed."""
+
+
 class Plan(TypedDict):
     """The whole document."""
 
@@ -214,6 +243,8 @@ class Plan(TypedDict):
     """Of which fit."""
     candidates: list[PlanEntry]
     """The best of each combination of sizes, the one with the shortest step first."""
+    given: PlanGiven | None
+    """What `--config` gave, beside them."""
     nearest: list[PlanEntry]
     """Where nothing fits: the layouts that lack least memory."""
     rules: list[PlanRule]

@@ -40,6 +40,7 @@ def render(plan: Plan, writer: Writer, *, full: bool = False) -> None:
     )
     _calibration(plan, writer)
     _table(plan["candidates"], "Candidates", writer)
+    _given(plan, writer)
     _table(plan["nearest"], "Nearest, with what they lack per GPU", writer)
     for entry in (plan["candidates"] or plan["nearest"])[:1]:
         _reasons(entry, writer)
@@ -66,6 +67,21 @@ def _calibration(plan: Plan, writer: Writer) -> None:
     )
     for sentence in [*own["links"], *own["notes"]]:
         writer.line(sentence, indent=4, hang=2)
+
+
+def _given(plan: Plan, writer: Writer) -> None:
+    own = plan["given"]
+    if own is None:
+        return
+    where = "makes no layout here"
+    if own["entry"] is not None:
+        where = f"place {own['place']} by its estimate" if own["fits"] else "does not fit"
+    _table([own["entry"]] if own["entry"] else [], f"{own['path']} ({_FRAMEWORKS[own['framework']]}): {where}", writer)
+    if own["entry"] is None:
+        writer.heading(f"{own['path']} ({_FRAMEWORKS[own['framework']]}): {where}")
+    for remark in own["remarks"]:
+        writer.line(writer.text(f"{remark['kind'].replace('_', ' ')}: ", "bold"),
+                    f"{remark['key']} {remark['message']}", indent=2, hang=2)  # fmt: skip
 
 
 def _table(entries: list[PlanEntry], heading: str, writer: Writer) -> None:

@@ -185,22 +185,11 @@ def test_the_commands_run_the_plan(name: str, own: Layout, precision: str) -> No
     if own.recompute == SQRT:
         assert args.recompute_num_layers == 5  # of 20 layers
     if "torchtitan" in told:
-        assert f"--activation_checkpoint.mode {own.recompute}" in told["torchtitan"]
-        assert ("float8" in told["torchtitan"]) == (precision == "fp8")
+        assert told["torchtitan"].endswith(f"activation_checkpoint:{own.recompute}")
     assert ("deepspeed" in told) == (own.tensor * own.pipeline * own.expert == 1)
     if "accelerate" in told:
         config = json.loads(told["accelerate"])
         assert config["fsdp_config"]["fsdp_reshard_after_forward"] == (own.zero == 3)
-
-
-def test_deepspeed_takes_its_file(tmp_path: Path) -> None:
-    config = pytest.importorskip("deepspeed.runtime.config")
-    text = commands(PRESETS["llama-3-8b"], Layout(1, zero=2), stages_of(PRESETS["llama-3-8b"], Layout(1)), 8)[
-        "deepspeed"
-    ]
-    path = tmp_path / "ds_config.json"
-    path.write_text(text)
-    assert config.DeepSpeedConfig(str(path)).zero_optimization_stage == 2
 
 
 def test_a_third_of_the_published_rows_is_never_fitted() -> None:
