@@ -74,8 +74,9 @@ def since(numbers: Times, values: Array) -> int | None:
     """The step at which a series became larger for good, if it did so beyond chance (Pettitt, «A non-parametric
     approach to the change-point problem», Applied Statistics 28, 1979); None where it was so from the beginning."""
     count = len(values)
-    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") + 1
-    statistic = np.arange(1, count + 1) * (count + 1) - 2 * np.cumsum(ranks)
+    _, place_of, alike = np.unique(values, return_inverse=True, return_counts=True)
+    twice_rank = 2 * np.cumsum(alike) - alike + 1  # equal values share a rank
+    statistic = np.arange(1, count + 1) * (count + 1) - np.cumsum(twice_rank[place_of])
     place = int(np.argmax(statistic[:-1])) if count > 1 else 0
     if count < 2 or 2 * exp(-6 * float(statistic[place]) ** 2 / (count**3 + count**2)) > CHANGE:
         return None

@@ -8,7 +8,7 @@ looks every 100 ms, saw these events done (torch/csrc/distributed/c10d/FlightRec
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import comb
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.collectives.slow_members import since
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.hangs import LateInDumps, TransfersInDumps
@@ -44,6 +45,7 @@ class _Timed:
     op: str
     group: str
     ranks: Sequence[int]
+    seq: Times
     waits: Times
     """What each rank waited for the last one, ns, shape (collectives, ranks)."""
     transfer: Times | None
@@ -87,42 +89,47 @@ def _timed(trace: Trace) -> list[_Timed]:
         places = np.array([[own[rank] for rank in ranks] for _, own in whole], np.int64)
         ops = {names[op] for (_, op), _ in whole}
         name = next(iter(ops)) if len(ops) == 1 else "collectives"
+        numbers = np.array([seq for (seq, _), _ in whole], np.int64)
         dur = table["dur"][places]
         timed = (dur != NA).all(axis=1)
         if int(timed.sum()) >= LEAST:
             shortest = dur[timed].min(axis=1)
-            found.append(_Timed(name, names[group], ranks, dur[timed] - shortest[:, None], shortest))
-        elif (waits := _by_hosts(table["created"][places], table["seen_completed"][places])) is not None:
-            found.append(_Timed(name, names[group], ranks, waits, None))
+            waits = dur[timed] - shortest[:, None]
+            found.append(_Timed(name, names[group], ranks, numbers[timed], waits, shortest))
+            continue
+        created, done = table["created"][places], table["seen_completed"][places]
+        known = ((created != NA) & (done != NA)).all(axis=1)
+        if int(known.sum()) >= LEAST:
+            waits = _by_hosts(created[known], done[known])
+            found.append(_Timed(name, names[group], ranks, numbers[known], waits, None))
     return found
 
 
-def _by_hosts(created: Times, done: Times) -> Times | None:
+def _by_hosts(created: Times, done: Times) -> Times:
     """Waits by when each rank enqueued, on clocks compared by when the collectives were seen done."""
-    known = ((created != NA) & (done != NA)).all(axis=1)
-    if int(known.sum()) < LEAST:
-        return None
-    created, done = created[known], done[known]
     offset = np.median(done - done[:, :1], axis=0).astype(np.int64)
     at = created - offset
     return np.asarray(at.max(axis=1)[:, None] - at)
 
 
-def _late(timed: _Timed, span: int) -> list[FindingEntry]:
-    """The rank that others wait for, beyond chance and beyond what the times resolve."""
-    count, ranks = timed.waits.shape
-    last = np.bincount(timed.waits.argmin(axis=1), minlength=ranks)
-    place = int(last.argmax())
-    times = int(last[place])
-    waited = np.delete(timed.waits, place, axis=1)[timed.waits.argmin(axis=1) == place].min(axis=1)
+def _late(timed: _Timed, span: int) -> Iterator[FindingEntry]:
+    """The rank that others wait for, beyond chance and beyond what the times resolve: in all the collectives, or since
+    it has begun to."""
+    ranks, last = len(timed.ranks), timed.waits.argmin(axis=1)
     least = MEASURABLE_NS if timed.transfer is not None else 2 * WATCHDOG_NS
-    wait = int(np.median(waited)) if times else 0
-    lost = int(waited.sum())
-    chance = sum(comb(count, k) * (ranks - 1) ** (count - k) for k in range(times, count + 1)) / ranks**count
-    if times < MOSTLY * count or chance * ranks > BY_CHANCE or wait < least or lost < WORTH * span:
-        return []
-    words = LateInDumps(times, count, wait, timed.transfer is not None)
-    return [made(words, ranks=[timed.ranks[place]], share=min(lost / span, 1.0), cost_ns=lost, mean_ns=None)]
+    middle = np.median(timed.waits, axis=1)
+    for place in np.flatnonzero(np.bincount(last, minlength=ranks) >= MOSTLY * LEAST).tolist():
+        begin = since(timed.seq, middle - timed.waits[:, place])
+        own = timed.seq >= (timed.seq[0] if begin is None else begin)
+        count, times = int(own.sum()), int((last[own] == place).sum())
+        waited = np.delete(timed.waits, place, axis=1)[own & (last == place)].min(axis=1)
+        lost = int(waited.sum())
+        chance = sum(comb(count, k) * (ranks - 1) ** (count - k) for k in range(times, count + 1)) / ranks**count
+        seldom = count < LEAST or times < MOSTLY * count or chance * ranks > BY_CHANCE
+        if not seldom and np.median(waited) >= least and lost >= WORTH * span:
+            words = LateInDumps(times, count, int(np.median(waited)), timed.transfer is not None, begin)
+            yield made(words, ranks=[timed.ranks[place]], share=min(lost / span, 1.0), cost_ns=lost, mean_ns=None)
+            return
 
 
 def _transfers(timed: _Timed, span: int) -> list[FindingEntry]:

@@ -1,5 +1,5 @@
 """The measures of a run folder, read as they are written: `measures/rank{r}.jsonl`, else digests, else `steps/` where a
-job writes no measures; a line per step."""
+job writes no measures; a line per step. Of a job that was restarted, the last attempt that wrote any."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gpuscope.contained_files import Refused, RefusedError, listed, opened
 from gpuscope.errors import InputError
 from gpuscope.sources.digest import SUFFIX as DIGEST
 from gpuscope.sources.lines import json_object
+from gpuscope.sources.restarts import attempts
 from gpuscope.sources.run_manifest import MANIFEST, PARTS, ended, finished_traces, refused_files
 
 KEPT = 5_000
@@ -95,6 +96,7 @@ class RunWatcher:
         self._steps: dict[int, dict[int, MeasuredStep]] = {}
         self._groups: dict[str, tuple[int, ...]] = {}
         self._lost = 0
+        self._attempt = ""
         self._lock = Lock()
 
     def look(self) -> Seen:
@@ -111,12 +113,18 @@ class RunWatcher:
         """Read what was added to each file; what must not be read."""
         found: list[Refused] = []
         try:
-            places = (("measures", ".jsonl"), ("digest", DIGEST), ("steps", ".jsonl"))
-            paths = next((there for place in places if (there := listed(self.folder, *place))), [])
+            kinds = (("measures", ".jsonl"), ("digest", DIGEST), ("steps", ".jsonl"))
+            every = attempts(self.folder)
+            places = ((attempt, attempt + inner, suffix) for inner, suffix in kinds for attempt in every)
+            attempt, paths = next(
+                ((attempt, there) for attempt, *place in places if (there := listed(self.folder, *place))), ("", [])
+            )
         except RefusedError as error:
             return [error.refused]
         except OSError:
             return []
+        if attempt != self._attempt:
+            self._attempt, self._steps, self._groups = attempt, {}, {}  # its steps count from 0 again
         for path in paths:
             try:
                 self._added(path)

@@ -30,6 +30,12 @@ def last_attempt(folder: Path, files: list[Path]) -> list[Path]:
     return [file for file in files if _attempt(folder, file) == last]
 
 
+def attempts(folder: Path) -> list[str]:
+    """Where the attempts of a run are within its folder, the last one first; the first one's is empty."""
+    found = (_RESTART.fullmatch(path.name) for path in folder.iterdir())
+    return [f"restart{number}/" for number in sorted((int(one[1]) for one in found if one), reverse=True)] + [""]
+
+
 def left_out(folder: Path, read: Iterable[Path]) -> Problem | None:
     """The attempts of a run that recorded traces too and were not read; None if there are none."""
     taken = {_attempt(folder, path.absolute()) for path in read if path.absolute().is_relative_to(folder)}

@@ -53,7 +53,7 @@ class LateInDumps(Finding):
     shortest one came last, and the others waited for what theirs are longer. Without it, the times at which a rank
     enqueued it tell, on clocks compared by when the watchdogs saw it done, which they do to 100 ms; then only lateness
     of 200 ms counts. The rank must come last more often than chance does in one job of a hundred, and in three
-    quarters of the collectives."""
+    quarters of the collectives, or of those since it began to (Pettitt's test)."""
     helps = """a recording of that rank and another one (`gpuscope record`), which says what it does meanwhile."""
     misleads = """a rank that enqueues late need not come late: the device may still be busy with earlier work."""
 
@@ -64,12 +64,15 @@ class LateInDumps(Finding):
     """What the others waited for it in one of them, median."""
     device: bool
     """Whether the devices' own times tell it."""
+    since: int | None
+    """Number of the collective from which on it is late; None: from the first that is recorded."""
 
     def message(self) -> str:
+        begin = "" if self.since is None else f" since number {self.since}"
         basis = "the durations on the devices" if self.device else "when it enqueued them, to 100 ms"
         return (
-            f"Comes last to {self.last} of {self.of} collectives in the Flight Recorder's dumps, by {basis}: the "
-            f"others wait {units.duration(self.wait_ns)} each time, in the median"
+            f"Comes last to {self.last} of {self.of} collectives in the Flight Recorder's dumps{begin}, by {basis}: "
+            f"the others wait {units.duration(self.wait_ns)} each time, in the median"
         )
 
 

@@ -7,14 +7,14 @@ import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuscope.instrumented_runtime.record.capture.core_time import cores
 from gpuscope.instrumented_runtime.record.capture.nvml_samples import COLUMNS, Nvml
 from gpuscope.instrumented_runtime.record.digest import step_line
 from gpuscope.instrumented_runtime.record.digest.digest_file import DigestFile
 from gpuscope.instrumented_runtime.record.digest.nccl_ring import NcclRing
-from gpuscope.instrumented_runtime.record.digest.thread_marks import GC, INPUT, ThreadMarks
+from gpuscope.instrumented_runtime.record.digest.thread_marks import GC, INPUT, Mark, ThreadMarks
 from gpuscope.instrumented_runtime.record.gloo import gloo_trace, last_calls
 from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
 from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective
@@ -22,6 +22,22 @@ from gpuscope.instrumented_runtime.record.run_folder import PARTS, RankFolder
 
 KEPT = 20_000
 """Collectives kept for the trace of a window on demand."""
+HELD_NS = 100_000_000
+"""Steps that end so soon after what was last written wait for the next write: several at once cost much less than each
+by itself, whose code and data other work has driven out of the caches meanwhile. A kill loses them."""
+MOST_HELD = 64
+
+
+class _Ended(NamedTuple):
+    """A step as it ended; its line is made later."""
+
+    step: int
+    marks: list[Mark]
+    done: list[Collective]
+    running: list[Collective]
+    on_device: list[Collective] | None
+    memory: dict[str, int]
+    gpu: list[int | None] | None
 
 
 class Digest:
@@ -33,6 +49,8 @@ class Digest:
         self._nvml = nvml
         self._recent: deque[Collective] = deque(maxlen=KEPT)
         self._ring = NcclRing()
+        self._held: list[_Ended] = []
+        self._written_ns = 0
 
     def start(self, folder: RankFolder) -> None:
         """Hook the training thread, and begin the file."""
@@ -58,30 +76,39 @@ class Digest:
         folder.add_file(path, self.name)
 
     def step(self, step: int) -> None:
-        """The line of the step that has ended; after a failure nothing stays hooked."""
+        """Take what the step that has ended left; after a failure nothing stays hooked."""
         try:
-            self._write(step)
+            marks = self._marks.take()
+            done = LOG.drain()
+            row = self._nvml.row() if self._nvml is not None else None
+            self._held.append(_Ended(step, marks, done, LOG.undrained(), self._ring.take(), memory(step), row))
+            if marks[-1][0] - self._written_ns >= HELD_NS or len(self._held) >= MOST_HELD:
+                self._written_ns = marks[-1][0]
+                self._write_held()
         except BaseException:
             self.stop()
             raise
 
-    def _write(self, step: int) -> None:
-        marks = self._marks.take()
-        done = LOG.drain()
+    def _write_held(self) -> None:
+        held, self._held = self._held, []
+        for ended in held:
+            self._write(ended)
+        self._file.flush()
+
+    def _write(self, ended: _Ended) -> None:
+        step, marks, done, running, on_device, memory, row = ended
         self._recent += done
         begin, end = marks[0][0], marks[-1][0]
         phases = step_line.phases(marks)
-        off = step_line.blocked(marks, [*done, *LOG.undrained()])
-        on_device = self._ring.take()
+        off = step_line.blocked(marks, [*done, *running])
         line: dict[str, Any] = {
             "step": step, "rank": self._rank, "first": step == 0, "end_ns": end, "step_ns": end - begin,
             "exposed_communication_ns": None if on_device is not None else sum(off.exposed.values()),
             "data_wait_ns": step_line.time_in(INPUT, phases),
             "gc_ns": step_line.time_in(GC, phases),
-            "ran_ns": marks[-1][1] - marks[0][1], "core_wait_ns": marks[-1][2] - marks[0][2], **memory(step),
+            "ran_ns": marks[-1][1] - marks[0][1], "core_wait_ns": marks[-1][2] - marks[0][2], **memory,
             "phases": phases, "waits": off.waits, "pauses": off.others,
         }  # fmt: skip
-        row = self._nvml.row() if self._nvml is not None else None
         if row is not None:
             line["gpu"] = dict(zip(COLUMNS[1:], row[1:], strict=True))
         self._file.rotate_if_full()
@@ -105,6 +132,7 @@ class Digest:
 
     def rewrite(self, trace: Path) -> None:
         """Add the logged arguments to the gloo annotations of a window's trace."""
+        self._write_held()
         logged = [*self._recent, *LOG.undrained()]
         if logged:
             trace.write_text(with_arguments(trace.read_text(encoding="utf-8"), logged, self._rank), encoding="utf-8")
@@ -113,6 +141,7 @@ class Digest:
         """Leave the training thread alone; what is under way at the end is in the hang watch's dumps."""
         LOG.on_issue = None
         self._marks.unhook()
+        self._write_held()
         self._file.close()
         self._folder.add_file(self._file.path, self.name)
 

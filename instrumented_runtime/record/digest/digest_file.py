@@ -12,6 +12,7 @@ LIMIT = 32 << 20
 """Bytes of a file; then it becomes the older one, and the one that was that is gone: at 1 kB a step the last 30,000 to
 60,000 steps stay."""
 VERSION = 1
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 class DigestFile:
@@ -31,13 +32,17 @@ class DigestFile:
         self._groups: set[str] = set()
         self._written = 0
         self.line(self._header)
+        self.flush()
 
     def line(self, values: dict[str, Any]) -> None:
-        """One line, in one write, so that a kill loses no more than the last one."""
-        text = json.dumps(values, separators=(",", ":")) + "\n"
+        """Add a line; `flush` writes it."""
+        text = _encode(values) + "\n"
         self._file.write(text)
-        self._file.flush()
         self._written += len(text)
+
+    def flush(self) -> None:
+        """Write the lines added, so that a kill takes none of them."""
+        self._file.flush()
 
     def rotate_if_full(self) -> None:
         """Between two steps: what a step refers to stands in its own file."""

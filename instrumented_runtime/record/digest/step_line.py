@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.digest.thread_marks import GC, HOST, INPUT, Mark
+from gpuscope.instrumented_runtime.record.digest.thread_marks import BLOCKED_NS, GC, HOST, INPUT, Mark
 from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective
 
-BLOCKED_NS = 50_000
-"""A shorter time off the core is no wait: locks, page faults."""
 MOST_COLLECTIVES, MOST_WAITS, MOST_PAUSES, MOST_PHASES = 30, 28, 6, 20
 """What a line lists one by one: with these it stays under 3 kB."""
 

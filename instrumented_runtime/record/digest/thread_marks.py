@@ -17,6 +17,8 @@ FORWARD, BACKWARD, OPTIMIZER, INPUT, HOST, GC = "forward", "backward", "optimize
 """Phases. `host` is a checkpoint; what is none of the others is `forward`, whatever the script computes there."""
 MOST = 10_000
 """Marks of one step: of a long evaluation between two steps the later ones are left out, and the last phase goes on."""
+BLOCKED_NS = 50_000
+"""A shorter time off the core is no wait: locks, page faults."""
 LEAST_GC_NS = 100_000
 """A shorter collection is part of what it interrupts."""
 Mark = tuple[int, int, int, str]
@@ -36,6 +38,7 @@ class ThreadMarks:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._schedstat = -1
+        self._last = 0, 0, 0
         self.marks: list[Mark] = []
         self._add()
 
@@ -68,6 +71,7 @@ class ThreadMarks:
         """The marks since the last call, from its end to now: a step ends, whatever the thread is in."""
         self._phase = FORWARD
         self._within.clear()
+        self._last = 0, 0, self._last[2]  # at a step's ends all is read
         self.marks.append((*self._now(), FORWARD))
         taken, self.marks = self.marks, self.marks[-1:]
         return taken
@@ -82,10 +86,13 @@ class ThreadMarks:
             self.marks.append((*self._now(), self._phase))
 
     def _now(self) -> tuple[int, int, int]:
-        waited = 0
-        if self._schedstat >= 0:
+        """What the kernel is asked costs the most: only where the thread was off its core since the last mark."""
+        wall, cpu = time.time_ns(), time.thread_time_ns()
+        before, ran, waited = self._last
+        if wall - before - (cpu - ran) >= BLOCKED_NS and self._schedstat >= 0:
             waited = int(os.pread(self._schedstat, 64, 0).split()[1])
-        return time.time_ns(), time.thread_time_ns(), waited
+        self._last = wall, cpu, waited
+        return self._last
 
     def _enter(self, phase: str) -> None:
         if threading.get_ident() == self._thread:

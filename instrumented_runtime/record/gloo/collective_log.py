@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -43,8 +43,8 @@ class Collective:
     elements_out: int
     dtype: str
     item_bytes: int
-    sizes_in: list[list[int]]
-    sizes_out: list[list[int]]
+    sizes_in: Sequence[Sequence[int]]
+    sizes_out: Sequence[Sequence[int]]
     src: int | None
     dst: int | None
     issued_ns: int
@@ -120,12 +120,12 @@ class CollectiveLog:
                 seq=0 if p2p else self._next(group.name),
                 # A receive from any source is counted once its sender is known.
                 p2p_seq=self._next(group.name, src, dst) if p2p and src is not None else 0,
-                elements_in=sum(t.numel() for t in tensors_in),
-                elements_out=sum(t.numel() for t in tensors_out),
+                elements_in=sum([t.numel() for t in tensors_in]),
+                elements_out=sum([t.numel() for t in tensors_out]),
                 dtype=_dtype(first.dtype) if first is not None else "",
                 item_bytes=first.element_size() if first is not None else 0,
-                sizes_in=[list(t.shape) for t in tensors_in],
-                sizes_out=[list(t.shape) for t in tensors_out],
+                sizes_in=tuple([tuple(t.shape) for t in tensors_in]),
+                sizes_out=tuple([tuple(t.shape) for t in tensors_out]),
                 src=src,
                 dst=dst,
                 issued_ns=time.time_ns(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,11 @@ from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective,
 
 _SIZE = 4096
 _NAME = "last_call.rank{}"
-_FIELDS = tuple(name for name in Collective.__slots__ if name != "group")
+_OWN = ("seq", "issued_ns")
+"""What differs between calls of one kind."""
+_ALIKE = tuple(name for name in Collective.__slots__ if name not in ("group", *_OWN))
+_MOST = 1000
+"""Kinds of calls that are kept encoded."""
 
 
 def keeper(parts: Path, rank: int) -> Callable[[Collective], None]:
@@ -26,21 +30,31 @@ def keeper(parts: Path, rank: int) -> Callable[[Collective], None]:
     path.write_bytes(b"\0" * _SIZE)
     with path.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), _SIZE)
+    encoded: dict[tuple[object, ...], bytes] = {}
 
     def keep(entry: Collective) -> None:
         if entry.is_p2p:
             return
-        told = _encoded(entry, entry.group.ranks, entry.sizes_in, entry.sizes_out)
-        if len(told) >= _SIZE:  # of many ranks or tensors
-            told = _encoded(entry, (), [[entry.elements_in]], [[entry.elements_out]])
-        mapped[:] = told.ljust(_SIZE, b"\0")
+        kind = entry.op, entry.group.name, entry.dtype, entry.sizes_in, entry.sizes_out
+        told = encoded.get(kind)
+        if told is None:
+            if len(encoded) >= _MOST:
+                encoded.clear()
+            told = encoded[kind] = _encoded(entry, entry.group.ranks, entry.sizes_in, entry.sizes_out)
+            if len(told) > _SIZE - 80:  # of many ranks or tensors
+                told = encoded[kind] = _encoded(entry, (), [[entry.elements_in]], [[entry.elements_out]])
+        line = told + b"[%d, %d]]\n" % (entry.seq, entry.issued_ns)
+        mapped[: len(line)] = line
 
     return keep
 
 
-def _encoded(entry: Collective, ranks: tuple[int, ...], sizes_in: list[list[int]], sizes_out: list[list[int]]) -> bytes:
-    fields = {name: getattr(entry, name) for name in _FIELDS} | {"sizes_in": sizes_in, "sizes_out": sizes_out}
-    return json.dumps([[entry.group.name, entry.group.description, ranks], fields]).encode()
+def _encoded(
+    entry: Collective, ranks: tuple[int, ...], sizes_in: Sequence[Sequence[int]], sizes_out: Sequence[Sequence[int]]
+) -> bytes:
+    """The call but for what is its own."""
+    fields = {name: getattr(entry, name) for name in _ALIKE} | {"sizes_in": sizes_in, "sizes_out": sizes_out}
+    return json.dumps([[entry.group.name, entry.group.description, ranks], fields])[:-1].encode() + b", "
 
 
 class Mismatch(NamedTuple):
@@ -56,7 +70,8 @@ def mismatch(parts: Path) -> Mismatch | None:
     last: dict[tuple[str, int], dict[int, Collective]] = {}
     for path in parts.glob(_NAME.format("*")):
         with suppress(OSError, ValueError, TypeError):
-            (name, description, ranks), fields = json.loads(path.read_bytes().rstrip(b"\0"))
+            (name, description, ranks), fields, own = json.loads(path.read_bytes().partition(b"\n")[0])
+            fields |= zip(_OWN, own, strict=True)
             call = Collective(group=Group(name, description, tuple(ranks)), **fields)
             last.setdefault((name, call.seq), {})[int(path.name.rpartition("rank")[2])] = call
         with suppress(OSError):

@@ -194,11 +194,11 @@ def _name(entry: Collective) -> str:
     return f"send {src}->{dst}" if entry.op == "send" else f"recv {dst}<-{src}"
 
 
-def _whole(entry: Collective, sizes: list[list[int]]) -> list[list[int]]:
+def _whole(entry: Collective, sizes: Sequence[Sequence[int]]) -> list[list[int]]:
     """A list of tensors counts as one array, as in the entries of the single-tensor calls."""
     if entry.op in ("all_gather", "reduce_scatter") and len(sizes) > 1:
         return [[entry.elements_out if sizes is entry.sizes_out else entry.elements_in]]
-    return sizes
+    return [list(one) for one in sizes]
 
 
 def _status(groups: Iterable[Group], collectives: Sequence[Collective]) -> dict[str, dict[str, int]]:

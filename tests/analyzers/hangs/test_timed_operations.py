@@ -18,10 +18,10 @@ Told = Callable[[int, int], dict[str, Any]]
 """What rank and collective add to an entry."""
 
 
-def findings(folder: Path, told: Told, ranks: int = 4) -> list[dict[str, Any]]:
+def findings(folder: Path, told: Told, ranks: int = 4, count: int = COUNT) -> list[dict[str, Any]]:
     group: Group = ("0", "default_pg", list(range(ranks)))
     for rank in range(ranks):
-        dump(folder, rank, [group], [entry(group, seq, done=True, **told(rank, seq)) for seq in range(1, COUNT + 1)])
+        dump(folder, rank, [group], [entry(group, seq, done=True, **told(rank, seq)) for seq in range(1, count + 1)])
     report = gpuscope.analyze(folder).report
     return [dict(one) for one in report["findings"] if one["code"].endswith("_in_dumps")]
 
@@ -43,6 +43,18 @@ def test_the_rank_with_the_shortest_durations_comes_last(tmp_path: Path) -> None
     assert found["share_frac"] == pytest.approx(600 / 1900)
     assert "last to 20 of 20 collectives" in found["message"]
     assert "durations on the devices" in found["message"]
+
+
+def test_a_rank_that_becomes_late_is_told_since_when(tmp_path: Path) -> None:
+    """From number 13 on the others wait 30 ms for rank 2, before that all come nearly together."""
+
+    def told(rank: int, seq: int) -> dict[str, Any]:
+        wait = 0.01 * ((rank + seq) % 4) if seq < 13 else 30.0 * (rank != 2)
+        return {"time_created_ns": EPOCH + 100 * MS * seq, "duration_ms": 1.5 + wait}
+
+    (found,) = findings(tmp_path, told, count=40)
+    assert (found["code"], found["ranks"], found["cost_ns"]) == ("late_in_dumps", [2], 28 * 30 * MS)
+    assert "last to 28 of 28 collectives in the Flight Recorder's dumps since number 13," in found["message"]
 
 
 def test_long_transfers(tmp_path: Path) -> None:

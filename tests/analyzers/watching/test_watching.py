@@ -70,6 +70,26 @@ def test_only_what_was_added_is_read_and_half_a_line_waits(tmp_path: Path) -> No
     assert exposed_frac(seen, 3) == pytest.approx(0.2)
 
 
+def test_a_restarted_job_is_followed_into_its_last_attempt(tmp_path: Path) -> None:
+    def digest(folder: Path, rank: int, steps: int) -> None:
+        (folder / "digest").mkdir(parents=True, exist_ok=True)
+        lines = [{"step": step, "rank": rank, "end_ns": step + 1, "step_ns": MS} for step in range(steps)]
+        told = [{"gpuscope_digest": 1, "rank": rank}, {"group": "0", "description": "", "ranks": [0, 1]}, *lines]
+        (folder / "digest" / f"rank{rank}.digest").write_text("".join(json.dumps(one) + "\n" for one in told))
+
+    (tmp_path / "manifest.json").write_text(json.dumps({"run_id": "r", "status": "running"}))
+    digest(tmp_path, 0, 9)
+    digest(tmp_path, 1, 9)
+    watcher = RunWatcher(tmp_path)
+    assert {rank: len(own) for rank, own in watcher.look().steps.items()} == {0: 9, 1: 9}
+    for attempt in ("restart2", "restart10"):
+        digest(tmp_path / attempt, 1, 2)
+    seen = watcher.look()
+    assert ({rank: len(own) for rank, own in seen.steps.items()}, seen.groups) == ({1: 2}, {"0": (0, 1)})
+    digest(tmp_path / "restart10", 1, 4)
+    assert [*watcher.look().steps[1]] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("own_ms", [-40, 140])
 def test_exposed_communication_longer_than_its_step_is_not_known(tmp_path: Path, own_ms: int) -> None:
     """As DDP's reducer reports at times: neither a share of 180 % nor a rank that needs nothing."""

@@ -111,6 +111,7 @@ def test_a_file_is_bounded_and_each_explains_its_own_lines(tmp_path: Path) -> No
     for step in range(400):
         file.rotate_if_full()
         file.line({"step": step, "collectives": [[file.kind(collective(step, 0, 1)), step, 0, 1]]})
+        file.flush()
     file.close()
     for path in (file.path, file.older):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -138,6 +139,9 @@ def test_always_and_whole_exclude_each_other() -> None:
 
 
 def test_a_job_that_is_killed_leaves_its_digest(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
+    # Steps longer than `HELD_NS`: each is written as it ends.
+    script = ddp_script.read_text().replace("optimizer.zero_grad()", "optimizer.zero_grad(); time.sleep(0.11)")
+    ddp_script.write_text(script)
     done = record("--always", "--", *torchrun, ddp_script, FAIL="kill")
     assert done.code == 1
     lines = [json.loads(line) for line in (done.folder / "digest/rank1.digest").read_text().splitlines()]
