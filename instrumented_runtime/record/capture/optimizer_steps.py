@@ -5,6 +5,7 @@
 - With several optimizers (a GAN's two, an agent's three, one per stage or parameter) the first one seen leads; another
   takes over if the leader is gone, or has been idle for long.
 - An update that a `GradScaler` skips ends a step as well.
+- An update that only makes the optimizer's state, as a distributed checkpoint is loaded, ends none.
 - Under DeepSpeed its engine's count of global steps is what counts.
 """
 
@@ -13,11 +14,14 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 IDLE_STEPS = 32
 """After so many steps of another optimizer the leader has finished its part of the script."""
 DEEPSPEED = "deepspeed.runtime.engine"
+MAKES_STATE = "_init_optim_state"
+"""torch.distributed.checkpoint: steps with zero gradients, so that there is a state to load into."""
 
 
 class _Steps:
@@ -65,6 +69,8 @@ def on_optimizer_step(stepped: Callable[[], None]) -> Callable[[], None]:
     def after(optimizer: Any, args: object, kwargs: object) -> None:
         del args, kwargs
         last[:] = [weakref.ref(optimizer)]
+        if not steps.backward_seen and _makes_state():
+            return
         steps.optimizer(optimizer)
 
     handle = register_optimizer_step_post_hook(after)
@@ -76,6 +82,13 @@ def on_optimizer_step(stepped: Callable[[], None]) -> Callable[[], None]:
         steps.end = lambda: None  # type: ignore[method-assign]
 
     return remove
+
+
+def _makes_state() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != MAKES_STATE:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _watch_backward(steps: _Steps) -> Callable[[], None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import state_dict
 
 from gpuscope.instrumented_runtime.record.capture import optimizer_steps
 
@@ -46,6 +47,16 @@ def accumulation(steps: int) -> None:
         for _ in range(3):
             backward(w)
         optimizer.step()
+
+
+def state_of_a_checkpoint(steps: int) -> None:
+    w = weight()
+    optimizer = torch.optim.Adam([w])
+    state_dict._init_optim_state(optimizer)
+    for _ in range(steps):
+        backward(w)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def one_step_per_parameter_group(steps: int) -> None:
@@ -105,6 +116,7 @@ def skipped_by_the_scaler(steps: int) -> None:
     [
         plain,
         accumulation,
+        state_of_a_checkpoint,
         one_step_per_parameter_group,
         gan,
         one_optimizer_per_stage,
