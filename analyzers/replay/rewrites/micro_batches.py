@@ -38,7 +38,7 @@ class Sizes:
         """Without what each takes whatever it does; at worst smaller ones do not fill the device."""
         fixed = np.minimum(dur, (1 + self.bias) * KERNEL_NS)
         fixed = np.maximum(fixed, UNFILLED_SHARE * dur) if self.bias > 0 else fixed
-        return np.rint(fixed + (dur - fixed) * self.scale)
+        return np.asarray(np.rint(fixed + (dur - fixed) * self.scale))
 
 
 def cut(graph: Graph, found: Blocks, change: MicroBatches, sizes: Sizes) -> tuple[Graph, Blocks]:
