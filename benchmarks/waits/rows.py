@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ from typing import Literal
 Beside = Literal["hta", "adbc", "one rank"]
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ddp_healthy"
+TRACE = Path(os.environ.get("GPUSCOPE_TRACE", SAMPLE / "rank0.json.gz"))
+"""The Kineto trace that is repeated. HTA's analyses need a GPU's; ours is a CPU's."""
 GPUSCOPE = (sys.executable, "-c", "import sys; from gpuscope.cli import main; sys.exit(main())")
 WHOLE = ("--no-store", "--no-cache")
 RANKS = 8
@@ -37,7 +40,7 @@ def _kineto(size: int, suffix: str) -> Callable[[Path], Path]:
 
         path = folder / f"kineto-{size}{suffix}"
         if not path.exists():
-            enlarge_file(SAMPLE / "rank0.json.gz", path, size * 1_000_000, "many")
+            enlarge_file(TRACE, path, size * 1_000_000, "many")
         return path
 
     return make
