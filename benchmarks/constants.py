@@ -25,6 +25,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from benchmarks.judged import SHARED, readings
+from benchmarks.outcome import outcome
 from benchmarks.outputs.rendered import traces
 
 Said = tuple[Any, ...]
@@ -156,10 +157,9 @@ def main(workers: int, only: tuple[str, ...], save: Path | None) -> None:
             rows.append([f"`{one.name.lstrip('_')}`", f"{one.value:g}", one.about, str(len(less)), str(len(more))])
     Console(width=200).print(table, f"of {len(base.result())} traces")
     if save:
-        lines = [f"  {row!r}," for row in rows]
         head = f"# python -m benchmarks.constants --save FILE; {len(base.result())} traces"
         columns = ["constant", "value", "what it is", "changed at half", "changed at double"]
-        save.write_text("\n".join([head, f"columns = {columns!r}", "rows = [", *lines, "]", ""]), encoding="utf-8")
+        save.write_text(outcome(head, columns, rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.outcome import outcome
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.errors import GpuscopeError
 from gpuscope.schema.document import Report
@@ -93,9 +94,7 @@ def main(save: bool) -> None:
     counts = {word: sum(one[-1] == word for one in rows) for word in ("yes", "class", "no", "not read")}
     Console(width=200).print(table, f"{len(rows)} traces:", counts)
     if save and rows:
-        lines = [f"  {one!r}," for one in rows]
-        text = "\n".join([f"columns = {COLUMNS!r}", "rows = [", *lines, "]", ""])
-        (OUTCOMES / "public_traces.toml").write_text(HEAD + text, encoding="utf-8")
+        (OUTCOMES / "public_traces.toml").write_text(outcome(HEAD.rstrip("\n"), COLUMNS, rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -64,9 +64,9 @@ asked of jobs with one. Fitted to `python -m benchmarks.verdicts --only advice`,
 
 def margin(made: Collection[Change], graph: Graph | None) -> float:
     """Of changes to a run, in shares of the step."""
+    if not made:
+        return 0.0
     crowded = graph is not None and can_crowd(graph)
     own = [ON_ONE_LINK if crowded and isinstance(one, MEETING) else MARGINS.get(type(one), NOT_FITTED) for one in made]
-    found = max((one.share for one in own), default=0.0) + (TOGETHER.share if len(own) > 1 else 0.0)
-    if not own:
-        return 0.0
+    found = max(one.share for one in own) + (TOGETHER.share if len(own) > 1 else 0.0)
     return max(found, LEAST.share) * (INFERRED if graph is not None and graph.inferred else 1.0)

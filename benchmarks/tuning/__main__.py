@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from benchmarks.outcome import outcome
 from benchmarks.tuning.cases import CASES, Case
 from benchmarks.tuning.judged import COLUMNS, Row, Truth, totals
 from gpuscope.instrumented_runtime.tune.trial import TIMED
@@ -111,9 +112,8 @@ def told(rows: Sequence[Row]) -> str:
 
 def saved(rows: Sequence[Row]) -> str:
     """The rows as the table of docs/tuning.md is made from."""
-    lines = [f"  {json.dumps(row.cells(), ensure_ascii=False)}," for row in rows]
     head = "\n".join(f"# {line}" for line in ["python -m benchmarks.tuning --save FILE", *told(rows).splitlines()])
-    return "\n".join([head, f"columns = {json.dumps(COLUMNS)}", "rows = [", *lines, "]", ""])
+    return outcome(head, COLUMNS, [row.cells() for row in rows])
 
 
 @click.command()

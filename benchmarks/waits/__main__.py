@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks.outcome import outcome
 from benchmarks.waits.measured import Pair, in_turn
 from benchmarks.waits.rows import GPUSCOPE, RANKS, ROWS, SAMPLE, Beside, Row
 
@@ -97,13 +98,8 @@ def main(names: Sequence[str], rounds: int, work: Path | None, make: str | None,
             lines.append(line(row, measured(row, folder, rounds)))
             click.echo(" | ".join(lines[-1]))
     if save is not None:
-        rows = "".join(f"  [{', '.join(_quoted(cell) for cell in cells)}],\n" for cells in lines)
-        head = f"# python -m benchmarks.waits --rounds {rounds}, {datetime.now(UTC).date()}, {os.cpu_count()} cores.\n"
-        save.write_text(f"{head}columns = [{', '.join(map(_quoted, COLUMNS))}]\nrows = [\n{rows}]\n")
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"'
+        head = f"# python -m benchmarks.waits --rounds {rounds}, {datetime.now(UTC).date()}, {os.cpu_count()} cores."
+        save.write_text(outcome(head, COLUMNS, lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

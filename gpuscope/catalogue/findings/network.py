@@ -178,10 +178,9 @@ class LateInRecords(Finding):
     """Number of the operation from which on it is late; None: from the first that is recorded."""
 
     def message(self) -> str:
-        begin = "" if self.since is None else f" since operation {self.since}"
         return (
             f"It comes {units.duration(self.by_ns)} late to the {self.operations} recorded operations of communicator "
-            f"{units.clean(self.communicator)}{begin}"
+            f"{units.clean(self.communicator)}{_since(self.since)}"
         )
 
 
@@ -205,8 +204,11 @@ class SlowLinkInRecords(Finding):
     since: int | None
 
     def message(self) -> str:
-        begin = "" if self.since is None else f" since operation {self.since}"
         return (
             f"Transfers of {units.plural(len(self.communicators), 'communicator')} take {self.times:.1f} times as long "
-            f"as the same ones of others{begin}, also for the rank that comes last"
+            f"as the same ones of others{_since(self.since)}, also for the rank that comes last"
         )
+
+
+def _since(operation: int | None) -> str:
+    return "" if operation is None else f" since operation {operation}"
