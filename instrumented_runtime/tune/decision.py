@@ -39,8 +39,8 @@ class Judgement:
     interval: Interval | None = None
     """Of the logarithm of its step by the best's."""
     detail: str = ""
-    refused: str = ""
-    """The name of a change that could not be made."""
+    refused: Run | None = None
+    """The run that could not make all of its changes."""
     moved: float | None = None
     """How far its losses are from the best's, as a fraction."""
     limit: float | None = None
@@ -76,7 +76,8 @@ def judge(standing: Standing, take: Take, *, alters: bool = False, before: Seque
         run = ready.pop(0) if ready else take("trial")
         if run is None or run.failed is not None:
             made.outcome, made.detail = (run.failed or "failed", run.detail) if run else ("budget", "")
-            made.refused = run.refused if run else ""
+            if run is not None and run.refused:
+                made.refused, made.detail = run, "; ".join(run.refused.values())
             return made
         made.runs.append(run)
         wrong = _losses(standing, run, made, alters=alters)

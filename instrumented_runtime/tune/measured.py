@@ -38,8 +38,8 @@ class Run:
     failed: Failed | None = None
     detail: str = ""
     """What it said last, or for how long nothing was heard."""
-    refused: str = ""
-    """The name of a change that no rank could make."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """By the name of each change that no rank could make, what it was and why not. Its step is that of the others."""
     beside_profiler: bool = False
     """Whether its steps are those behind the profiler's: more hooks stay beside them than in other runs."""
 

@@ -16,7 +16,7 @@ from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.record.files.manifest import RankPart
 from gpuscope.instrumented_runtime.record.run_folder import rank_parts
 from gpuscope.instrumented_runtime.tune.budget import Budget
-from gpuscope.instrumented_runtime.tune.measured import WARM_UP, Run, losses_of, queued, step_of
+from gpuscope.instrumented_runtime.tune.measured import WARM_UP, Failed, Run, losses_of, queued, step_of
 from gpuscope.instrumented_runtime.tune.output_argument import with_output
 from gpuscope.instrumented_runtime.tune.supervised import Ended, last_lines, run
 
@@ -83,14 +83,15 @@ class Recorder:
         if ended.code:
             return Run(made, ended.seconds, failed="failed", detail="\n".join(last_lines(_log(made))))
         parts = _parts(made)
-        if (refused := _not_applied(parts, changes)) is not None:
-            return Run(made, ended.seconds, failed="not_applied", detail=refused[1], refused=refused[0])
+        refused = _refused(parts, changes)
+        failed: Failed | None = "not_applied" if refused else None
         self.queue = max(self.queue, queued(parts))
         step = step_of(parts, profiled)
         if step is None:
-            return Run(made, ended.seconds, failed="no_steps")
+            return Run(made, ended.seconds, failed=failed or "no_steps", refused=refused)
         self.longest_s = max(self.longest_s, ended.seconds)
-        return Run(made, ended.seconds, step, losses_of(parts), beside_profiler=profiled > 0)
+        return Run(made, ended.seconds, step, losses_of(parts), failed=failed, refused=refused,
+                   beside_profiler=profiled > 0)  # fmt: skip
 
     def _queued(self, changes: Sequence[Change]) -> int:
         """Batches that workers will hold ready, as far as changes and the runs before tell."""
@@ -146,11 +147,12 @@ def _parts(folder: Path) -> list[RankPart]:
         return []
 
 
-def _not_applied(parts: Sequence[RankPart], changes: Sequence[Change]) -> tuple[str, str] | None:
-    """The name of the change that no rank could make, and why; None where all were made."""
+def _refused(parts: Sequence[RankPart], changes: Sequence[Change]) -> dict[str, str]:
+    """By their names the changes that no rank could make, and why."""
+    found = {}
     for change in changes:
         rows = [row for part in parts if (row := (part.facts.get("applied") or {}).get(change.name)) is not None]
         if rows and not any(row.get("times") for row in rows):
             whys = {str(refusal.get("why", "")) for row in rows for refusal in row.get("not", ())}
-            return change.name, f"{change}" + (f": {'; '.join(sorted(whys))}" if whys else "")
-    return None
+            found[change.name] = f"{change}" + (f": {'; '.join(sorted(whys))}" if whys else "")
+    return found

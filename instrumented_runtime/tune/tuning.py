@@ -58,8 +58,6 @@ class Session:
     ended: Ended = "interrupted"
     _waiting: list[Candidate] | Literal["budget", "no_advice"] = "budget"
     _seen: set[tuple[Change, ...]] = field(default_factory=set)
-    _refused: str = ""
-    """The name of the change that the last run could not make."""
     _singly: set[tuple[Change, ...]] = field(default_factory=set)
     """Those that were tried together with others, in vain: one of them may crash, or lose what the others gain."""
 
@@ -102,10 +100,7 @@ class Session:
             waiting = [one for one in waiting if one not in members] if len(members) == 1 else waiting
             outcome = self._together(members)
             self.trying = None
-            able = [one for one in waiting if self._refused not in {change.name for change in one.changes}]
-            if len(members) > 1 and len(able) < len(waiting):  # the others have not been measured
-                waiting = able
-                continue
+            waiting = [one for one in waiting if one.changes not in self._seen]
             if outcome != "faster":
                 self._singly.update(one.changes for one in members)
             if outcome in ("no_gain", "not_beyond_chance") and all(one.after is None for one in members):
@@ -121,10 +116,13 @@ class Session:
 
     def _together(self, members: Sequence[Candidate], runs: Sequence[Run] = ()) -> Outcome:
         """Try all of them in one run, or judge them by these `runs`. Where that is faster, those whose gain is certain
-        are run without the others: what these add is what the first run was shorter by, and else they are dropped."""
+        are run without the others: what these add is what the first run was shorter by, and else they are dropped.
+        A run that could not make all of them is one of the others."""
         before = self.best
         self.trying = joined(members)
         made = self._try(self.trying, runs)
+        if made.refused is not None and (able := self._able(members, made.refused)):
+            return self._together(able, [replace(made.refused, failed=None, refused={})])
         sure = [one for one in members if one.sure] or list(members[:1])
         rest = [one for one in members if one not in sure]
         if made.outcome != "faster" or not rest:
@@ -145,6 +143,21 @@ class Session:
         if apart and alone == "faster":
             self._together(rest, made.runs)
         return "faster"
+
+    def _able(self, members: Sequence[Candidate], run: Run) -> list[Candidate]:
+        """Those of several that a run could make, if any; each of the others then has a row of its own."""
+        unmade = [one for one in members if run.refused.keys() & {change.name for change in one.changes}]
+        able = [one for one in members if one not in unmade]
+        if not able or run.step is None:
+            self._seen.update(one.changes for one in unmade)
+            return []
+        self.tried.pop()
+        for one in unmade:
+            whys = [run.refused[change.name] for change in one.changes if change.name in run.refused]
+            made = Judgement("not_applied", detail="; ".join(whys))
+            self.tried.append(_row(one, made, step_ns(self.best), 0))
+            self._seen.add(one.changes)
+        return able
 
     def _advice(self) -> list[Candidate] | Literal["budget", "no_advice"]:
         """What to try on top of the best, by a new profile of it; or why there is none."""
@@ -185,7 +198,6 @@ class Session:
             return run
 
         made = judge(self.standing, take, alters=any(map(self.alters, candidate.changes)), before=runs)
-        self._refused = made.refused
         row = _row(candidate, made, before, spent)
         self.tried.append(row)
         if made.outcome == "faster":

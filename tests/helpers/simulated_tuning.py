@@ -48,11 +48,11 @@ class Job:
         self.runs.append((name, tuple(changes)))
         if len(self.runs) == self.interrupt_at:
             raise KeyboardInterrupt
-        for change in changes:
-            if change.name in self.fails:
-                how = self.fails[change.name]
-                refused = change.name if how == "not_applied" else ""
-                return Run(Path(name), 1.0, failed=how, detail="Segmentation fault", refused=refused)
+        fails = {change.name: self.fails[change.name] for change in changes if change.name in self.fails}
+        refused = {change: f"{change}=1" for change, how in fails.items() if how == "not_applied"}
+        if how := next((how for how in fails.values() if how != "not_applied"), None):
+            return Run(Path(name), 1.0, failed=how, detail="Segmentation fault")
+        changes = [change for change in changes if change.name not in refused]
         self.drifted += self.random.gauss(0, self.drift)
         level = math.log(50e6) + self._between() + self.drifted + self.jump * (len(self.runs) >= self.jumps_at)
         level += sum(math.log1p(-self.gains.get(change.name, 0.0)) for change in changes)
@@ -62,7 +62,8 @@ class Job:
         ]
         moved = 1 + sum(self.moves.get(change.name, 0.0) for change in changes)
         part = RankPart(rank=0, facts={"step_ns": steps, "losses": [moved * loss for loss in LOSSES]})
-        return Run(Path(name), 1.0, step_of([part]), losses_of([part]))
+        failed: Failed | None = "not_applied" if refused else None
+        return Run(Path(name), 1.0, step_of([part]), losses_of([part]), failed=failed, refused=refused)
 
     def _between(self) -> float:
         """Student's, scaled to the standard deviation asked for."""

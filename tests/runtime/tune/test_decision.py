@@ -114,10 +114,11 @@ def test_what_fails_together_is_tried_alone() -> None:
 def test_a_change_that_can_not_be_made_leaves_the_others_together() -> None:
     job = Job(gains={"a": 0.4, "c": 0.3}, fails={"b": "not_applied"})
     found = session(job, "a", "b", "c", apart=True)
-    assert [(row["code"], row["outcome"]) for row in found.tried][:2] == [
-        ("a + b + c", "not_applied"), ("a + c", "faster"),
+    assert [(row["code"], row["outcome"], row["runs"]) for row in found.tried] == [
+        ("b", "not_applied", 0), ("a + c", "faster", 1),
     ]  # fmt: skip
     assert kept(found) == ["a + c"]
+    assert len(job.runs) == 4  # two for the baseline, one for a and c, a profile of these
 
 
 def test_what_touches_one_knob_answers_one_finding_or_alters_training_is_not_tried_together() -> None:
