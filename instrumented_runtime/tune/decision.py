@@ -41,6 +41,8 @@ class Judgement:
     detail: str = ""
     refused: Run | None = None
     """The run that could not make all of its changes."""
+    settled: bool = True
+    """Whether further runs would not change it."""
     moved: float | None = None
     """How far its losses are from the best's, as a fraction."""
     limit: float | None = None
@@ -65,12 +67,14 @@ class Standing:
         self.best[:] = better_known(self.best, run)
 
 
-def judge(standing: Standing, take: Take, *, alters: bool = False, before: Sequence[Run] = ()) -> Judgement:
-    """Run a change until it is settled, the runs of it `before` first; the best is run again beside it where that
-    helps."""
+def judge(
+    standing: Standing, take: Take, *, alters: bool = False, before: Sequence[Run] = (), rounds: int = ROUNDS
+) -> Judgement:
+    """Run a change until it is settled, or `rounds` times, the runs of it `before` first; the best is run again beside
+    it where that helps."""
     made, ready = Judgement("not_beyond_chance"), list(before)
     standing.groups.append(made.runs)
-    for number in range(ROUNDS):
+    for number in range(rounds):
         if number and not ready and not _beside(standing, take, made):
             return made
         run = ready.pop(0) if ready else take("trial")
@@ -100,6 +104,7 @@ def judge(standing: Standing, take: Take, *, alters: bool = False, before: Seque
             return made
         if known is not None and _hopeless(made, known, len(standing.best)):
             return made
+    made.settled = rounds >= ROUNDS
     return made
 
 

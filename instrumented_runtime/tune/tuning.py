@@ -13,7 +13,15 @@ from typing import Any, Literal, Protocol
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.tune import losses
 from gpuscope.instrumented_runtime.tune.candidates import Candidate, Source, joined, together
-from gpuscope.instrumented_runtime.tune.decision import Judgement, Standing, clearly_faster, confirmed, judge, overall
+from gpuscope.instrumented_runtime.tune.decision import (
+    ROUNDS,
+    Judgement,
+    Standing,
+    clearly_faster,
+    confirmed,
+    judge,
+    overall,
+)
 from gpuscope.instrumented_runtime.tune.measured import Run, better_known, step_ns
 from gpuscope.instrumented_runtime.tune.noise import noise
 from gpuscope.instrumented_runtime.tune.reasons import why
@@ -58,6 +66,8 @@ class Session:
     ended: Ended = "interrupted"
     _waiting: list[Candidate] | Literal["budget", "no_advice"] = "budget"
     _seen: set[tuple[Change, ...]] = field(default_factory=set)
+    _unsettled: dict[tuple[Change, ...], tuple[list[Run], TriedChange]] = field(default_factory=dict)
+    """What was run, and may be faster than the best, but not beyond chance yet: others are tried first."""
     _singly: set[tuple[Change, ...]] = field(default_factory=set)
     """Those that were tried together with others, in vain: one of them may crash, or lose what the others gain."""
 
@@ -97,13 +107,16 @@ class Session:
             members = [first] if apart else together(
                 [first, *(one for one in others if one.changes not in self._singly)], self.alters
             )  # fmt: skip
+            more = len(waiting) > len(members)
             waiting = [one for one in waiting if one not in members] if len(members) == 1 else waiting
-            outcome = self._together(members)
+            outcome = self._together(members, patient=not more)
             self.trying = None
-            waiting = [one for one in waiting if one.changes not in self._seen]
+            unsettled = [one for one in members if one.changes in self._unsettled]
+            waiting = [one for one in waiting if one.changes not in self._seen and one not in unsettled] + unsettled
             if outcome != "faster":
                 self._singly.update(one.changes for one in members)
-            if outcome in ("no_gain", "not_beyond_chance") and all(one.after is None for one in members):
+            in_vain = outcome in ("no_gain", "not_beyond_chance") and joined(members).changes in self._seen
+            if in_vain and all(one.after is None for one in members):
                 waiting = [one for one in waiting if one not in members]  # of bounds alone that together hold nothing
             if outcome == "budget":
                 self.ended = "budget"
@@ -114,15 +127,15 @@ class Session:
         if len(self.kept) > 1 and not clearly_faster(self.standing):
             self._confirm()
 
-    def _together(self, members: Sequence[Candidate], runs: Sequence[Run] = ()) -> Outcome:
+    def _together(self, members: Sequence[Candidate], runs: Sequence[Run] = (), *, patient: bool = True) -> Outcome:
         """Try all of them in one run, or judge them by these `runs`. Where that is faster, those whose gain is certain
         are run without the others: what these add is what the first run was shorter by, and else they are dropped.
-        A run that could not make all of them is one of the others."""
+        A run that could not make all of them is one of the others. Unless `patient`, one run has to settle it."""
         before = self.best
         self.trying = joined(members)
-        made = self._try(self.trying, runs)
+        made = self._try(self.trying, runs, patient=patient)
         if made.refused is not None and (able := self._able(members, made.refused)):
-            return self._together(able, [replace(made.refused, failed=None, refused={})])
+            return self._together(able, [replace(made.refused, failed=None, refused={})], patient=patient)
         sure = [one for one in members if one.sure] or list(members[:1])
         rest = [one for one in members if one not in sure]
         if made.outcome != "faster" or not rest:
@@ -182,12 +195,16 @@ class Session:
         made = set(self.changes)
         return [one for one in candidates if one.changes not in self._seen and not set(one.changes) <= made]
 
-    def _try(self, candidate: Candidate, runs: Sequence[Run] = ()) -> Judgement:
-        self._seen.add(candidate.changes)
+    def _try(self, candidate: Candidate, runs: Sequence[Run] = (), *, patient: bool = True) -> Judgement:
+        self._seen.add(asked := candidate.changes)
+        spent = len(runs)
+        if asked in self._unsettled:
+            runs, row = self._unsettled.pop(asked)
+            self.tried.remove(row)
+            spent = row["runs"]
         number, before = len(self.tried) + 1, step_ns(self.best)
         candidate = _resolved(candidate, self.changes)
         with_it = _merged([*self.changes, *candidate.changes])
-        spent = len(runs)
 
         def take(side: Literal["best", "trial"]) -> Run | None:
             nonlocal spent
@@ -197,12 +214,17 @@ class Session:
             spent += run is not None
             return run
 
-        made = judge(self.standing, take, alters=any(map(self.alters, candidate.changes)), before=runs)
+        alters, rounds = any(map(self.alters, candidate.changes)), ROUNDS if patient else len(runs) + 1
+        made = judge(self.standing, take, alters=alters, before=runs, rounds=rounds)
         row = _row(candidate, made, before, spent)
         self.tried.append(row)
         if made.outcome == "faster":
             self.kept.append(Kept(candidate, row))
             self.best = made.runs
+            self._unsettled.clear()  # these were run beside another best
+        elif not made.settled:
+            self._unsettled[asked] = made.runs, row
+            self._seen.discard(asked)
         self.told(self, "")
         return made
 

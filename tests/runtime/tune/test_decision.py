@@ -121,6 +121,16 @@ def test_a_change_that_can_not_be_made_leaves_the_others_together() -> None:
     assert len(job.runs) == 4  # two for the baseline, one for a and c, a profile of these
 
 
+def test_what_one_run_can_not_settle_waits_for_the_others() -> None:
+    job = Job(gains={"a": 0.03, "c": 0.4}, between=0.03, seed=3, most=4)
+    assert kept(session(job, "a", "c")) == ["c"]  # profile, baseline, a, c
+    patient = session(Job(gains={"a": 0.1}, between=0.01), "a", "b")
+    assert [row["code"] for row in patient.tried if row["kept"]] == ["a"]
+    assert len({row["code"] for row in patient.tried}) == len(
+        patient.tried
+    )  # one row each, however often it was resumed
+
+
 def test_what_touches_one_knob_answers_one_finding_or_alters_training_is_not_tried_together() -> None:
     first, same, other = candidate("a", 0.5, "input"), candidate("b", 0.5, "input"), candidate("c", 0.9, "gc")
     assert together([first, same, other]) == [first, other]
