@@ -43,6 +43,12 @@ def test_an_injected_fault_is_answered(samples: Path, run: str, code: str, setti
     assert predicted["low_ns"] <= predicted["step_ns_after"] <= predicted["high_ns"] < predicted["step_ns_before"]
 
 
+def test_nothing_is_prefetched_where_gathers_block_their_thread(samples: Path) -> None:
+    """gloo's do: measured, two modules ahead take as long as none."""
+    codes = [one["code"] for one in analysed.report(samples / "fsdp_healthy")["suggestions"]]
+    assert codes == ["fsdp_keep_parameters"]
+
+
 def test_two_judged_steps_show_a_rank_that_is_half_a_step_late(samples: Path) -> None:
     """For what it alone runs, not for its device."""
     report = analysed.report(samples / "ddp_slow_rank")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuscope.analyzers.advice.framework_settings import in_dialect
+from gpuscope.analyzers.advice.framework_settings import in_dialect, on_cpu
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import GRADIENTS
 from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, torch_settings
@@ -162,15 +162,12 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 def _on_request(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     prefetch_size = deepspeed_settings.PREFETCH_BUCKET_SIZE
     for depth in DEPTHS:
-        setting = in_dialect(
-            case,
-            {
-                "fsdp2": torch_settings.FORWARD_PREFETCH.to(
-                    f"the next {depth} modules; set_modules_to_backward_prefetch the {depth} before",
-                ),
-                "deepspeed": prefetch_size.to(str(depth * int(str(prefetch_size.default)))),
-            },
-        )
+        names = {"deepspeed": prefetch_size.to(str(depth * int(str(prefetch_size.default))))}
+        if not on_cpu(case):  # gloo's all-gathers block the thread that issues them, ahead too
+            names["fsdp2"] = torch_settings.FORWARD_PREFETCH.to(
+                f"the next {depth} modules; set_modules_to_backward_prefetch the {depth} before"
+            )
+        setting = in_dialect(case, names)
         if setting is not None:
             yield Proposal(finding, GatheredAhead(depth), setting, (Prefetch(depth),))
     keep = in_dialect(
