@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
@@ -13,6 +11,7 @@ from gpuscope.analyzers.replay.graph import NONE
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 LAUNCH_NS = 6_000
 """Latency of a launch where none is seen on an idle stream: 5–7 µs on PCIe GPUs of 2017–2023."""
