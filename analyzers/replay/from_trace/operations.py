@@ -79,6 +79,8 @@ def operations(trace: Trace, view: LaneView, window: Window) -> Operations:
 def _call_before(trace: Trace, view: LaneView, correlation: Times) -> Times:
     """The last recorded runtime call with a lower id: ids count a process's calls in order. NA where there is none."""
     host = trace["host_events"]
+    if not len(correlation):
+        return correlation
     known = (host["rank"] == view.lane.rank) & (host["category"] == Category.RUNTIME) & host.known("correlation")
     calls = np.flatnonzero(known)
     calls = calls[np.argsort(host["correlation"][calls], kind="stable")]
