@@ -7,10 +7,11 @@ alone says what they would bring. Sizes are bytes, factors are dimensionless.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import get_args
 
 from gpuscope.schema.provenance import Provenance
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
+
+from gpuscope.when_used import dataclass
 
 LARGEST_TEXT = 64 << 20
 """Bytes of a file that is read at once: manifests of thousands of ranks have a few."""

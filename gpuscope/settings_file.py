@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import click
 
 from gpuscope.errors import InputError, UsageError
 from gpuscope.hardware.link_rates import ENV_HARDWARE
+from gpuscope.when_used import dataclass
 
 ENV = "GPUSCOPE_CONFIG"
 """Names a settings file; `none` uses none."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.rule import Proposal
 from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Tries, is_gain
 from gpuscope.analyzers.changes import Predicted, Refused
+from gpuscope.when_used import dataclass
 
 MOST = 12
 """Proposals that are combined, the most promising first: tries grow with the square."""

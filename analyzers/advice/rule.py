@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from gpuscope.analyzers.changes import Change, Predicted, Refused
@@ -18,6 +18,7 @@ from gpuscope.plugins import listed
 from gpuscope.schema.document import Diagnosis, FindingEntry, MemoryBound, Setting, SetupEntry
 from gpuscope.schema.host_calls_section import HostCallsEntry
 from gpuscope.trace.naming.programs import Program
+from gpuscope.when_used import dataclass
 
 Predict = Callable[[Sequence[Change]], Predicted | Refused]
 """What a replay of the run says of changes made together."""

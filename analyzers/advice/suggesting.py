@@ -7,7 +7,7 @@ for the same finding leads at least as far and nothing is gained by making both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 from gpuscope.analyzers.advice.bounds import beyond, explained, step_bound
@@ -31,6 +31,7 @@ from gpuscope.schema.document import (
     UnpredictedEntry,
 )
 from gpuscope.schema.replay_section import Prediction
+from gpuscope.when_used import dataclass
 
 TIE_FRAC = 0.005
 """Half of the least gain: values of one knob that come closer than this are equally good."""

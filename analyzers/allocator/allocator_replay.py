@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 from gpuscope.analyzers.allocator.allocator_settings import Settings
@@ -13,6 +13,7 @@ from gpuscope.analyzers.allocator.history import SHRINKS, Event, History, State
 from gpuscope.analyzers.allocator.releases import releases
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import AllocatorAction
+from gpuscope.when_used import dataclass
 
 ALLOC, FREE_REQUESTED = AllocatorAction.ALLOC, AllocatorAction.FREE_REQUESTED
 FREE_COMPLETED = AllocatorAction.FREE_COMPLETED

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from gpuscope.when_used import dataclass
 
 MIN_BLOCK = 512
 """kMinBlockSize: sizes are rounded up to multiples of it."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 from gpuscope.analyzers.allocator.allocator_settings import SMALL_SIZE
 from gpuscope.analyzers.allocator.history import GROWS, SHRINKS, Event, History, State, segment_of
 from gpuscope.trace.schema import AllocatorAction
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuscope.analyzers.allocator.allocator_replay import Outcome, replay
 from gpuscope.analyzers.allocator.allocator_settings import changed
 from gpuscope.analyzers.allocator.history import History
 from gpuscope.analyzers.allocator.releases import capacity, releases
 from gpuscope.trace.schema import AllocatorAction
+from gpuscope.when_used import dataclass
 
 MAX_ERROR_FRAC = 0.05
 """A replay of the history as it was must come within this of the recorded peak of reserved memory. It is exact

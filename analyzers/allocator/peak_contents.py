@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpuscope.analyzers.allocator.history import History, State
 from gpuscope.schema.memory_section import HeldEntry, HeldLeft, KindEntry
 from gpuscope.trace.naming.stack_frames import StackKind, kind_of, own_line, within_attention
 from gpuscope.trace.schema import AllocatorAction
+from gpuscope.when_used import dataclass
 
 LINES_KEPT = 12
 CAST = (1, 2, 4)

@@ -8,12 +8,12 @@ request that needs a segment follows it; then stacks decide, or whether the requ
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from gpuscope.analyzers.allocator.allocator_settings import segment_size
 from gpuscope.analyzers.allocator.history import GROWS, SHRINKS, Event, History
 from gpuscope.trace.schema import NA, AllocatorAction
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

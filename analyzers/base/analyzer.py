@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +27,7 @@ from gpuscope.trace.columns.table import Table, Times, blocks
 from gpuscope.trace.intervals import Spans, measure_within
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 _LOG = logging.getLogger(__name__)
 

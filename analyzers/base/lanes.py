@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from gpuscope.trace.intervals import Spans, union
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.steps import KERNEL_SEQUENCE, device_steps
 from gpuscope.trace.trace import Lane, Trace
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from gpuscope.analyzers.collectives.lateness import Late
+from gpuscope.when_used import dataclass
 
 ALIKE = 0.5
 """Lateness of at least this share of the largest is like it."""

@@ -9,13 +9,13 @@ and links found, are simulated in tests/analyzers/collectives/test_slow_members.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp
 
 import numpy as np
 
 from gpuscope.analyzers.collectives.recurrence import recurrence
 from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.when_used import dataclass
 
 WINDOW = 20
 """Steps that are judged at once."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.intervals import EMPTY, Spans, intersect, union
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Row, Trace
+from gpuscope.when_used import dataclass
 from gpuscope.words.compiled_frames import frame_place, in_library
 
 _Line = tuple[str, int | None, str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpuscope.analyzers.base.analyzer import EVIDENCE, Result
 from gpuscope.analyzers.base.lanes import StepWindow
@@ -15,6 +14,7 @@ from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import WaitsForCore
 from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 

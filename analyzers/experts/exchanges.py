@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from gpuscope.analyzers.collectives.stragglers import judged_rows
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.trace.columns.table import Array, Table, Times
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 _COUNTS = ("long", "int", "short", "byte", "bool", "uint")
 """Types of arrays that hold how many tokens come, not the tokens."""

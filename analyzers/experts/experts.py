@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -33,6 +32,7 @@ from gpuscope.schema.experts_section import (
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.intervals import measure_within
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 IMBALANCED = 1.2

@@ -8,7 +8,7 @@ start does not matter, a rank that leaves late is an outlier); all comparisons t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from gpuscope.analyzers.facts.matching import Instances, Matched
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 MIN_INSTANCES = 5
 """Fewer matched ends than this say nothing of an offset."""

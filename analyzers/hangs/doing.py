@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from gpuscope import when_used
 from gpuscope.schema.hang_section import Doing
+from gpuscope.when_used import dataclass
 
 WAITING = frozenset({"collective", "autograd"})
 """What ranks are in that may wait for others: a backward pass waits for its gradients' all-reduces in C++."""
-_FRAME = re.compile(r"(?P<name>.*) \((?P<file>.*?)(?::(?P<line>\d+|\?\?\?))?\)$")
+_FRAME = when_used.pattern(r"(?P<name>.*) \((?P<file>.*?)(?::(?P<line>\d+|\?\?\?))?\)$")
 _START = r"(?:^|[/\\])"
 
 
@@ -28,7 +29,7 @@ class Rule:
 
 
 def _rule(kind: Doing, file: str = "", name: str = "") -> Rule:
-    return Rule(kind, re.compile(_START + file if file else ""), re.compile(name))
+    return Rule(kind, when_used.pattern(_START + file if file else ""), when_used.pattern(name))
 
 
 _COMPILE_FX = r"(?:^|\.)_*(?:compile_fx\w*|fx_codegen_and_compile|codegen_and_compile)$"
@@ -62,10 +63,10 @@ _RULES = (
     _rule("lock", r"concurrent/futures/_base\.py|filelock/"),
 )  # fmt: skip
 _PRIORITY = tuple(dict.fromkeys(rule.kind for rule in _RULES))
-_READS_DEVICE = re.compile(r"\.(?:item|cpu|tolist|numpy|nonzero|synchronize)\(|\.to\(['\"]cpu")
+_READS_DEVICE = when_used.pattern(r"\.(?:item|cpu|tolist|numpy|nonzero|synchronize)\(|\.to\(['\"]cpu")
 """What a line calls that waits for the device: a C function, which has no frame of its own."""
-_WAITS = re.compile(r"\.(?:acquire|join)\(\)?")
-_LIBRARY = re.compile(
+_WAITS = when_used.pattern(r"\.(?:acquire|join)\(\)?")
+_LIBRARY = when_used.pattern(
     _START + r"(?:torch|triton|multiprocessing|concurrent|(?:site|dist)-packages|lib/python\d[^/]*|record/gloo)/|^<|"
     + _START + r"(?:threading|queue|subprocess|selectors|[pb]db|cmd|shutil|pickle|contextlib|runpy|socket|ssl)\.py$|"
     r"\.so(?:\.[\d.]+)?$"

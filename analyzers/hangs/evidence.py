@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import get_args
 
 from gpuscope.analyzers.hangs import doing
 from gpuscope.analyzers.hangs.doing import Host
 from gpuscope.schema.hang_section import HangSign, Reason
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 GONE: tuple[Reason, ...] = (
     "killed",

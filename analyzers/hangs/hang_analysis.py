@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from gpuscope.analyzers.base.analyzer import Result
@@ -25,6 +24,7 @@ from gpuscope.catalogue.findings.hangs import rank_list
 from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.schema.hang_section import Hang, HangCause, HangLast, HangMismatch, HangOperation
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 EVIDENCE = 8
 PATIENCE_NS = 5_000_000_000

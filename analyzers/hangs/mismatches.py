@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 from gpuscope.analyzers.hangs.rank_states import Job, Record
+from gpuscope.when_used import dataclass
 
 SAME_SIZES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 """Operations whose input is as large on every rank; the others may be uneven."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import comb
 
 import numpy as np
@@ -25,6 +24,7 @@ from gpuscope.trace.columns.table import Times
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 WATCHDOG_NS = 100_000_000
 """kWatchdogThreadSleepMillis of torch's ProcessGroupNCCL."""

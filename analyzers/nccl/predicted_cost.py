@@ -6,7 +6,6 @@ predicted where the fit or NCCL's present choice is missing: a ratio of two gues
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 
 from gpuscope.analyzers.changes import Algorithm, Refused
@@ -14,6 +13,7 @@ from gpuscope.collective_costs.bus_bandwidth import busbw_factor
 from gpuscope.collective_costs.message_cost import CostModel
 from gpuscope.collective_costs.nccl_constants import BASE_LATENCY, PROTOCOLS
 from gpuscope.collective_costs.nccl_model import RING_STEPS, Choice, Place, available, bandwidth, latency_ns
+from gpuscope.when_used import dataclass
 
 SPREAD = sqrt(2)
 """A prediction by NCCL's model is taken as good within this factor either way, a factor of two in all: by so

@@ -7,9 +7,9 @@ logging would be in the times; `gpuscope analyze` of the logs compares them size
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gpuscope.analyzers.nccl.logged.nccl_grammar import UNSET
+from gpuscope.when_used import dataclass
 
 PROGRAMS = {
     "all_reduce": "all_reduce_perf",

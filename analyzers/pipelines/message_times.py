@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.collective_costs.fixed_part import FixedPart, fixed_part
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 RANKS = 2
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, median, stdev
 
@@ -20,6 +19,7 @@ from gpuscope.catalogue.findings.pipelines import WorkOutsidePipeline
 from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.schema.pipeline_section import PipelineRow
 from gpuscope.trace.columns.table import Table
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.vocabulary import VERDICT_SHARE
 

@@ -20,10 +20,10 @@ from gpuscope.analyzers.base.sections import CALL_TREE
 from gpuscope.analyzers.profile.call_tree import parents
 from gpuscope.analyzers.profile.recorded_ranks import of_lane
 from gpuscope.report.view.places import Step, Tree
-from gpuscope.trace.columns.distinct import among, distinct, distinct_values
+from gpuscope.trace.columns.distinct import among, distinct, distinct_pairs, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Mask, Times, blocks, rows_of_rank
+from gpuscope.trace.columns.table import Mask, Times, blocks, constant, rows_of_rank
 from gpuscope.trace.intervals import Spans, measure_before
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kinds import is_step_range
@@ -85,14 +85,15 @@ class _Lane:
         spent = np.minimum(end, self.view.window[1]) - np.maximum(start, self.view.window[0])
         within = np.asarray(self._around(self._thread(), self._at(start)))
         idle_at, idle = self._idle(start)
-        place_of, at_place = self._places(distinct_values(np.concatenate((within, idle_at))), tree)
-        names, count = self.device["name"][self.rows].astype(np.int64), len(self.trace.names)
-        parts = place_of[np.maximum(within, -1)] * (count + 1) + self._part_of_graph() + 1
+        asked = np.concatenate((within, idle_at))
+        place_of, at_place = self._places(distinct_values(asked[asked != NA]), tree)
+        parts, part_of = distinct_pairs(place_of[np.maximum(within, -1)], self._part_of_graph())
+        names, name_of = distinct(self.device["name"][self.rows])
         for key, device_ns, exposed_ns in _summed(
-            parts * count + names, np.maximum(spent, 0), self._exposed(start, end)
+            part_of * len(names) + name_of, np.maximum(spent, 0), self._exposed(start, end)
         ):
-            (place, part), name = divmod(key // count, count + 1), key % count
-            path: list[Step] = [("module", self.trace.names[part - 1])] if part else []
+            (place, part), name = parts[key // len(names)], int(names[key % len(names)])
+            path: list[Step] = [] if part == NO_NAME else [("module", self.trace.names[part])]
             at_place[place].at([*path, ("kernel", self.trace.names[name])]).add((device_ns, exposed_ns, 0))
         for place, idle_ns in _summed(place_of[np.maximum(idle_at, -1)], idle):
             at_place[place].add((0, 0, idle_ns))
@@ -100,7 +101,7 @@ class _Lane:
     def _places(self, rows: Times, tree: Tree) -> tuple[Times, list[Tree]]:
         """For each host event (the last element stands for none, NA) the number of its place, of those that are asked
         for, and the places by number."""
-        above, asked = self._above(), rows[rows != NA]
+        above, asked = self._above(), rows
         wanted = np.zeros(len(self.host), np.bool_)
         while len(asked):
             wanted[asked] = True
@@ -148,6 +149,8 @@ class _Lane:
     def _part_of_graph(self) -> Times:
         """The name code of what the program called each device event's part of its CUDA graph, or NO_NAME."""
         nodes = self.trace["graph_nodes"]
+        if not len(nodes):
+            return constant(NO_NAME, len(self.rows), np.int64)
         part = np.full(len(self.device), NO_NAME, np.int64)
         part[nodes["event"]] = nodes["annotation"]
         return part[self.rows]

@@ -94,9 +94,12 @@ class LaunchingThreads:
                 free[own] = (place < 0) | (covered.end[np.maximum(place, 0)] <= at)
         self._free = free
 
-    def by(self, thread: int) -> Launched:
-        """What a thread launched itself."""
-        return launched(self._trace, self._rows[self._thread == thread])
+    def of_thread(self, thread: int) -> tuple[Launched, Launched]:
+        """What a thread launched itself, and what belongs to its ranges: the same, but for the home thread's."""
+        own = self._thread == thread
+        by = launched(self._trace, self._rows if own.all() else self._rows[own])
+        more = thread == self.home and bool((self._free & ~own).any())
+        return by, self.of_ranges(thread) if more else by
 
     def of_ranges(self, thread: int) -> Launched:
         """What belongs to the ranges of a thread."""

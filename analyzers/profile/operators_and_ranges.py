@@ -74,8 +74,7 @@ def _of_rank(trace: Trace, recorded: RecordedRank) -> tuple[list[OperatorEntry],
     thread = host["thread"][rows]
     for which in distinct_values(thread).tolist():
         own = rows if (of_thread := thread == which).all() else rows[of_thread]
-        by = device.by(which)
-        _add_thread(host, sums, own, parent, by, device.of_ranges(which) if which == device.home else by)
+        _add_thread(host, sums, own, parent, *device.of_thread(which))
     return _operators(trace, sums, recorded.has_device), _ranges(trace, recorded.rank, sums, recorded.has_device)
 
 
@@ -221,4 +220,5 @@ ANALYZER = FileAnalyzer(
     ),
     (OPERATORS, RANGES, PHASES),
     cost=1,
+    large=True,
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from gpuscope.analyzers.replay.rewrite import nodes_by_call
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.schema import Kind
+from gpuscope.when_used import dataclass
 
 ROUNDS = 4
 """Replays of a change: what takes longer moves what it runs beside. The fourth moves little."""

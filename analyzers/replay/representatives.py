@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.replay.from_trace import recorded_steps
 from gpuscope.trace.columns.table import Times
+from gpuscope.when_used import dataclass
 
 MOST, ENOUGH = 64, 8
 """Ranks replayed at most where others are left out, and so many that further steps say more than further ranks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from gpuscope.analyzers.replay.link_sharing import Reaches
 from gpuscope.collective_costs.message_cost import CostModel
 from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuscope.analyzers.run.file_part import Options, Part, analyze_file
 from gpuscope.errors import GpuscopeError, InputError, MissingExtraError, UsageError
 from gpuscope.sources.opening import Input, total_size
+from gpuscope.when_used import dataclass
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, union
 from gpuscope.trace.naming.frameworks import parallelism_of
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 INSIDE = frozenset({"tp", "sp", "cp", "ep"})
 

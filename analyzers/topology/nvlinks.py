@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from gpuscope.analyzers.facts.placement import pci_address
 from gpuscope.trace.trace import Row
+from gpuscope.when_used import dataclass
 
 KINDS = ("nvlink", "nvswitch")
 

@@ -7,11 +7,11 @@ import stat
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from gpuscope.cache import object_files
+from gpuscope.when_used import dataclass
 
 ENV_OFF = "GPUSCOPE_NO_CACHE"
 ENV_LIMIT = "GPUSCOPE_CACHE_GB"

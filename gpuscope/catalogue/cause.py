@@ -7,10 +7,10 @@ Causes that host events show by their names are measured by the record too, the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from gpuscope.schema.document import Class, StragglerEntry
 from gpuscope.trace.schema import Category
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.vocabulary import PartKey
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from typing import Any, ClassVar, Literal
 
 from gpuscope.catalogue.facts import facts_of
 from gpuscope.plugins import submodules
 from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.when_used import dataclass
 
 Severity = Literal["high", "medium", "low"]
 _BY_SHARE: tuple[tuple[float, Severity], ...] = ((0.10, "high"), (0.03, "medium"), (0.0, "low"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 from gpuscope.catalogue.findings.hangs import rank_list, sentence
 from gpuscope.schema.hang_section import HangCause
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 OPERATIONS_NAMED = 4

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from gpuscope.catalogue.facts import facts_of
 from gpuscope.schema.document import FindingEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 UNDIVIDED = "exposed_communication"

@@ -9,7 +9,6 @@ of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
 
@@ -18,6 +17,7 @@ from gpuscope.collective_costs.nccl_constants import BASE_LATENCY, STEP_LATENCY,
 from gpuscope.collective_costs.nccl_model import RING_STEPS
 from gpuscope.hardware.link_rates import gpu_fabric, gpu_pcie, links
 from gpuscope.trace.schema import NS_PER_US
+from gpuscope.when_used import dataclass
 
 LARGEST_FIXED_NS = 500_000
 """What a collective's fixed cost may be at worst: a ring over a network of sockets."""

@@ -6,11 +6,10 @@ is what no trace records: the network card's own latency, and trees whose shape 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuscope.collective_costs import nccl_constants
 from gpuscope.collective_costs.nccl_constants import Generation, Hardware
 from gpuscope.trace.schema import NS_PER_US
+from gpuscope.when_used import dataclass
 
 RING_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """Rounds of n − 1 steps each."""

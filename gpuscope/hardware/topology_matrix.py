@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gpuscope.errors import InputError
+from gpuscope.when_used import dataclass
 
 PATHS = {
     "NV": "NVLink",

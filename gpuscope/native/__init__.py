@@ -21,7 +21,8 @@ if COMPILED:
         parents,
         places,
         release_memory,
-        sqlite_columns,
+        table_columns,
+        table_pages,
         union,
     )
 else:
@@ -35,11 +36,12 @@ else:
         parents,
         places,
         release_memory,
-        sqlite_columns,
+        table_columns,
+        table_pages,
         union,
     )
 
 __all__ = [
     "COMPILED", "add_launched", "core", "group", "in_order", "innermost", "intersect", "longest_path", "parents",
-    "places", "release_memory", "sqlite_columns", "union",
+    "places", "release_memory", "table_columns", "table_pages", "union",
 ]  # fmt: skip

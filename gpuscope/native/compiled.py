@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from gpuscope.native.loaded import core
 from gpuscope.native.plain import Columns, HostColumns, Integers, LaunchedColumns, Wanted
+
+Numbers = npt.NDArray[np.uint32]
 
 
 def _whole(*columns: Integers) -> tuple[Integers, ...]:
@@ -102,12 +105,19 @@ def add_launched(
     core.add_launched(columns, rows, parent, operator, annotation, own, others, into)
 
 
-def sqlite_columns(
-    functions: tuple[int, ...], uri: str, query: str, into: Integers, width: int, offset: int, rows: int
-) -> int:
-    """As `plain.sqlite_columns`, through SQLite's own C interface."""
-    found: int = core.sqlite_columns(functions, uri, query, into, width, offset, rows)
+def table_pages(file: int, size: int, used: int, root: int, pages: Numbers, rows: Numbers) -> int:
+    """Pages with the rows of the table whose tree begins at page `root`, and how many rows each has; how many pages.
+    −1 where the tree is not as it should be. `used` bytes of the `size` of a page are SQLite's."""
+    found: int = core.table_pages(file, size, used, root, pages, rows)
     return found
+
+
+def table_columns(
+    file: int, size: int, used: int, pages: Numbers, rows: Numbers, columns: npt.NDArray[np.int32], into: Integers
+) -> bool:
+    """Columns of the rows of pages, one after another; False where a page is not as it should be."""
+    done: bool = core.table_columns(file, size, used, pages, rows, columns, into)
+    return done
 
 
 def release_memory() -> None:

@@ -15,7 +15,7 @@
 #include "launched.h"
 #include "longest_path.h"
 #include "spans.h"
-#include "sqlite_columns.h"
+#include "sqlite_pages.h"
 
 /* ---- helpers ---- */
 
@@ -672,48 +672,77 @@ out:
     return result;
 }
 
-/* ---- sqlite_columns(functions, uri, query, out, width, offset, rows) ---- */
+/* ---- table_pages(file, size, used, root, pages, rows) and table_columns(file, size, used, pages, rows, columns, out) ---- */
 
-/* `out` is an array of shape (width, n) in one piece; the rows go to its columns from `offset` on, at most `rows`. */
-static PyObject *py_sqlite_columns(PyObject *self, PyObject *args)
+static int is_database(const gs_database *database)
 {
-    PyObject *functions, *into;
-    const char *uri, *query;
-    Py_ssize_t width, offset, rows;
-    Py_buffer view;
-    void *pointers[GS_SQLITE_FUNCTIONS];
-    gs_sqlite sqlite;
+    int good = database->size >= 512 && database->size <= 65536 && database->used >= 480 && database->used <= database->size;
+    if (!good)
+        PyErr_SetString(PyExc_ValueError, "no pages of SQLite are so large");
+    return good;
+}
+
+static PyObject *py_table_pages(PyObject *self, PyObject *args)
+{
+    gs_database database;
+    unsigned int root;
+    PyObject *numbers, *counts, *result = NULL;
+    Py_buffer pages, rows;
     (void)self;
-    if (!PyArg_ParseTuple(args, "O!ssOnnn:sqlite_columns", &PyTuple_Type, &functions, &uri, &query, &into, &width, &offset,
-                          &rows))
+    if (!PyArg_ParseTuple(args, "iIIIOO:table_pages", &database.file, &database.size, &database.used, &root, &numbers, &counts)
+        || !is_database(&database) || !get(numbers, &pages, 4, 1))
         return NULL;
-    if (PyTuple_Size(functions) != GS_SQLITE_FUNCTIONS) {
-        PyErr_SetString(PyExc_ValueError, "expected the addresses of nine functions");
-        return NULL;
-    }
-    for (int index = 0; index < GS_SQLITE_FUNCTIONS; index++) {
-        pointers[index] = PyLong_AsVoidPtr(PyTuple_GetItem(functions, index));
-        if (!pointers[index]) {
-            if (!PyErr_Occurred())
-                PyErr_SetString(PyExc_ValueError, "a function has no address");
-            return NULL;
-        }
-    }
-    memcpy(&sqlite, pointers, sizeof sqlite);
-    if (!get(into, &view, 8, 1))
-        return NULL;
-    Py_ssize_t count = width > 0 ? view.len / 8 / width : 0;
-    int64_t found = -1;
-    if (width < 1 || view.len != count * 8 * width || offset < 0 || rows < 0 || rows > count - offset) {
-        PyErr_SetString(PyExc_ValueError, "the rows lie outside the array");
-    } else {
-        int64_t *first = (int64_t *)view.buf + offset;
+    if (get(counts, &rows, 4, 1)) {
+        size_t most = (size_t)(pages.len < rows.len ? pages.len : rows.len) / 4;
+        int64_t found;
         Py_BEGIN_ALLOW_THREADS
-        found = gs_sqlite_columns(&sqlite, uri, query, first, (size_t)count, (size_t)rows, (size_t)width);
+        found = gs_table_pages(&database, root, pages.buf, rows.buf, most);
         Py_END_ALLOW_THREADS
+        result = PyLong_FromLongLong(found);
+        PyBuffer_Release(&rows);
     }
-    PyBuffer_Release(&view);
-    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(found);
+    PyBuffer_Release(&pages);
+    return result;
+}
+
+static PyObject *table_columns(const gs_database *database, Py_buffer *views)
+{
+    const uint32_t *rows = views[1].buf;
+    const int32_t *columns = views[2].buf;
+    size_t count = (size_t)views[0].len / 4, width = (size_t)views[2].len / 4, total = 0;
+    int good = views[1].len == views[0].len && width > 0;
+    for (size_t index = 0; good && index < width; index++)
+        good = columns[index] >= (index ? columns[index - 1] + 1 : GS_ROWID);
+    for (size_t index = 0; good && index < count; index++)
+        total += rows[index];
+    size_t stride = good ? (size_t)views[3].len / 8 / width : 0;
+    if (!good || total > stride) {
+        PyErr_SetString(PyExc_ValueError, "the rows lie outside the array, or columns do not ascend");
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    good = gs_table_columns(database, views[0].buf, rows, count, columns, width, views[3].buf, stride);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(good);
+}
+
+static PyObject *py_table_columns(PyObject *self, PyObject *args)
+{
+    gs_database database;
+    PyObject *given[4], *result = NULL;
+    Py_buffer views[4];
+    int held = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "iIIOOOO:table_columns", &database.file, &database.size, &database.used, &given[0], &given[1],
+                          &given[2], &given[3]) || !is_database(&database))
+        return NULL;
+    while (held < 4 && get(given[held], &views[held], held < 3 ? 4 : 8, held == 3))
+        held++;
+    if (held == 4)
+        result = table_columns(&database, views);
+    while (held)
+        PyBuffer_Release(&views[--held]);
+    return result;
 }
 
 /* ---- longest_path(src, dst, lag, dur, start, end) ---- */
@@ -780,7 +809,8 @@ static PyMethodDef methods[] = {
     {"shape_texts", py_shape_texts, METH_VARARGS, "shape_texts(text, arguments) -> spans of dims, types and concrete inputs, or None"},
     {"innermost", py_innermost, METH_VARARGS, "innermost(start, end, thread, candidates, threads, at_thread, at) -> rows"},
     {"in_order", py_in_order, METH_VARARGS, "in_order(stream, issue, waits, lasts, recorded_end, free, low, least) -> (start, end)"},
-    {"sqlite_columns", py_sqlite_columns, METH_VARARGS, "sqlite_columns(functions, uri, query, out, width, offset, rows) -> rows"},
+    {"table_pages", py_table_pages, METH_VARARGS, "table_pages(file, size, used, root, pages, rows) -> how many"},
+    {"table_columns", py_table_columns, METH_VARARGS, "table_columns(file, size, used, pages, rows, columns, out) -> whether it could"},
     {"release_memory", py_release_memory, METH_NOARGS, "release_memory(): freed memory goes back to the system"},
     {"union", py_union, METH_VARARGS, "union(start, end) -> (start, end), or None where they are not in order of start"},
     {"intersect", py_intersect, METH_VARARGS, "intersect(start, end, other_start, other_end) -> (start, end)"},
@@ -799,7 +829,7 @@ static int fill(PyObject *module)
     PyObject *type = PyType_FromSpec(&codes_spec);
     int done = type ? PyModule_AddObjectRef(module, "Codes", type) : -1;
     Py_XDECREF(type);
-    return done < 0 ? done : PyModule_AddIntConstant(module, "INTERFACE", 2); /* as gpuscope.native has it */
+    return done < 0 ? done : PyModule_AddIntConstant(module, "INTERFACE", 3); /* as gpuscope.native has it */
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill}, {0, NULL}};

@@ -281,10 +281,15 @@ def _reach(launched: LaunchedColumns, low: Integers, high: Integers) -> Integers
     return found
 
 
-def sqlite_columns(*_: object, **__: object) -> int:
-    """How many rows of a query were written to an array, or −1 where that can't be done, which is always: Python's
-    `sqlite3` then reads them."""
+def table_pages(*_: object) -> int:
+    """How many pages of an SQLite file hold the rows of a table, or −1 where they can't be told, which is always:
+    Python's `sqlite3` then reads them."""
     return -1
+
+
+def table_columns(*_: object) -> bool:
+    """Whether columns of the rows of pages were written to an array."""
+    return False
 
 
 def release_memory() -> None:

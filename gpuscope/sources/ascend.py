@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.contained_files import read_text
 from gpuscope.errors import InputError
 from gpuscope.problems import reading
@@ -42,26 +43,26 @@ _TOTALS: dict[str, Part] = {
     "Communication": "communication",
     "Communication(Not Overlapped)": "exposed_communication",
 }
-_COMPUTE_TASK = re.compile(r"AI_CORE|AI_VECTOR_CORE|AIV|AIC|AI_CPU|AICPU|MIX_|DSA", re.IGNORECASE)
-_COPY = re.compile(r"MEMCPY", re.IGNORECASE)
-_TRANSFER_TASK = re.compile(
+_COMPUTE_TASK = when_used.pattern(r"AI_CORE|AI_VECTOR_CORE|AIV|AIC|AI_CPU|AICPU|MIX_|DSA", re.IGNORECASE)
+_COPY = when_used.pattern(r"MEMCPY", re.IGNORECASE)
+_TRANSFER_TASK = when_used.pattern(
     r"hcom_.*|hccl.*|(S|R)DMA([_ ]\w+)*|notify([_ ]\w+)*|write[_ ]?value|inline[_ ]?reduce"
     r"|reduce[_ ]?(inline|async)(_\w+)?",
     re.IGNORECASE,
 )
 """Single tasks of a collective, which its whole operation among the communication rows already covers."""
-_CONTROL_TASK = re.compile(
+_CONTROL_TASK = when_used.pattern(
     r"((remote_)?event|stream|label|model|profiler|barrier|callback|host_?func|maint\w*|create|wait|record|nop|cmo)"
     r"([_ ]\w+)*|place_?holder\w*",
     re.IGNORECASE,
 )
 """Tasks that order other tasks and do no work, as whole names: those of kernels may hold the same words."""
 _UNTYPED = frozenset({"", "OTHER", "N/A", "UNKNOWN", "INVALID"})
-_HCOM = re.compile(r"hcom_(?P<op>\w+?)__(?P<group>\w+?)_(?P<seq>\d+)(?:_\d+)?$")
+_HCOM = when_used.pattern(r"hcom_(?P<op>\w+?)__(?P<group>\w+?)_(?P<seq>\d+)(?:_\d+)?$")
 _LAUNCHED_BY = "async_npu"
 """Arrows from an operator to its device task; their id is the task's start in ns."""
-_ROWS = re.compile(rb'"name"\s*:\s*"(Ascend Hardware|CANN)"|"async_npu"|"AscendCL@')
-_TIME_AS_TEXT = re.compile(rb'"ts"\s*:\s*"\d')
+_ROWS = when_used.pattern(rb'"name"\s*:\s*"(Ascend Hardware|CANN)"|"async_npu"|"AscendCL@')
+_TIME_AS_TEXT = when_used.pattern(rb'"ts"\s*:\s*"\d')
 _HOST = {
     "cpu_op": Category.OP,
     "python_function": Category.PYTHON,

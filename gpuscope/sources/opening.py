@@ -6,7 +6,7 @@ import glob
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from gpuscope import archives
@@ -45,6 +45,7 @@ from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import with_world_size
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 PathLike = str | os.PathLike[str]

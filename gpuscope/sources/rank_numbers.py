@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from gpuscope.errors import UsageError
 from gpuscope.sources.source import ReadOptions
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

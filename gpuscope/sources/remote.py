@@ -6,11 +6,11 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError, MissingExtraError
+from gpuscope.when_used import dataclass
 
 HEAD_BYTES = 256 << 10
 """Of a remote file, to recognise its format by."""

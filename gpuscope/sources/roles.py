@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscope.errors import SeveralRoles, UsageError
+from gpuscope.when_used import dataclass
 
 _WORDS = frozenset({
     "actor", "critic", "ref", "reference", "policy", "rollout", "generator", "sampler", "reward", "rm", "trainer",

@@ -11,12 +11,12 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpuscope.contained_files import LARGEST_TEXT, Refused, RefusedError, listed, opened, read_text, refused
 from gpuscope.recorded_environment import kept, redacted
+from gpuscope.when_used import dataclass
 
 MANIFEST = "manifest.json"
 PARTS = "manifest.d"

@@ -11,12 +11,12 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
 
 from gpuscope.errors import InputError, UsageError
 from gpuscope.sources import stream
+from gpuscope.when_used import dataclass
 
 _NUMBERED = re.compile(r"(?P<before>.*?)(?P<number>\d+)(?P<after>\D*)")
 _STEP = re.compile(rb"ProfilerStep#(\d+)")

@@ -12,6 +12,7 @@ from functools import cache
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool, PerName
 from gpuscope.trace.columns.table import Table, Times
@@ -23,14 +24,14 @@ from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
 
 MOSTLY = 0.9
 """Share of a kernel's launches that an operator of communication must have made."""
-_OPERATOR = re.compile(r"^(c10d::|symm_mem::|c10d_functional::|_c10d_functional::|record_param_comms$|nccl:)")
-_LIBRARY = re.compile(
+_OPERATOR = when_used.pattern(r"^(c10d::|symm_mem::|c10d_functional::|_c10d_functional::|record_param_comms$|nccl:)")
+_LIBRARY = when_used.pattern(
     r"(?i)(?<![a-z0-9])(deep_?ep|hybrid_ep|uccl|pplx\w*|mori|nvshmem\w*|rocshmem|mscclpp|flux_comm)(?![a-z0-9])"
 )
-_EXCHANGE = re.compile(
+_EXCHANGE = when_used.pattern(
     r"_(dispatch|combine|notify|barrier|send|recv|put|get|a2a|all_?to_?all|all_?gather|all_?reduce|reduce_?scatter)_"
 )
-_LOCAL = re.compile(r"_(wait|wait_tensor|layout|config|init|create|empty|buffer_size|set_\w+)_")
+_LOCAL = when_used.pattern(r"_(wait|wait_tensor|layout|config|init|create|empty|buffer_size|set_\w+)_")
 
 
 @cache

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 MOST_WORK = 0.5
 """Share of the device's time that the members must have launched."""

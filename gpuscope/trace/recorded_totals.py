@@ -7,10 +7,10 @@ not understood, and all that rests on the breakdown is in doubt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 TOLERANCE = 0.02
 """Share of the recording: beyond it a difference is told. Rounding, and what lies at the edges, is below."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
+from gpuscope import when_used
 from gpuscope.trace.naming.kernel_categories import ENGINE
 from gpuscope.trace.naming.kernel_names import qualified_name
 from gpuscope.words.units import crop
@@ -19,21 +20,23 @@ from gpuscope.words.units import crop
 WIDTH = 72
 """Cells of a kernel's name where nothing else sets a limit."""
 
-_NAMESPACE = re.compile(r"(?:\(anonymous namespace\)|<unnamed>|\b[A-Za-z_]\w*)::")
-_LAMBDA = re.compile(r"::(?:\{lambda\(([^(){}]*)\)(?:#(\d+))?\}|\[lambda\(([^()\[\]]*)\)(?: \(instance (\d+)\))?\])")
-_CALL = re.compile(r"::operator ?\(\)\(\)(?: const)?")
-_CAST = re.compile(r"\((?:unsigned )?(?:int|long|char|bool|short)\)(?=-?\d)")
-_NUMBER = re.compile(r"\b(\d+)(?:u?l{1,2}|u)\b")
-_WRAPPER = re.compile(r"\b(?:gpu_kernel_impl(?:_nocast)?|gpu_index_kernel|func_wrapper_t)<(?=[A-Za-z_])")
-_CPP = re.compile(r"void |[\w:]*<|[\w:]+\(.*\)$")
-_VERSION = re.compile(r"_v\d{4,5}$")
+_NAMESPACE = when_used.pattern(r"(?:\(anonymous namespace\)|<unnamed>|\b[A-Za-z_]\w*)::")
+_LAMBDA = when_used.pattern(
+    r"::(?:\{lambda\(([^(){}]*)\)(?:#(\d+))?\}|\[lambda\(([^()\[\]]*)\)(?: \(instance (\d+)\))?\])"
+)
+_CALL = when_used.pattern(r"::operator ?\(\)\(\)(?: const)?")
+_CAST = when_used.pattern(r"\((?:unsigned )?(?:int|long|char|bool|short)\)(?=-?\d)")
+_NUMBER = when_used.pattern(r"\b(\d+)(?:u?l{1,2}|u)\b")
+_WRAPPER = when_used.pattern(r"\b(?:gpu_kernel_impl(?:_nocast)?|gpu_index_kernel|func_wrapper_t)<(?=[A-Za-z_])")
+_CPP = when_used.pattern(r"void |[\w:]*<|[\w:]+\(.*\)$")
+_VERSION = when_used.pattern(r"_v\d{4,5}$")
 """The version that nsys puts behind a CUDA call: `cudaMemcpyAsync_v3020`."""
-_LENGTH = re.compile(r"\d+")
-_SAME = re.compile(
+_LENGTH = when_used.pattern(r"\d+")
+_SAME = when_used.pattern(
     r", (?:std::)?[Aa]rray<char\*, \d+>|, (?:TrivialO|O)ffsetCalculator<[^<>]*>|, (?:memory::)?(?:Load|Store)With\w+"
 )
 """Arguments of element-wise kernels that follow from the others."""
-_WORD = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]")
+_WORD = when_used.pattern(r"[A-Za-z0-9]+|[^A-Za-z0-9]")
 
 
 def short_kernels(names: Sequence[str], width: int = WIDTH) -> list[str]:

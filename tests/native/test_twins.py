@@ -127,8 +127,8 @@ ARGUMENTS: dict[str, Callable[[Draw], list[Any]]] = {
     "longest_path": graphs,
     "add_launched": launches,
 }
-NO_RESULT = {"release_memory", "sqlite_columns"}
-"""The first has none; the second is against SQLite: tests/sources/nsys/test_bulk_columns.py."""
+NO_RESULT = {"release_memory", "table_columns", "table_pages"}
+"""The first has none; the others are against SQLite: tests/sources/nsys/test_bulk_columns.py."""
 
 
 def public(module: Any) -> set[str]:

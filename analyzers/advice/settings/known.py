@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
 
 from gpuscope.schema.document import Setting
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

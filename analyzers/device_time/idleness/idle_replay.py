@@ -7,7 +7,6 @@ A queue that a blocking call drained is paid for over many launches after it, so
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import Spans, measure_before, measure_within
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

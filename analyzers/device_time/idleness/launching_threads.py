@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
@@ -15,6 +13,7 @@ from gpuscope.trace.launch_links import outermost
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 AT_ONCE = 0.1
 """Share of a thread's blocking calls during which another one launches, from which the two do not take turns."""

@@ -11,7 +11,6 @@ recorded and I′ without blocking, S and S′ of them in long stretches (defini
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -28,6 +27,7 @@ from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import EMPTY, Spans, complement, intersect, join, subtract, union
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 LONG_STRETCHES_OF_INTERVALS = 20
 """Usual launch intervals that such a stretch must last (definitions)."""

@@ -9,7 +9,6 @@ recorded, outside the optimizer (`flops.py`). HFU counts all of them, MFU not wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +25,7 @@ from gpuscope.schema.document import EfficiencyEntry, StepEfficiency
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 HOW_SHAPES = (
     "torch.profiler.profile(record_shapes=True) records them, under nsys "

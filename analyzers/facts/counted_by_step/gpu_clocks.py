@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.analyzers.facts.counted_by_step.step_counts import recorded_steps
 from gpuscope.catalogue.findings.device import CLOCK_HOLDERS
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 KEY = "gpuscope_gpu"

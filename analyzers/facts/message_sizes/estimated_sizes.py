@@ -8,7 +8,6 @@ that can't be, nothing is estimated: gradients without shapes, gradients that we
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.naming.communication_kernels import kernel_item_bytes
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 BASIS = "gradients' shapes"
 _SENT = ("all_reduce", "reduce_scatter")

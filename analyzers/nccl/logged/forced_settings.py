@@ -8,11 +8,11 @@ is judged by what the log shows of the job: hosts, transports, GPUs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from gpuscope.hardware.link_rates import compute_capability
 from gpuscope.hardware.vendor_recipes import kept_by_vendors
 from gpuscope.schema.nccl_sections import Nccl
+from gpuscope.when_used import dataclass
 
 HOPPER = 90
 """Compute capability times ten of the first GPUs whose NVLink switches reduce."""

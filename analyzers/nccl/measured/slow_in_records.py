@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from gpuscope.schema.document import FindingEntry
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 WORTH = 0.1
 """Share of the operations' time from which waiting for a late rank is told."""

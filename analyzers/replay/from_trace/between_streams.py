@@ -10,7 +10,7 @@ from gpuscope.analyzers.device_time.stream_waits import node_waits, recorded_wai
 from gpuscope.analyzers.replay.from_trace.graph_builder import Builder, median
 from gpuscope.analyzers.replay.from_trace.operations import CLOCK_NS, HAND_OVER_NS, Delays, Operations
 from gpuscope.analyzers.replay.graph import Edge
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Times, rows_of_rank, rows_where
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 
@@ -57,7 +57,7 @@ def node_pairs(trace: Trace, ops: Operations) -> dict[tuple[int, int], int]:
 
 
 def inferred_pairs(
-    trace: Trace, ops: Operations, delays: Delays, rows: Times, waitable: Times
+    trace: Trace, rank: int, ops: Operations, delays: Delays, waitable: Times
 ) -> dict[tuple[int, int], None]:
     """What streams waited for on another, by when operations start and by how frameworks issue collectives."""
     previous = np.where(ops.before >= 0, ops.end[ops.before] + delays.queue, NA)
@@ -79,7 +79,7 @@ def inferred_pairs(
         if ops.work[src] != Kind.COMMUNICATION or waitable[src] <= ops.at[dst] or ops.call[src] == NA
     }  # fmt: skip
     pairs.update(_collectives_inputs(ops))
-    _waited_collectives(trace, ops, pairs, rows, waitable)
+    _waited_collectives(trace, rank, ops, pairs, waitable)
     return pairs
 
 
@@ -100,17 +100,20 @@ def _collectives_inputs(ops: Operations) -> dict[tuple[int, int], None]:
 
 
 def _waited_collectives(
-    trace: Trace, ops: Operations, pairs: dict[tuple[int, int], None], rows: Times, waitable: Times
+    trace: Trace, rank: int, ops: Operations, pairs: dict[tuple[int, int], None], waitable: Times
 ) -> None:
     """Collectives whose wait left no mark, for they were done in time: waited for together with one that came
     later, else by the optimizer, the first that can't do without."""
+    if not (ops.work == Kind.COMMUNICATION).any():
+        return
     compute = np.flatnonzero(ops.work == Kind.COMPUTE)
     waited = {src for src, _ in pairs if ops.work[src] == Kind.COMMUNICATION}
     visible = sorted(
         {dst for src, dst in pairs if ops.work[src] == Kind.COMMUNICATION and ops.work[dst] == Kind.COMPUTE}
     )
     host = trace["host_events"]
-    named = rows[trace.names.matching(lambda name: name.startswith(_OPTIMIZER))[host["name"][rows]]]
+    optimizer = trace.names.matching(lambda name: name.startswith(_OPTIMIZER))
+    named = rows_where(*rows_of_rank(host, rank), lambda rows: optimizer[host["name"][rows]])
     begins = np.sort(host["start"][named])
     launched = compute[np.argsort(ops.at[compute], kind="stable")]
     table = trace["collectives"]

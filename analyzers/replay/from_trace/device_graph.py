@@ -45,7 +45,7 @@ from gpuscope.analyzers.replay.graph import (
     UnreplayableError,
 )
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
-from gpuscope.trace.columns.table import Table, Times
+from gpuscope.trace.columns.table import Table, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, join, measure_within, subtract, union
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.schema import NA, Category, Kind
@@ -64,7 +64,7 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
             f"the launches of {unlinked} of {len(ops.rows)} device operations are not recorded: {how}"
         )
     builder = Builder(view.lane.rank)
-    rows = np.flatnonzero(trace["host_events"]["rank"] == view.lane.rank)
+    rows = _meanwhile(trace["host_events"], view.lane.rank, ops, window)
     step_of = np.searchsorted([step.start for step in window.steps], ops.start, "right") - 1
     returns = returns_of(trace, view, ops, rows)
     points, launcher, waiter = _points(ops, step_of, returns)
@@ -89,12 +89,25 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
         # A node of a graph waits for nothing but the nodes before it, and where these are recorded, they are all.
         nodes_after = {dst for _, dst in known}
         pairs = {
-            pair: None for pair in inferred_pairs(trace, ops, delays, rows, waitable) if pair[1] not in nodes_after
+            pair: None
+            for pair in inferred_pairs(trace, view.lane.rank, ops, delays, waitable)
+            if pair[1] not in nodes_after
         }
         inferred = len(pairs)
     between_streams(builder, ops, nodes, delays, {**dict.fromkeys(pairs, 0), **known})
     waits(trace, builder, ops, nodes, ends, waiter, returns)
     return replace(builder.finish(_marks(builder, ops, nodes, window)), inferred=inferred)
+
+
+def _meanwhile(host: Table, rank: int, ops: Operations, window: Window) -> Times:
+    """The host events of a rank that touch the time of the window's operations and their launches."""
+    low = min(
+        window.start, int(ops.at.min()), int(ops.start.min()), int(host["start"][ops.launch[ops.launch != NA]].min())
+    )
+    high = max(window.end, int(ops.at.max()), int(ops.end.max()))
+    start, end = host["start"], host["end"]
+    # What is issued as a range ends belongs to it (`in_hooks`).
+    return rows_where(*rows_of_rank(host, rank), lambda rows: (start[rows] <= high + 1) & (end[rows] >= low - 1))
 
 
 def _not_for_launches(trace: Trace, ops: Operations, rows: Times) -> tuple[Spans, Spans]:
@@ -191,13 +204,15 @@ def _device_nodes(
 def _issue_costs(trace: Trace, ops: Operations) -> Times:
     """Of each collective the host time of the operator that issued it, by how many it issued; else 0."""
     host = trace["host_events"]
-    issuing = trace.names.matching(lambda name: name.startswith(ISSUES))[host["name"]]
     own = np.flatnonzero((ops.work == Kind.COMMUNICATION) & (ops.launch != NA))
+    costs = np.zeros(len(ops.rows), np.int64)
+    if not len(own):
+        return costs
+    issuing = trace.names.matching(lambda name: name.startswith(ISSUES))[host["name"]]
     launch = ops.launch[own]
     operator = innermost(host, issuing & (host["category"] == Category.OP), host["thread"][launch], ops.at[own])
     own, operator = own[operator != NA], operator[operator != NA]
     _, of, count = np.unique(operator, return_inverse=True, return_counts=True)
-    costs = np.zeros(len(ops.rows), np.int64)
     costs[own] = (host["end"][operator] - host["start"][operator]) // count[of]
     return costs
 

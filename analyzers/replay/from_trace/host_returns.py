@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.launch_links import innermost, outermost
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 CALL_NS = 5_000
 """What a call that finds nothing to wait for costs at most."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
@@ -13,6 +11,7 @@ from gpuscope.analyzers.replay.graph import NONE
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 LAUNCH_NS = 6_000
 """Latency of a launch where none is seen on an idle stream: 5–7 µs on PCIe GPUs of 2017–2023."""
@@ -80,6 +79,8 @@ def operations(trace: Trace, view: LaneView, window: Window) -> Operations:
 def _call_before(trace: Trace, view: LaneView, correlation: Times) -> Times:
     """The last recorded runtime call with a lower id: ids count a process's calls in order. NA where there is none."""
     host = trace["host_events"]
+    if not len(correlation):
+        return correlation
     known = (host["rank"] == view.lane.rank) & (host["category"] == Category.RUNTIME) & host.known("correlation")
     calls = np.flatnonzero(known)
     calls = calls[np.argsort(host["correlation"][calls], kind="stable")]

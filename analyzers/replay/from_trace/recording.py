@@ -18,7 +18,7 @@ from gpuscope.analyzers.replay.from_trace.training_thread import thread_graph
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.prediction_bounds import by_chance, median_by_chance
 from gpuscope.trace.columns.distinct import distinct_values
-from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.columns.table import Mask, Table, Times, rows_of_rank
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -91,7 +91,9 @@ def _record(trace: Trace, view: LaneView, devices: int, ranks: int) -> Recorded:
     rank = view.lane.rank
     if devices > 1:
         return Recorded(rank, None, why=f"rank {rank} drives {devices} devices")
-    if not bool((trace["host_events"]["rank"] == rank).any()):
+    host = trace["host_events"]
+    low, high = rows_of_rank(host, rank)
+    if low == high:
         return Recorded(rank, None, why=_NO_HOST)
     kept = window(trace, view, ranks)
     if kept is None:
@@ -103,7 +105,7 @@ def _record(trace: Trace, view: LaneView, devices: int, ranks: int) -> Recorded:
     except Exception as error:  # as any analysis: a fault here hides nothing else
         return Recorded(rank, None, why=f"{type(error).__name__}: {error}", broken=True)
     steps = tuple(step.end - step.start for step in kept.steps)
-    own = distinct_values(trace["host_events"]["name"][trace["host_events"]["rank"] == rank])
+    own = distinct_values(host["name"][low:high])
     processes = bool(trace.names.matching(lambda name: "_MultiProcessingDataLoaderIter" in name)[own].any())
     numbers = tuple(step.step for step in kept.steps)
     alone = window(trace, view) if len(numbers) < STEPS_WANTED and ranks > 1 else kept
@@ -116,7 +118,7 @@ def _record(trace: Trace, view: LaneView, devices: int, ranks: int) -> Recorded:
 
 def _generation(trace: Trace, rank: int) -> str:
     device = trace["device_events"]
-    kernels = distinct_values(device["name"][device["rank"] == rank]).tolist()
+    kernels = distinct_values(device["name"][slice(*rows_of_rank(device, rank))]).tolist()
     return compiled_for(trace.names[code] for code in kernels) or ""
 
 

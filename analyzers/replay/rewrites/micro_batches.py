@@ -7,7 +7,7 @@ each as before; what they do once a step is not repeated.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from gpuscope.analyzers.replay.rewrites.pipeline_blocks import Blocks, Computed
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import UNFILLED_SHARE
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 MOST_NODES = 200_000
 """Of a graph with copies: more are not worth the time and memory."""

@@ -4,7 +4,6 @@ host's time to launch them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from gpuscope.analyzers.replay.graph import NONE, Edge, Graph, Node, Unreplayabl
 from gpuscope.analyzers.replay.rewrite import nodes_by_call
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import Kind
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

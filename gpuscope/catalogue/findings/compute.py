@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from gpuscope.catalogue.finding import Finding
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 

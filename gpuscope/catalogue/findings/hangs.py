@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from gpuscope.catalogue.finding import Finding
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 CAUSES_NAMED = 4

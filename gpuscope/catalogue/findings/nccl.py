@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpuscope.catalogue.finding import Finding
 from gpuscope.schema.nccl_sections import CrossoverEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 NAMED = 3

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuscope.catalogue.finding import Finding
 from gpuscope.catalogue.prediction_sentences import outcome
 from gpuscope.schema.pipeline_section import PipelineGain
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 SlowOperation = tuple[str, int, int, int]

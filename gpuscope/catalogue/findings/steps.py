@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from gpuscope.catalogue.finding import Finding
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from gpuscope.schema.call_tree_section import PlaceEntry, PlaceKind
+from gpuscope.when_used import dataclass
 
 NOWHERE = "no recorded host event"
 KEPT_FRAC = 0.0005

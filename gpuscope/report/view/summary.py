@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import BY_CODE, cause_label
@@ -17,6 +16,7 @@ from gpuscope.report.view.headline import on_cpu, verdict_words
 from gpuscope.report.view.why_line import most_beside
 from gpuscope.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.schema.replay_section import Prediction
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.vocabulary import PARTS
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from gpuscope.report.view import arrangement, blame
 from gpuscope.schema.document import Evidence, Report
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.short_kernels import plain_kernel
 from gpuscope.words.vocabulary import BOUND, VERDICT_SHARE

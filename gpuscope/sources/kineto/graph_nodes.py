@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from gpuscope.sources.kineto.event_arguments import Loose, decode_arguments, int
 from gpuscope.sources.kineto.text.chrome_json import Complete, Document, FlowEnd, FlowStart
 from gpuscope.sources.kineto.text.decimal_time import to_ns
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 NODE_BITS = 0xFFFFFFFF
 """CUPTI's 64-bit id is graph << 32 | node; torch 2.15 writes the low half, older versions the whole."""

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from gpuscope import when_used
 from gpuscope.recorded_environment import allowed
 from gpuscope.sources.nccl.log_lines import Line
 from gpuscope.trace.naming.kinds import collective_op
+from gpuscope.when_used import dataclass
 
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 PROTOCOLS = ("ll", "ll128", "simple")
 """NCCL's numbers for them (src/include/nccl_common.h), as logs before 2.26 print them."""
 
-_SET = re.compile(r"\b(NCCL_[A-Z0-9_]+) set by environment to (\S{1,200})")
-_VERSION = re.compile(r"NCCL version (\S+)")
-_INIT = re.compile(
+_SET = when_used.pattern(r"\b(NCCL_[A-Z0-9_]+) set by environment to (\S{1,200})")
+_VERSION = when_used.pattern(r"NCCL version (\S+)")
+_INIT = when_used.pattern(
     r"comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9}) cudaDev (\d{1,9})(?: nvmlDev \d+)? busId (\w+)"
     r"(?: commId (0x[0-9a-f]+))?.* - Init (START|COMPLETE)"
 )
-_NODES = re.compile(r"comm (0x[0-9a-f]+) rank (\d{1,9}) nRanks (\d{1,9}) nNodes (\d{1,9})")
-_CHANNELS = re.compile(r"(\d{1,9}) coll channels,.*?(\d{1,9}) p2p channels")
-_RING = re.compile(r"Channel (\d{1,9})/(\d{1,9}) :(?: +\d+)+ *$")
-_TREES = re.compile(r"Trees(?: \[\d+\] \S+)+")
-_VIA = re.compile(r"Channel \d+(?:/\d+)? : (\d{1,9})\[\w+\] -> (\d{1,9})\[\w+\] ?(\[(?:send|receive)\])? via (\S.*)")
-_COUNT = re.compile(r"(\w+): opCount \S+ .*\[nranks=(\d{1,9})\]")
-_GDR = re.compile(r"GPU Direct RDMA (Disabled|Enabled) for HCA \d{1,9} '([^']{1,200})'")
-_NETWORK = re.compile(r"Using network (\S{1,100})")
-_PORT = re.compile(r"(\w{1,60}):(?:uverbs\d{1,9}:)?\d{1,9}/(RoCE|IB)\b")
-_CHOICE = re.compile(
+_NODES = when_used.pattern(r"comm (0x[0-9a-f]+) rank (\d{1,9}) nRanks (\d{1,9}) nNodes (\d{1,9})")
+_CHANNELS = when_used.pattern(r"(\d{1,9}) coll channels,.*?(\d{1,9}) p2p channels")
+_RING = when_used.pattern(r"Channel (\d{1,9})/(\d{1,9}) :(?: +\d+)+ *$")
+_TREES = when_used.pattern(r"Trees(?: \[\d+\] \S+)+")
+_VIA = when_used.pattern(
+    r"Channel \d+(?:/\d+)? : (\d{1,9})\[\w+\] -> (\d{1,9})\[\w+\] ?(\[(?:send|receive)\])? via (\S.*)"
+)
+_COUNT = when_used.pattern(r"(\w+): opCount \S+ .*\[nranks=(\d{1,9})\]")
+_GDR = when_used.pattern(r"GPU Direct RDMA (Disabled|Enabled) for HCA \d{1,9} '([^']{1,200})'")
+_NETWORK = when_used.pattern(r"Using network (\S{1,100})")
+_PORT = when_used.pattern(r"(\w{1,60}):(?:uverbs\d{1,9}:)?\d{1,9}/(RoCE|IB)\b")
+_CHOICE = when_used.pattern(
     r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?: time [\d.]+)?"
     r"(?: channel\{Lo\.\.Hi\}=\{(\d{1,9})\.\.(\d{1,9})\})?"
 )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from gpuscope.when_used import dataclass
 
 _PREFIX = r":(\d{1,18}):(\d{1,18}) \[(-?\d{1,9})\] NCCL (INFO|WARN|TRACE|VERSION) ?"
 _AT_START = re.compile(r"(?:^|[\]\s])([A-Za-z0-9][\w.-]*)" + _PREFIX)

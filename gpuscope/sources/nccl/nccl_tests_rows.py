@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal, InvalidOperation
 
+from gpuscope import when_used
 from gpuscope.trace.naming.kinds import collective_op
 from gpuscope.trace.schema import NA, NS_PER_US
+from gpuscope.when_used import dataclass
 
 VARIANTS = ("out-of-place", "in-place")
-_DEVICE = re.compile(r"#\s+Rank\s+(\d{1,9}).*\bPid\s+(\d{1,18}) on\s+(\S+) device\s+(\d{1,9})\s+\[([^\]]*)\]\s*(.*)")
-_TEST = re.compile(r"# Collective test starting: (\w+)")
-_ITERATIONS = re.compile(r"(?<!warmup )(?<!agg )\biters: (\d{1,18})")
-_WARMUP = re.compile(r"\bwarmup iters: (\d{1,18})")
-_AVERAGE = re.compile(r"# Avg bus bandwidth\s*:\s*(\d+(?:\.\d+)?)")
-_ROW = re.compile(r"\s*\d{1,18}\s+\d+\s+\S+\s+\S+\s")
+_DEVICE = when_used.pattern(
+    r"#\s+Rank\s+(\d{1,9}).*\bPid\s+(\d{1,18}) on\s+(\S+) device\s+(\d{1,9})\s+\[([^\]]*)\]\s*(.*)"
+)
+_TEST = when_used.pattern(r"# Collective test starting: (\w+)")
+_ITERATIONS = when_used.pattern(r"(?<!warmup )(?<!agg )\biters: (\d{1,18})")
+_WARMUP = when_used.pattern(r"\bwarmup iters: (\d{1,18})")
+_AVERAGE = when_used.pattern(r"# Avg bus bandwidth\s*:\s*(\d+(?:\.\d+)?)")
+_ROW = when_used.pattern(r"\s*\d{1,18}\s+\d+\s+\S+\s+\S+\s")
 _LIMIT = 1 << 62
 
 

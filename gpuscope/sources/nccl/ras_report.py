@@ -7,26 +7,26 @@ their number is known. Ranks are those of the largest communicator; a smaller on
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.sources.lines import integer
 from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 LARGEST = 256 << 20
-_COMMUNICATOR = re.compile(r"^#(?P<id>\d+-\d+) \((?P<hash>[0-9a-f]+)\) (?P<what>[A-Z]+)")
-_SUMMARY = re.compile(r"^\s+(\d+)\s+(\d+)\s+\S+\s+\S+\s+(\d+)\s+\d+\s+[A-Z]+\s+[A-Z]+")
-_RANK = re.compile(r"^\s+Rank (\d+)\b")
-_MISSING = re.compile(r"^\s+The missing rank: (\d+)")
-_OWN = re.compile(r"^\s+Rank (\d+) has (?:launched up to operation (\d+)|not launched)")
-_GROUP = re.compile(r"^\s+\d+ ranks have (?:launched up to operation (\d+)|(not) launched)")
-_DEAD = re.compile(r"considered dead")
+_COMMUNICATOR = when_used.pattern(r"^#(?P<id>\d+-\d+) \((?P<hash>[0-9a-f]+)\) (?P<what>[A-Z]+)")
+_SUMMARY = when_used.pattern(r"^\s+(\d+)\s+(\d+)\s+\S+\s+\S+\s+(\d+)\s+\d+\s+[A-Z]+\s+[A-Z]+")
+_RANK = when_used.pattern(r"^\s+Rank (\d+)\b")
+_MISSING = when_used.pattern(r"^\s+The missing rank: (\d+)")
+_OWN = when_used.pattern(r"^\s+Rank (\d+) has (?:launched up to operation (\d+)|not launched)")
+_GROUP = when_used.pattern(r"^\s+\d+ ranks have (?:launched up to operation (\d+)|(not) launched)")
+_DEAD = when_used.pattern(r"considered dead")
 
 
 @dataclass(frozen=True)

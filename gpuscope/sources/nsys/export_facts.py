@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpuscope.problems import completeness
@@ -13,6 +12,7 @@ from gpuscope.sources.kineto.wholeness import dropped_in
 from gpuscope.sources.nsys.formats.export_tables import Tables, pairs
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 _ERROR = 3  # ENUM_DIAGNOSTIC_SEVERITY_LEVEL
 _INCOMPLETE = re.compile(r"\bnot all\b.*\bevents\b.*\bcollected\b", re.IGNORECASE)

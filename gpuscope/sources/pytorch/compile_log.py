@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 _LINE = re.compile(rb"^[VDIWEC]\d{4} \d{2}:\d{2}:\d{2}\.\d+ \d+ \S+\] (\{.*)$")
 _BREAK_AT = re.compile(r"^Graph break in user code at (?P<file>.+):(?P<line>\d+)\s*$", re.MULTILINE)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from gpuscope.errors import InputError
 from gpuscope.sources import stream
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.when_used import dataclass
 
 _HEAD = re.compile(rb'^\s*\{\s*"schema"\s*:\s*"[\w.-]+"\s*,\s*"pid"\s*:\s*(\d+)')
 _TENSOR_FIELDS = ("id", "storage", "offset", "elements", "bytes of an element", "device")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+
+from gpuscope import when_used
+from gpuscope.when_used import dataclass
 
 MOST = 32
 """Lines kept of one sign and rank: a log may repeat one for hours."""
@@ -24,26 +26,28 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("crashed", r"Fatal Python error: (?!Aborted)|srun: error: .*(?:Segmentation fault|Bus error)"),
     ("debugger", r"^\(Pdb\)|^ipdb>|debugpy.*[Ww]aiting for client"),
 )  # fmt: skip
-SIGNS = {name: re.compile(pattern) for name, pattern in _SIGNS}
-_ANY = re.compile("|".join(f"(?:{pattern})" for _, pattern in _SIGNS), re.MULTILINE)
-_CONSEQUENCE = re.compile(
+SIGNS = {name: when_used.pattern(pattern) for name, pattern in _SIGNS}
+_ANY = when_used.pattern("|".join(f"(?:{pattern})" for _, pattern in _SIGNS), re.MULTILINE)
+_CONSEQUENCE = when_used.pattern(
     r"NCCL|c10d|[Ww]atchdog|[Cc]onnection|gloo|DistBackendError|DistNetworkError|DistStoreError|KeyboardInterrupt|"
     r"SystemExit|ChildFailedError|SignalException|[Tt]imed? ?out|Detected mismatch"
 )
 """Exceptions of ranks that lost or waited for another one: no first cause."""
-_PREFIX = re.compile(r"^\[rank(?P<rank>\d{1,7})\]:?\s?|^\s{0,3}(?P<task>\d{1,7}): ")
-_RANK = re.compile(r"\b[Rr]ank (\d{1,7})\]|\btasks? (\d{1,7}):")
-_PID = re.compile(r"Killed process (\d+)|line \d+: +(\d+) Killed")
-_LAGGING = re.compile(r"[Rr]anks? \[?([\d, ]+?)\]? (?:are the lagging|failed to pass)")
-_WORK = re.compile(
+_PREFIX = when_used.pattern(r"^\[rank(?P<rank>\d{1,7})\]:?\s?|^\s{0,3}(?P<task>\d{1,7}): ")
+_RANK = when_used.pattern(r"\b[Rr]ank (\d{1,7})\]|\btasks? (\d{1,7}):")
+_PID = when_used.pattern(r"Killed process (\d+)|line \d+: +(\d+) Killed")
+_LAGGING = when_used.pattern(r"[Rr]anks? \[?([\d, ]+?)\]? (?:are the lagging|failed to pass)")
+_WORK = when_used.pattern(
     r"PG (?:ID \d+ PG )?GUID (?P<group>[^(\s]+)[^\]]*Rank (?P<rank>\d{1,7})\].*"
     r"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
 )
-_FINGERPRINT = re.compile(r"Rank (\d{1,7}) is running (?:inconsistent )?collective: (?:CollectiveFingerPrint\()?(.*?)"
-                          r"(?:, TensorDeviceTypes|\)(?:, but|\.)|, but|$)")  # fmt: skip
-_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::.*)?$")
-_ROOT, _OF_RANK = "Root Cause (first observed failure)", re.compile(r"^\s+rank\s+: (\d{1,7}) ")
-_EXIT = re.compile(r"^\s+exitcode\s+: (-?\d+) \(pid: (\d+)\)")
+_FINGERPRINT = when_used.pattern(
+    r"Rank (\d{1,7}) is running (?:inconsistent )?collective: (?:CollectiveFingerPrint\()?(.*?)"
+    r"(?:, TensorDeviceTypes|\)(?:, but|\.)|, but|$)"
+)
+_EXCEPTION = when_used.pattern(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::.*)?$")
+_ROOT, _OF_RANK = "Root Cause (first observed failure)", when_used.pattern(r"^\s+rank\s+: (\d{1,7}) ")
+_EXIT = when_used.pattern(r"^\s+exitcode\s+: (-?\d+) \(pid: (\d+)\)")
 _KILLED, _CONSEQUENT = -9, (-6, -15, -2, 1)
 """Exit codes: torch aborts a rank that waited too long, launchers end the others. 1 is an exception's, told before."""
 MARKS = ("Traceback (most recent call last)", _ROOT, "ast enqueued", "Detected mismatch between collectives")

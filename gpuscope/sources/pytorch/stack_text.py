@@ -5,19 +5,23 @@ faulthandler prints threads from the newest to the oldest, which is the main one
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from gpuscope import when_used
+from gpuscope.when_used import dataclass
 
 FRAMES = 64
-_FAULT = re.compile(
+_FAULT = when_used.pattern(
     r"(?:Current thread|Thread) (?P<id>0x[0-9a-f]+)(?: \[(?P<name>[^]]*)\])? \(most recent call first\):\s*$"
 )
-_FAULT_FRAME = re.compile(r'\s+File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<name>.+?)\s*$')
-_CODE = re.compile(r"\s{4,}(?P<code>\S.*?)\s*$")
-_SPY = re.compile(r'Thread (?P<tid>\d+|0x[0-9A-Fa-f]+) \((?:idle|active)(?P<gil>\+gil)?\)(?:: "(?P<name>.*)")?\s*$')
-_SPY_FRAME = re.compile(r"\s{4}(?P<name>\S.*?) \((?P<place>[^()\s]+)\)\s*$")
-_PROCESS = re.compile(r"Process (\d+): ")
+_FAULT_FRAME = when_used.pattern(r'\s+File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<name>.+?)\s*$')
+_CODE = when_used.pattern(r"\s{4,}(?P<code>\S.*?)\s*$")
+_SPY = when_used.pattern(
+    r'Thread (?P<tid>\d+|0x[0-9A-Fa-f]+) \((?:idle|active)(?P<gil>\+gil)?\)(?:: "(?P<name>.*)")?\s*$'
+)
+_SPY_FRAME = when_used.pattern(r"\s{4}(?P<name>\S.*?) \((?P<place>[^()\s]+)\)\s*$")
+_PROCESS = when_used.pattern(r"Process (\d+): ")
 MARKS = ("(most recent call first):", '): "MainThread"')
 
 

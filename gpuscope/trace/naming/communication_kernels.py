@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Literal
 
+from gpuscope import when_used
 from gpuscope.trace.naming.kernel_names import qualified_name, words
 
 Rule = Literal["name", "namespace", "launcher"]
 """How a kernel is known to communicate."""
 _START = r"(?:^|::)"
 _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), op)
+    (when_used.pattern(pattern), op)
     for pattern, op in (
         # NCCL `ncclKernel_`, `ncclDevKernel_`, `ncclSymDevKernel_`, `ncclSymkDevKernel_` and, up to 2.7,
         # `ncclAllReduceRingLLKernel_sum_f32` (NVIDIA/nccl src/device/generate.py and src/device/symmetric/generate.py);
@@ -70,24 +71,26 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 _COLLECTIVES = tuple(
-    (re.compile(f"_{op.replace('_', '_?')}(v|fusion|kernel)?_"), op)
+    (when_used.pattern(f"_{op.replace('_', '_?')}(v|fusion|kernel)?_"), op)
     for op in ("reduce_scatter", "all_reduce", "all_gather", "all_to_all")
 )
-_LIBRARIES = re.compile(r"(?:^|::)(?P<library>deep_ep|hybrid_ep|dpsk|uccl|mori|(?:\w+_)?ep)::(?:\w+::)*(?P<own>\w+)$")
+_LIBRARIES = when_used.pattern(
+    r"(?:^|::)(?P<library>deep_ep|hybrid_ep|dpsk|uccl|mori|(?:\w+_)?ep)::(?:\w+::)*(?P<own>\w+)$"
+)
 """Namespaces of libraries that exchange tokens between experts: DeepEP and its like (`deep_ep::intranode`,
 `dpsk::ep::internode`, `uccl::internode`), also below others' (`primus_turbo::deep_ep`)."""
 _EXCHANGES = (
-    (re.compile(r"_(barrier|sync|clean_low_latency_buffer)_"), "barrier"),
-    (re.compile(r"_(notify|dispatch|combine)_"), "all_to_all"),
-    (re.compile(r"_send_recv_"), "send_recv"),
+    (when_used.pattern(r"_(barrier|sync|clean_low_latency_buffer)_"), "barrier"),
+    (when_used.pattern(r"_(notify|dispatch|combine)_"), "all_to_all"),
+    (when_used.pattern(r"_send_recv_"), "send_recv"),
 )
 _ONLY_COMMUNICATE = ("uccl", "mori")
 """Libraries whose kernels communicate whatever their name says."""
-_LOCAL = re.compile(
+_LOCAL = when_used.pattern(
     r"_(copy|prepare|preprocess|pack|unpack|permute|layout|setup|init|reset|convert|prologue|epilogue)_"
 )
 """Words of kernels that get a collective's data ready and wait for nobody."""
-_INDUCTOR = re.compile(r"triton_[a-z]{2,4}_fused|triton_(poi|per|red|for|tem|mm|bmm)_")
+_INDUCTOR = when_used.pattern(r"triton_[a-z]{2,4}_fused|triton_(poi|per|red|for|tem|mm|bmm)_")
 
 
 @cache
@@ -137,8 +140,12 @@ def named_collective(identifier: str) -> str:
     return next((op for pattern, op in _COLLECTIVES if pattern.search(text)), "")
 
 
-_CHOICE = re.compile(r"(?i)_(TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|NVLS_TREE|NVLS|PAT)_(LL128|LL|SIMPLE)(?:_|$)")
-_EXACT = re.compile(r"(?i)_(?:TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|NVLS_TREE|NVLS|PAT)_(?:LL128|SIMPLE)(?:_|$)")
+_CHOICE = when_used.pattern(
+    r"(?i)_(TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|NVLS_TREE|NVLS|PAT)_(LL128|LL|SIMPLE)(?:_|$)"
+)
+_EXACT = when_used.pattern(
+    r"(?i)_(?:TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|NVLS_TREE|NVLS|PAT)_(?:LL128|SIMPLE)(?:_|$)"
+)
 _SENDS = "SendRecv"
 """The kernel of point-to-point operations, which have no algorithm; its name has one all the same."""
 
@@ -167,7 +174,7 @@ def exact_names(kernels: Iterable[str]) -> bool:
     return any(_EXACT.search(name) for name in kernels if "ernel" in name and _SENDS not in name)
 
 
-_ELEMENT = re.compile(
+_ELEMENT = when_used.pattern(
     r"(?i)_(?:Sum|Prod|Min|Max|MinMax|Avg|PreMulSum|SumPostDiv)_"
     r"(?:__nv_|rccl_|hip_)?(?:(?P<named>double|float|half|bfloat16)|(?:bf|f|u?int|u|i)(?P<bits>8|16|32|64))(?![a-z0-9])"
 )

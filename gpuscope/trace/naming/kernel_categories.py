@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from gpuscope import when_used
 from gpuscope.trace.naming.kernel_names import base_name, qualified_name, words
 
 GEMM, ATTENTION, CONVOLUTION = "gemm", "attention", "convolution"
@@ -62,7 +63,7 @@ _MATRIX = (
 
 
 def _rule(category: str, pattern: str) -> tuple[str, re.Pattern[str]]:
-    return category, re.compile(f"_({pattern})_")
+    return category, when_used.pattern(f"_({pattern})_")
 
 
 # Of an operator's own name, without namespace. `_to_copy_`, `add_` and `AddBackward0` read as `add`.
@@ -100,18 +101,20 @@ _KERNELS = (
     _rule(COPY, rf"{_COPY}|cat_array\w*|batched_transpose|\w+to_\w+_kernel|transpose\w*"),
     _rule(ELEMENTWISE, rf"{_ELEMENTWISE}|op\dd|loop_\w*fusion|\w*fusion"),
 )  # fmt: skip
-_INDUCTOR = re.compile(r"triton_([a-z]+)_fused_?(.*)|triton_(mm|bmm)\w*")
+_INDUCTOR = when_used.pattern(r"triton_([a-z]+)_fused_?(.*)|triton_(mm|bmm)\w*")
 _LOOPS = ("poi", "per", "red", "for", "spl")
 """Inductor's pointwise, persistent-reduction, reduction, foreach and scan kernels; others are templates."""
-_MOVES = re.compile(
+_MOVES = when_used.pattern(
     r"_(direct|bfloat16|float16|float8\w*|half|complex)_copy_kernel\w*_|_copy_kernel_cuda_|_fill_functor_"
 )
-_LAUNCHERS = re.compile(r"_elementwise_")
-_WRAPPERS = re.compile(r"(^|::)(Kernel2?|device_kernel|kernel_wrapper|kernel|generic_kernel|run)$")
-_PROJECTS = re.compile(r"_multi_?head_")
+_LAUNCHERS = when_used.pattern(r"_elementwise_")
+_WRAPPERS = when_used.pattern(r"(^|::)(Kernel2?|device_kernel|kernel_wrapper|kernel|generic_kernel|run)$")
+_PROJECTS = when_used.pattern(r"_multi_?head_")
 ENGINE = "autograd::engine::evaluate_function: "
 """What torch puts before the name of a node of the backward pass."""
-_NO_OPERATOR = re.compile(r"autograd::engine::|ProfilerStep|Torch-Compiled Region|## |record_param_comms|c10d::|nccl:")
+_NO_OPERATOR = when_used.pattern(
+    r"autograd::engine::|ProfilerStep|Torch-Compiled Region|## |record_param_comms|c10d::|nccl:"
+)
 
 
 @cache
@@ -183,6 +186,6 @@ def is_optimizer_step(name: str) -> bool:
     return _STEP.search(name) is not None
 
 
-_STEP = re.compile(
+_STEP = when_used.pattern(
     r"^Optimizer\.step#|(?<![a-z])(optimi[sz]er|optim|opt)[ _.:/]*step(?![a-z])|^optimi[sz]er$", re.IGNORECASE
 )

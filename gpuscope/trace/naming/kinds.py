@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from gpuscope import when_used
 from gpuscope.trace.naming.communication_kernels import communication
 
 _OPS = (
@@ -32,39 +33,41 @@ _OPS = (
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 _VERSION = r"(_v\d+)?(_ptsz|_ptds)?(_v\d+)?$"
-_BLOCKING = re.compile(
+_BLOCKING = when_used.pattern(
     r"(cudaDeviceSynchronize|cudaStreamSynchronize|cudaEventSynchronize|cudaThreadSynchronize|cudaMemcpy"
     r"|cudaMemcpy2D|cudaMemcpy3D|cudaMemcpy(To|From)Symbol|cuCtxSynchronize|cuStreamSynchronize"
     r"|cuEventSynchronize|cuMemcpy(HtoD|DtoH|DtoD)?(_v2)?"
     r"|hipDeviceSynchronize|hipStreamSynchronize|hipEventSynchronize|hipMemcpy|hipMemcpyWithStream"
     r"|(AscendCL@)?aclrtSynchronize(Stream|Device|Event)\w*|(AscendCL@)?aclrtMemcpy)" + _VERSION
 )
-_LAUNCH = re.compile(
+_LAUNCH = when_used.pattern(
     r"(cuda|hip)(Launch|ExtLaunch|GraphLaunch|ModuleLaunch|ExtModuleLaunch|LaunchCooperative)"
     r"|cuLaunch|cuGraphLaunch|(AscendCL@)?aclrtLaunch"
 )
-_KERNEL_LAUNCH = re.compile(r"(cuda|hip)\w*Launch(Cooperative)?Kernel|cuLaunch\w*Kernel|(cuda|cu|hip)GraphLaunch")
-_ALLOCATOR = re.compile(
+_KERNEL_LAUNCH = when_used.pattern(
+    r"(cuda|hip)\w*Launch(Cooperative)?Kernel|cuLaunch\w*Kernel|(cuda|cu|hip)GraphLaunch"
+)
+_ALLOCATOR = when_used.pattern(
     r"(cuda|hip)(Malloc|Free|HostAlloc|HostMalloc|HostFree|HostRegister|HostUnregister|FreeHost|MemPool)"
     r"|cuMem(Alloc|Free|HostAlloc|HostRegister|Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)"
     r"|(AscendCL@)?aclrt(Malloc|Free)"
 )
-_LOADER = re.compile(
+_LOADER = when_used.pattern(
     r"enumerate\(DataLoader\)|torch/utils/data/(dataloader|_utils/fetch)\.py|data[ _-]?load(er|ing)?\b"
     r"|\b(next|get|fetch|load)[ _]?batch\b|\bbatch[ _]load|(^|[:./ ])data$|^(input|fetch)[ _]data$",
     re.IGNORECASE,
 )
-_GARBAGE = re.compile(
+_GARBAGE = when_used.pattern(
     r"^(Python )?GC\b|^garbage[ _]collect|gc\.collect|<built-in method collect|(^|::)gc(\.generation\d)?$",
     re.IGNORECASE,
 )
-_HOST_OTHER = re.compile(
+_HOST_OTHER = when_used.pattern(
     r"save_checkpoint|checkpoint[._]save|(^|[:./ ])(checkpoint|logging)$|dcp\.save|torch/serialization\.py.*: save"
     r"|logging/__init__\.py|torch/utils/tensorboard/|\bwandb\b"
     r"|<built-in function print>|^CUDA graph capture$",
     re.IGNORECASE,
 )
-_COMPILATION = re.compile(
+_COMPILATION = when_used.pattern(
     r"dynamo_timed|_compile\.compile_inner|backend_compile|inductor_compile|entire_frame_compile"
     r"|CachingAutotuner\.(precompile|benchmark|autotune)|max_autotune|triton.*\bcompile\b|\bautotun(e|ing)\b"
     r"|cudnnFind|miopenFind|^(nvrtc|hiprtc)Compile|\bnvrtc::compile|^cu(Module|Library)(Load|Get)|^cuLink|^cuda(Module|Library)Load"
@@ -74,26 +77,26 @@ _COMPILATION = re.compile(
 """torch.compile and Triton (torch/_dynamo/utils.py `dynamo_timed`), captures of CUDA graphs (`graph_captures.py`;
 vLLM's `capture_model`, SGLang's `cuda_graph_runner.py: capture`), cuDNN's and MIOpen's searches, CUDA's lazy loading of
 modules and libraries."""
-_COMPILED_REGION = re.compile(r"^Torch-Compiled Region: \[?(\d+/\d+)")
-_COMPILE_WRAPPER = re.compile(
+_COMPILED_REGION = when_used.pattern(r"^Torch-Compiled Region: \[?(\d+/\d+)")
+_COMPILE_WRAPPER = when_used.pattern(
     # torch/csrc/dynamo/eval_frame.c, torch/_dynamo/utils.py, torch/_functorch/_aot_autograd/runtime_wrappers.py.
     r"^(Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime Wrapper)\b"
 )
-_PHASE = re.compile(
+_PHASE = when_used.pattern(
     r"(?<![a-z])(?:(?P<forward>forward|fwd)|(?P<backward>backward|bwd)|(?P<optimizer>optimi[sz]er|optim))(?![a-z])"
     r"|(?P<engine>^autograd::engine::evaluate_function)",
     re.IGNORECASE,
 )
-_STEP_RANGE = re.compile(
+_STEP_RANGE = when_used.pattern(
     r"^ProfilerStep\s*#|^(step|iter(ation)?|train(ing)?_step|benchmark_loop)(\b|_?\d+$)", re.IGNORECASE
 )
-_CHECKPOINT = re.compile(r"save_checkpoint|checkpoint[._]save|(^|[:./ ])checkpoint$|dcp\.save", re.IGNORECASE)
-_OS_FILE_OR_NETWORK = re.compile(
+_CHECKPOINT = when_used.pattern(r"save_checkpoint|checkpoint[._]save|(^|[:./ ])checkpoint$|dcp\.save", re.IGNORECASE)
+_OS_FILE_OR_NETWORK = when_used.pattern(
     r"(p?p?(read|write)v?|open(at)?|close|f?sync|fdatasync|fopen|fclose|fread|fwrite|fflush|fgets|fputs|lseek"
     r"|stat|fstat|lstat|access|unlink|rename|mkdir|send(to|msg|file)?|recv(from|msg)?|connect|accept|getaddrinfo)"
     r"(64|2|4)?$"
 )
-_OS_LOCK_OR_SLEEP = re.compile(
+_OS_LOCK_OR_SLEEP = when_used.pattern(
     r"pthread_(mutex|rwlock|cond|spin|join|barrier)|sem_(wait|timedwait|clockwait)|futex|nanosleep|clock_nanosleep"
     r"|usleep|sleep|(e?poll|select|pselect|ppoll)(_wait|_pwait)?$|waitpid|wait4"
 )

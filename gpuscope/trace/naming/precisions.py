@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 
+from gpuscope import when_used
 from gpuscope.trace.naming.kernel_names import words
 
 SINGLE = "fp32"
@@ -13,17 +13,17 @@ _TYPES = {
     "bfloat16": "bf16", "signed char": "int8", "unsigned char": "int8", "char": "int8",
 }  # fmt: skip
 _KERNELS = (
-    ("fp8", re.compile(r"_f8|_fp8|e4m3|e5m2|_qgmma_|_nvjet_(sm\d+_)?q\w+_")),
-    ("tf32", re.compile(r"tf32")),
-    ("bf16", re.compile(r"bf16|bfloat16_|_nvjet_(sm\d+_)?t\w{2}_|_cijk_\w*?_(bbs|bb|b_bs|b_b)_")),
-    ("fp16", re.compile(r"f16|_fp16|_h884|_(half|half_t|hgemm|h\d*(gemm|cudnn)|s884gemm|hhs|h_hs)_"
+    ("fp8", when_used.pattern(r"_f8|_fp8|e4m3|e5m2|_qgmma_|_nvjet_(sm\d+_)?q\w+_")),
+    ("tf32", when_used.pattern(r"tf32")),
+    ("bf16", when_used.pattern(r"bf16|bfloat16_|_nvjet_(sm\d+_)?t\w{2}_|_cijk_\w*?_(bbs|bb|b_bs|b_b)_")),
+    ("fp16", when_used.pattern(r"f16|_fp16|_h884|_(half|half_t|hgemm|h\d*(gemm|cudnn)|s884gemm|hhs|h_hs)_"
         r"|_nvjet_(sm\d+_)?h\w{2}_")),
-    ("fp64", re.compile(r"f64|_(dgemm|d884gemm)_")),
-    ("int8", re.compile(r"s8s8|_(i8\d*gemm|igemm)_")),
+    ("fp64", when_used.pattern(r"f64|_(dgemm|d884gemm)_")),
+    ("int8", when_used.pattern(r"s8s8|_(i8\d*gemm|igemm)_")),
     # With float inputs m16n8k8 is the TF32 instruction; `sgemm`, `simt` and the vector kernels
     # use no tensor cores.
-    ("tf32", re.compile(r"_tensorop_s1688|_s1688(gemm|fprop|dgrad|wgrad)")),
-    (SINGLE, re.compile(r"_cijk_\w*?_(sb|s_b)_|scudnn_|_gemv|_(sgemm|simt|implicit_convolve_sgemm|gemm_sn|gemmk1"
+    ("tf32", when_used.pattern(r"_tensorop_s1688|_s1688(gemm|fprop|dgrad|wgrad)")),
+    (SINGLE, when_used.pattern(r"_cijk_\w*?_(sb|s_b)_|scudnn_|_gemv|_(sgemm|simt|implicit_convolve_sgemm|gemm_sn|gemmk1"
         r"|dot_kernel|f32f32_f32f32_f32|(d|w)grad_(alg\d_)?engine_float)_")),
 )  # fmt: skip
 """Searched in the words of a name, each between underscores. With any letters at its begin a pattern would look at

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
+
+from gpuscope import when_used
 
 NCCL_RANGES = ("nccl:", "rccl:")
 """How PyTorch names the ranges around its calls of NCCL."""
-_COMPUTES = re.compile(
+_COMPUTES = when_used.pattern(
     r"aten::(mm|addmm|bmm|baddbmm|addbmm|matmul|linear|_addmm_activation|_int_mm|_?(scaled_)?(grouped_)?mm(_v2)?"
     r"|_?convolution(_backward)?(_overrideable)?|_?scaled_dot_product\w*|_(flash|efficient|cudnn)_attention\w*)(\.\w+)?$"
     r"|flash_attn(_\d)?::\w+$|FlashAttn(Varlen)?Func$|xformers::efficient_attention_forward\w*$"
@@ -18,7 +19,7 @@ _MAPS = (
     r"|mish|softplus|where|clamp|clamp_min|clamp_max|threshold|abs|reciprocal|lerp|addcmul|addcdiv|erf|square|masked_fill"
     r"|(threshold|gelu|silu|sigmoid|tanh|elu|leaky_relu|hardtanh|hardswish|mish|softplus)_backward"
 )
-_MOVES = re.compile(
+_MOVES = when_used.pattern(
     rf"aten::(({_MAPS})_?|copy_|fill_|zero_|sum|mean|_(log_)?softmax(_backward_data)?|native_(layer|group)_norm(_backward)?"
     r"|_fused_rms_norm(_backward)?|(cudnn|miopen|native)_batch_norm(_backward)?)(\.\w+)?$"
 )

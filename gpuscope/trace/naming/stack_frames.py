@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import islice
 
+from gpuscope import when_used
+
 FRAMES = 24
 """Frames kept of a stack, from the innermost outwards; the user's own and autograd's node are kept beyond."""
 OWN_FRAMES = 8
@@ -18,7 +20,7 @@ OWN_FRAMES = 8
 FRAME_TEXT = 1000
 """Characters kept of a frame's name, and of its file's: C++ templates are long, and say little after that."""
 
-_LIBRARY = re.compile(
+_LIBRARY = when_used.pattern(
     # Installed packages; the standard library; code without a file of its own; what torch.compile generated.
     r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3(\.\d+)?[/\\]|[/\\]python3\d*\.zip[/\\]|^<frozen "
     r"|^<eval_with_key>|[/\\]torchinductor_|^\?\?$|^$|^(runpy|threading|contextlib|functools)\.py$"
@@ -26,12 +28,16 @@ _LIBRARY = re.compile(
     r"|(^|[/\\])torch(_npu)?[/\\](_\w+|amp|autograd|cuda|distributed|fx|jit|nn|npu|optim|profiler|utils)[/\\]"
     r"|(^|[/\\])torch(_npu)?[/\\](_\w+|functional|overrides|random|serialization)\.py$"
 )
-_TORCH = re.compile(r"(^|[/\\])(torch|torch_npu)[/\\]")
-_ALLOCATOR = re.compile(r"unwind|CapturedTraceback|gather|CachingAllocator|empty_generic|empty_cuda|empty_strided_cuda")
+_TORCH = when_used.pattern(r"(^|[/\\])(torch|torch_npu)[/\\]")
+_ALLOCATOR = when_used.pattern(
+    r"unwind|CapturedTraceback|gather|CachingAllocator|empty_generic|empty_cuda|empty_strided_cuda"
+)
 """Frames of the allocator and of the recording itself: every stack begins with them."""
-_NODE = re.compile(r"\b(\w+Backward\d*|AccumulateGrad)(?:::apply|_apply_functional|::accumulateGrad|_apply_impl)")
+_NODE = when_used.pattern(
+    r"\b(\w+Backward\d*|AccumulateGrad)(?:::apply|_apply_functional|::accumulateGrad|_apply_impl)"
+)
 """Autograd's node that ran, in C++ stacks of the thread of the backward pass."""
-_PLACE = re.compile(r" \((.*):[^:]*\)$", re.DOTALL)
+_PLACE = when_used.pattern(r" \((.*):[^:]*\)$", re.DOTALL)
 
 
 class StackKind(Enum):
@@ -150,7 +156,7 @@ def _attends(names: Sequence[str], files: Sequence[str]) -> bool:
     return any("attention" in word.lower() or "attn" in word.lower() for word in words)
 
 
-_PYTHON_FRAME = re.compile(r"^(?P<file>.+\.py)\(\d+\): ")
+_PYTHON_FRAME = when_used.pattern(r"^(?P<file>.+\.py)\(\d+\): ")
 
 
 def is_own_frame(name: str) -> bool:
@@ -167,7 +173,7 @@ def is_own_frame(name: str) -> bool:
 OFF_CORE = "not on a core"
 """Name of the time that a thread was off its core within no call: another one ran there, or it waited unrecorded."""
 
-_LIBRARY_FILE = re.compile(
+_LIBRARY_FILE = when_used.pattern(
     # What the system, a package or a module of a cluster installs; the interpreter, the kernel, the profiler.
     r"^/(usr|lib\w*|opt|proc|snap|nix|gnu)/|[/\\](site|dist)-packages[/\\]|(^|/)(python\d*(\.\d+)?|ld-linux[-.\w]*)$|^\["
     r"|nsight|(^|/)lib(python|cuda|cudart|cupti|nccl|mpi|stdc\+\+|gcc_s|c|m|pthread|dl|rt|gomp)[-.\d]\S*$",

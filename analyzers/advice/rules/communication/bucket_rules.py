@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import in_dialect, megabytes
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -11,6 +10,7 @@ from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_sett
 from gpuscope.analyzers.changes import BucketSize
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 MIB = 1 << 20

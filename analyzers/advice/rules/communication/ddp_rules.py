@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, needed, on_cpu, step_now
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -13,6 +12,7 @@ from gpuscope.catalogue.finding import words_of
 from gpuscope.catalogue.findings.data_parallel import SyncedAccumulation
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 COSTLY_BROADCAST = 0.2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import megatron_settings
@@ -11,6 +10,7 @@ from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.experts_section import ExpertGain
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 

@@ -8,7 +8,6 @@ Names and defaults after torch 2.13: FSDP1 has `backward_prefetch=BACKWARD_PRE` 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import in_dialect, on_cpu
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -20,6 +19,7 @@ from gpuscope.analyzers.replay.rewrites.sharded_parameters import NOT_GATHERED_A
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.nccl_sections import BandwidthEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 DEPTHS = (2, 3)

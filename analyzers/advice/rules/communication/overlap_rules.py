@@ -8,7 +8,6 @@ replay refuses where they go out during the backward pass already.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from gpuscope.analyzers.advice.framework_settings import in_dialect
@@ -19,6 +18,7 @@ from gpuscope.analyzers.changes import BucketSize, Change, Overlap, Refused
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.trace.naming.frameworks import WRAPPERS
+from gpuscope.when_used import dataclass
 
 NAMES = {
     "deepspeed": deepspeed_settings.OVERLAP_COMM.to("true"),

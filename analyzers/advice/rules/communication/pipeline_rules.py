@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -12,6 +11,7 @@ from gpuscope.analyzers.changes import EvenStages, MicroBatches, Schedule
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 COUNTS = (2, 4, 8, 16, 32, 64)

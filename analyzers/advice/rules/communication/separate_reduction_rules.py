@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import DEFAULT, DEFAULT_FIRST
@@ -12,6 +11,7 @@ from gpuscope.analyzers.advice.settings import torch_settings
 from gpuscope.analyzers.changes import BucketSize, Overlap
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
+from gpuscope.when_used import dataclass
 
 WHOLE = 1 << 50
 """Bytes of a bucket that holds all gradients."""

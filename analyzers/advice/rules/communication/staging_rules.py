@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config, needed, step_now
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -11,6 +10,7 @@ from gpuscope.analyzers.advice.settings import other_settings, torch_settings
 from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 

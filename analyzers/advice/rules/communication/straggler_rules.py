@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import TypedDict
 
@@ -16,6 +15,7 @@ from gpuscope.catalogue.suggestion import OfRank, Suggestion
 from gpuscope.schema.document import FindingEntry, Setting, StragglerEntry
 from gpuscope.trace.naming.frameworks import WRAPPERS
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 

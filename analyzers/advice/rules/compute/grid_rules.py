@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -11,6 +10,7 @@ from gpuscope.catalogue.finding import words_of
 from gpuscope.catalogue.findings.compute import FewBlocks
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, device_waits, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -21,6 +20,7 @@ from gpuscope.analyzers.changes import (
 )
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, device_waits
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -12,6 +11,7 @@ from gpuscope.analyzers.changes import Precision
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.when_used import dataclass
 
 VERIFY = "record again: the products' kernels name the precision (tf32, bf16…) and get shorter; compare the loss curve"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config, device_floor, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -12,6 +11,7 @@ from gpuscope.analyzers.host_time.blocking_sites import site
 from gpuscope.analyzers.host_time.fsdp_options import LIMITER
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.units import clean, memory
 

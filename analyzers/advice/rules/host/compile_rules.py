@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -13,6 +12,7 @@ from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.compilation_section import CompileEntry, GraphBreakEntry
 from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.compiled_frames import frame_place, in_library
 

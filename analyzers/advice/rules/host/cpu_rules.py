@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, on_cpu
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -12,6 +11,7 @@ from gpuscope.analyzers.advice.settings import other_settings, torch_settings
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.profile_sections import RangeEntry
+from gpuscope.when_used import dataclass
 
 WORTH = 0.1
 """Share of the steps that the optimizer takes at least."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, config, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -13,6 +12,7 @@ from gpuscope.analyzers.changes import NoCollector, NoHostWork
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.trace.naming import kinds
+from gpuscope.when_used import dataclass
 from gpuscope.words.units import clean
 
 MIN_STEADY = 2

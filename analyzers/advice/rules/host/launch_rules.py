@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_floor, on_cpu
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -13,6 +12,7 @@ from gpuscope.analyzers.changes import CapturedGraphs, Change, PinnedCopies, Ref
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.trace.naming import kinds
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 MIN_STEPS = 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -11,6 +10,7 @@ from gpuscope.analyzers.advice.settings import megatron_settings, other_settings
 from gpuscope.analyzers.changes import LoaderWorkers, MoreLoaderWorkers
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 WORKERS = (1, 2, 4, 8, 16)

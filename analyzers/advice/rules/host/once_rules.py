@@ -6,7 +6,6 @@ Nothing of it is part of the usual step, so no step time is predicted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from gpuscope.analyzers.advice.framework_settings import config
@@ -16,6 +15,7 @@ from gpuscope.analyzers.advice.settings import nccl_settings, other_settings, to
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.trace.naming import kinds
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 SEARCHES = ("cudnnfind", "miopenfind", "autotun")

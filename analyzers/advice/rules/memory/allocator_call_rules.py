@@ -8,7 +8,6 @@ without frees are growth; both in smaller numbers are segments given back and as
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from gpuscope.analyzers.advice.framework_settings import allocator, config, device_floor, spelled
@@ -18,6 +17,7 @@ from gpuscope.analyzers.changes import NoAllocatorStalls
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.schema.host_calls_section import HostCallsEntry
+from gpuscope.when_used import dataclass
 
 PER_KERNEL = 0.1
 """Allocations and frees per kernel from which every tensor gets its own: each is written by a kernel or two, and a

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpuscope.analyzers.advice.framework_settings import env, step_now
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -12,6 +12,7 @@ from gpuscope.analyzers.changes import NoAllocatorStalls, Predicted, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.memory_section import AllocatorChangeEntry, AllocatorReplayEntry, MemoryEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words.units import memory, plural
 
 USUAL = ("expandable_segments", "True")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_floor, spelled
@@ -13,6 +12,7 @@ from gpuscope.analyzers.advice.settings import other_settings, torch_settings
 from gpuscope.analyzers.changes import CopyStream, PinnedCopies
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.when_used import dataclass
 
 _AHEAD_IN_JAX = other_settings.DEVICE_PUT.to("of the next batch, before the step that computes with this one")
 

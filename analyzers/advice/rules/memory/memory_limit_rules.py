@@ -7,7 +7,6 @@ save at most; where a trace alone tells that memory ran out, the usual ways, fro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, python
@@ -18,6 +17,7 @@ from gpuscope.report.view import memory_sentences
 from gpuscope.schema.document import FindingEntry, MemoryBound, Setting
 from gpuscope.schema.memory_section import MemoryEntry
 from gpuscope.trace.naming.stack_frames import ACTIVATIONS, StackKind
+from gpuscope.when_used import dataclass
 
 UNKNOWN = "it saves memory, not time, and how much depends on the model: see `gpuscope advise --model … --cluster …`"
 LEAST_SHARE = 0.05

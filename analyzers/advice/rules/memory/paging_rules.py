@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config, spelled
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import torch_settings
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 DEMAND = ("page fault", "speculative prefetch", "access counters")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config
 from gpuscope.analyzers.advice.logged_nccl import costliest, line_rates
@@ -16,6 +15,7 @@ from gpuscope.analyzers.nccl.logged.nccl_grammar import UNSET
 from gpuscope.analyzers.nccl.trial_commands import Variant, comparison
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
+from gpuscope.when_used import dataclass
 
 _BETWEEN = (nccl_settings.IB_DISABLE, nccl_settings.NET)
 """Variables about transports between hosts; the others are about those within one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ from gpuscope.analyzers.nccl.trial_commands import SEARCH, Variant, comparison
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.nccl_sections import CrossoverEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 NEXT_SIZE = sqrt(2)

@@ -7,7 +7,6 @@ another choice gains; without them the advice is to record the log.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.logged_nccl import costliest, variable
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -17,6 +16,7 @@ from gpuscope.analyzers.nccl.logged.nccl_grammar import MOST_CTAS, UNSET, algori
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.nccl_sections import BandwidthEntry
+from gpuscope.when_used import dataclass
 
 _ALTERNATIVES: Mapping[str, Sequence[str]] = {"all_reduce": ("ring", "tree"), "all_gather": (), "reduce_scatter": ()}
 """Not NVLS: where NCCL does not take it unasked it is most likely not there, and forcing it fails."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.compilation_section import CompilationSection, CompileEntry, DivergenceEntry
 from gpuscope.schema.document import Report
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.compiled_frames import frame_place
 

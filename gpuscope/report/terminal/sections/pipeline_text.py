@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuscope.catalogue.prediction_sentences import with_basis
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.document import Report
 from gpuscope.schema.pipeline_section import Pipeline
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 STAGES_SHOWN = 16

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuscope.catalogue.straggler_sentences import CAUSED_WAIT
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.document import RankStepEntry, Report
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 RANKS_SHOWN, STEPS_SHOWN = 8, 6

@@ -1,113 +1,122 @@
-"""Integer columns of an SQLite table in bulk: by the native core through SQLite's own C interface, on all cores.
+"""Integer columns of an SQLite table in bulk: by the native core from the pages of the file, on all cores.
 
-Python's `sqlite3` makes an object of every value, which takes ten times as long as reading it. The library is the one
-that Python's module has loaded already; each thread has a connection of its own and a range of rowids.
+SQLite's own interface takes several times as long to hand them over value by value, and Python's `sqlite3`, which makes
+an object of each, ten times that.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 
 from gpuscope import native
-from gpuscope.trace.columns.table import Array, concatenated, is_constant, narrowed
+from gpuscope.trace.columns.table import Array, Times, concatenated, is_constant, narrowed
+from gpuscope.when_used import dataclass
 
-_FUNCTIONS = (
-    "open_v2", "close", "busy_timeout", "prepare_v2", "step", "column_type", "column_int64", "column_count", "finalize",
-)  # fmt: skip
+ROWID = -1
 _ROWS_PER_THREAD = 100_000
 """Fewer are not worth a thread."""
 _ROWS_AT_ONCE = 1 << 17
-"""Rows of a query: of so many, one takes less than the rows, and all columns at full width little memory."""
+"""All columns of so many at full width take little memory."""
 
 
-@cache
-def _library() -> tuple[int, ...] | None:
-    """The addresses of SQLite's functions in the library behind `sqlite3`; None where it shows none."""
-    import ctypes
+@dataclass(frozen=True)
+class _Pages:
+    """The pages with the rows of a table, in order."""
 
-    try:
-        library = ctypes.CDLL(str(import_module("_sqlite3").__file__))
-        found = [ctypes.cast(library[f"sqlite3_{name}"], ctypes.c_void_p).value for name in _FUNCTIONS]
-    except (AttributeError, ImportError, OSError):  # linked into Python itself, without its names
-        return None
-    return tuple(address or 0 for address in found) if all(found) else None
+    file: int
+    size: int
+    used: int
+    numbers: Array
+    rows: Array
+    """How many each has."""
+    first: Times
+    """The number of its first; one more, of all rows."""
 
 
-def bulk(uri: str, table: str, columns: list[str], first: int, last: int) -> list[Array] | None:
-    """Columns (SQL expressions) of the rows with rowids from `first` to `last`, in that order, as `narrowed`.
+def bulk(path: Path, root: int, columns: Sequence[int]) -> list[Array] | None:
+    """Columns (places in a row, or `ROWID`) of the table whose tree begins at page `root`, in order of rowid, as
+    `narrowed`; nobody may be writing to the file.
 
     None where the native core can't read them: `sqlite3` then can, or says why not.
     """
-    functions = _library()
-    if functions is None or last < first:
-        return None
-    span = last - first + 1
-    if span > 1 << 31:
-        return None
-    threads = max(1, min(_cores(), span // _ROWS_PER_THREAD))
-    size = min(_ROWS_AT_ONCE, -(-span // threads))
-    parts = -(-span // size)
-    whole = [_Column(span, size) for _ in columns]
+    with path.open("rb", buffering=0) as file:
+        table = _pages(file.fileno(), file.read(100), path.stat().st_size, root)
+        if table is None:
+            return None
+        if not (total := int(table.first[-1])):
+            return [np.empty(0, np.int64) for _ in columns]
+        parts = np.searchsorted(table.first, np.arange(0, total, _ROWS_AT_ONCE)).tolist()
+        bounds = list(zip(parts, [*parts[1:], len(table.rows)], strict=True))
+        most = max((int(table.first[high] - table.first[low]) for low, high in bounds))
+        order = sorted(set(columns))
+        whole = [_Column(total) for _ in order]
+        threads = max(1, min(_cores(), total // _ROWS_PER_THREAD))
 
-    def read(thread: int) -> bool:
-        rows = np.empty((len(columns), size), np.int64)
-        for part in range(parts * thread // threads, parts * (thread + 1) // threads):
-            low = first + part * size
-            query = f"SELECT {','.join(columns)} FROM {table} WHERE rowid BETWEEN {low} AND {min(low + size - 1, last)}"
-            found = native.sqlite_columns(functions, uri, f"{query} ORDER BY rowid", rows, len(columns), 0, size)
-            if found < 0:
-                return False
-            for column, values in zip(whole, rows, strict=True):
-                column.put(part, values[:found])
-        return True
+        def read(thread: int) -> bool:
+            into = np.empty((len(order), most), np.int64)
+            for low, high in bounds[len(bounds) * thread // threads : len(bounds) * (thread + 1) // threads]:
+                given = table.numbers[low:high], table.rows[low:high], np.array(order, np.int32)
+                if not native.table_columns(table.file, table.size, table.used, *given, into):
+                    return False
+                first, rows = int(table.first[low]), int(table.first[high] - table.first[low])
+                for column, values in zip(whole, into, strict=True):
+                    column.put(first, values[:rows])
+            return True
 
-    if threads == 1:
-        done = read(0)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            done = all(pool.map(read, range(threads)))
-    return [column.whole() for column in whole] if done else None
+        if threads == 1:
+            done = read(0)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                done = all(pool.map(read, range(threads)))
+    found = dict(zip(order, whole, strict=True))
+    return [found[column].whole() for column in columns] if done else None
+
+
+def _pages(file: int, header: bytes, length: int, root: int) -> _Pages | None:
+    """None where the file is no database or the table's tree is not as it should be."""
+    size = int.from_bytes(header[16:18], "big")
+    size = 65536 if size == 1 else size
+    if len(header) < 100 or size < 512 or size - header[20] < 480:
+        return None
+    numbers, rows = np.empty(length // size, np.uint32), np.empty(length // size, np.uint32)
+    count = native.table_pages(file, size, size - header[20], root, numbers, rows)
+    first = np.concatenate(([0], np.cumsum(rows[: max(count, 0)], dtype=np.int64)))
+    if count < 0 or 4 * int(first[-1]) > length:  # what no file of this length can hold
+        return None
+    return _Pages(file, size, size - header[20], numbers[:count], rows[:count], first)
 
 
 class _Column:
     """A column that is read part by part, as narrow as its values allow. Room that is never used takes no memory."""
 
-    def __init__(self, length: int, size: int) -> None:
-        self._size = size
+    def __init__(self, length: int) -> None:
         self._narrow, self._wide = np.empty(length, np.int32), np.empty(length, np.int64)
         self._parts: dict[int, Array] = {}
-        """By number: where the part lies, or as `constant`."""
+        """By first row: where the part lies, or as `constant`."""
 
-    def put(self, part: int, values: Array) -> None:
-        """Take a part, which may have fewer rows than there is room for."""
-        if not len(values):
-            return
+    def put(self, first: int, values: Array) -> None:
+        """Take the rows from `first` on."""
         found = narrowed(values)
         if not is_constant(found):
             into = self._narrow if found.dtype == np.int32 else self._wide
-            place = into[part * self._size : part * self._size + len(values)]
-            place[:] = found
-            found = place
-        self._parts[part] = found
+            into[first : first + len(values)] = found
+        self._parts[first] = found if is_constant(found) else into[first : first + len(values)]
 
     def whole(self) -> Array:
         """All parts one after another."""
-        parts = [self._parts[part] for part in sorted(self._parts)]
-        if all(map(is_constant, parts)):
+        if all(map(is_constant, self._parts.values())):
+            parts = [self._parts[first] for first in sorted(self._parts)]
             return concatenated(parts) if parts else np.empty(0, np.int64)
-        into = self._wide if any(part.dtype == np.int64 for part in parts) else self._narrow
-        filled = 0
-        for part in parts:
-            place = into[filled : filled + len(part)]
-            if place.ctypes.data != part.ctypes.data:
-                place[:] = part
-            filled += len(part)
-        return into[:filled]
+        into = self._wide if any(part.dtype == np.int64 for part in self._parts.values()) else self._narrow
+        for first, part in self._parts.items():
+            if is_constant(part) or part.dtype != into.dtype:
+                into[first : first + len(part)] = part
+        return into
 
 
 def _cores() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, compress, islice, repeat
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from urllib.parse import quote
 import numpy as np
 
 from gpuscope.errors import InputError
-from gpuscope.sources.nsys.formats.bulk_columns import bulk
+from gpuscope.sources.nsys.formats.bulk_columns import ROWID, bulk
 from gpuscope.sources.nsys.formats.range_texts import RangeTexts, range_texts
 from gpuscope.trace.columns.table import Array, Mask, Times, constant
 from gpuscope.trace.schema import NA
@@ -25,8 +26,7 @@ SQLITE_MAGIC = b"SQLite format 3\0"
 _NSYS_TABLES = ("StringIds", "NVTX_EVENTS", "OSRT_API", "TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT")
 # A damaged schema makes SQLite quote bytes that are no text in its message.
 _DAMAGE = (sqlite3.Error, UnicodeDecodeError)
-_BULK_FROM = 1_000
-"""Rows from which the native core is asked."""
+_SCHEMA = "SELECT rootpage, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 1 AND name = ?"
 _CHUNK = 1 << 16
 """Rows per step: Python objects of so few rows stay in the processor's cache."""
 
@@ -156,16 +156,27 @@ class SqliteTables:
         return int(next(self._rows(f"SELECT count(*) FROM {_quoted(table)}"))[0])
 
     def _bulk(self, table: str, columns: list[str]) -> list[Array] | None:
-        """Integer columns of a large table by the native core; None for others, and where it can't."""
+        """Integer columns by the native core; None where it can't, or the values are not those in the file."""
+        if any(self.path.with_name(self.path.name + suffix).exists() for suffix in ("-wal", "-journal")):
+            return None
         try:
-            # One at a time each is a look at an end of the tree; together they would be a walk through the table.
-            ends = (f"(SELECT {end}(rowid) FROM {_quoted(table)})" for end in ("min", "max"))
-            bounds = next(iter(self._raw(f"SELECT {', '.join(ends)}")))
-        except _DAMAGE:
+            with self._unchanged():
+                said = next(iter(self._connection.execute(_SCHEMA, (table,))), None)
+                declared = list(self._raw(f"PRAGMA table_xinfo({_quoted(table)})"))
+                places = None if said is None else _places(said[1], declared, columns)
+                return None if places is None else bulk(self.path, said[0], places)
+        except (*_DAMAGE, OSError):
             return None
-        if None in bounds or bounds[1] - bounds[0] < _BULK_FROM:
-            return None
-        return bulk(self._uri, _quoted(table), [_quoted(name) for name in columns], *bounds)
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Hold SQLite's lock, behind which nobody writes."""
+        self._connection.execute("BEGIN")
+        try:
+            self._connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
 
     def _matrix(self, table: str, expressions: list[str]) -> Array:
         """Rows of integers as an array of shape (columns, rows)."""
@@ -232,6 +243,21 @@ def looks_like_nsys(path: Path) -> bool:
     names = tables.names()
     tables.close()
     return any(name in _NSYS_TABLES or name.startswith("CUPTI_ACTIVITY_KIND_") for name in names)
+
+
+def _places(sql: str, declared: list[tuple[Any, ...]], columns: list[str]) -> list[int] | None:
+    """The places of columns in a table's rows (a row of `declared`: number, name, type, …, primary key, hidden); None
+    where what is stored may not be what SQLite gives out."""
+    if any(hidden for *_, hidden in declared) or "DESC" in sql.upper():  # generated columns; a key that is no rowid
+        return None
+    keys = [name for _, name, _, _, _, key, _ in declared if key]
+    found: dict[str, int] = {}
+    for place, name, kind, *_ in declared:
+        kind = kind.upper()
+        if "INT" not in kind and any(real in kind for real in ("REAL", "FLOA", "DOUB")) and name in columns:
+            return None  # whole numbers are stored as such, and given out as others
+        found[name] = ROWID if keys == [name] and kind == "INTEGER" else place
+    return [found[name] for name in columns]
 
 
 def _is_quiet_wal(path: Path) -> bool:

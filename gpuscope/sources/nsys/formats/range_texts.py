@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.trace.columns.name_pool import Codes
+from gpuscope.when_used import dataclass
 
 USUAL = ", (?:seq|op_id) = "
 """What follows an operator's name."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.distinct import distinct_values, mapped
 from gpuscope.trace.columns.table import Array, Times, compact, constant, is_constant
 from gpuscope.trace.schema import NA, Category
+from gpuscope.when_used import dataclass
 
 MPI_DOMAIN = "MPI"
 """Up to 2022 nsys wrote MPI calls as NVTX ranges of this domain; later ones have tables."""

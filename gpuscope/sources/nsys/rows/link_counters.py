@@ -12,7 +12,6 @@ Systems User Guide, «SQLite Schema Reference»).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 PERCENT = "%"
 MILLISECOND = 1_000_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 _POINT_TO_POINT = frozenset({"send", "recv", "send_recv", "all_to_all", "gather", "scatter"})
 """Operations that NCCL carries out by its SendRecv kernel."""

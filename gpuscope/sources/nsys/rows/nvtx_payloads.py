@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.naming.dtypes import item_bytes
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 _HEADER = struct.Struct("<QQQQ")
 _FORMATS = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA
 from gpuscope.trace.world import WorldBasis
+from gpuscope.when_used import dataclass
 
 _RANK_VARIABLES = (
     # (rank, world size) as torchrun, Open MPI, PMIx, MPICH, MVAPICH, Cray PALS, LSF, Flux and Slurm name them.
