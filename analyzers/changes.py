@@ -56,6 +56,11 @@ class GroupModules:
 
 
 @dataclass(frozen=True)
+class EarlyMessages:
+    """Messages between pipeline stages received beside compute: each receive posted before the kernels before it."""
+
+
+@dataclass(frozen=True)
 class WireBytes:
     """Gradients sent with `factor` times their bytes: 0.5 for a bf16 or fp16 hook, less for PowerSGD."""
 
@@ -260,6 +265,7 @@ Change = (
     | Prefetch
     | KeepParameters
     | GroupModules
+    | EarlyMessages
     | WireBytes
     | LinkSpeed
     | Algorithm
@@ -291,7 +297,9 @@ Change = (
     | ExpertLoads
 )
 
-RegroupedCommunication = BucketSize | AccumulatedGradients | Overlap | Prefetch | KeepParameters | GroupModules
+RegroupedCommunication = (
+    BucketSize | AccumulatedGradients | Overlap | Prefetch | KeepParameters | GroupModules | EarlyMessages
+)
 """Changes of when collectives are issued, or of how many there are: what of these is waiting matters."""
 
 
