@@ -321,6 +321,8 @@ class Refused:
     """Of a reason that rules ask for."""
 
 
+SENT_EARLY = "sent_early"
+"""`Refused.code` of sending gradients earlier where that is done as soon as they are there."""
 UNMATCHED = "unmatched_messages"
 """`Refused.code` of several changes to steps with messages whose other ends are not there."""
 
