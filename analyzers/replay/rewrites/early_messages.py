@@ -1,4 +1,4 @@
-"""Messages of a pipeline received beside compute: each receive posted before the kernels that are launched before it."""
+"""Messages of a pipeline received beside compute: each receive posted before the kernels launched before it."""
 
 from __future__ import annotations
 
