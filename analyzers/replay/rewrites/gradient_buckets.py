@@ -69,11 +69,14 @@ def accumulated(graph: Graph, change: AccumulatedGradients, setting: Setting) ->
     left: list[int] = []
     of = graph.nodes["call"]
     for calls in _by_step(graph, gradients(graph)).values():
-        if len(calls) % change.micro_batches:
-            raise UnreplayableError(f"a step's gradient collectives are no {change.micro_batches} times as many")
-        last = len(calls) // change.micro_batches
-        kept += last
-        left += calls[: len(calls) - last]
+        passes = {graph.calls[call].passes for call in calls}
+        own = [call for call in calls if graph.calls[call].passes == max(passes)]
+        if len(passes) != change.micro_batches:  # not recorded
+            if len(calls) % change.micro_batches:
+                raise UnreplayableError(f"a step's gradient collectives are no {change.micro_batches} times as many")
+            own = calls[-(len(calls) // change.micro_batches) :]
+        kept += len(own)
+        left += [call for call in calls if call not in own]
     gone |= np.isin(of, left) & graph.of(Node.ARRIVAL, Node.TRANSFER)
     if not gone.any():
         raise UnreplayableError(
