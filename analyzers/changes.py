@@ -57,6 +57,11 @@ class GroupModules:
 
 
 @dataclass(frozen=True)
+class EarlyMessages:
+    """Messages between pipeline stages received beside compute: each receive posted before the kernels before it."""
+
+
+@dataclass(frozen=True)
 class WireBytes:
     """Gradients sent with `factor` times their bytes: 0.5 for a bf16 or fp16 hook, less for PowerSGD."""
 
@@ -261,6 +266,7 @@ Change = (
     | Prefetch
     | KeepParameters
     | GroupModules
+    | EarlyMessages
     | WireBytes
     | LinkSpeed
     | Algorithm
@@ -292,7 +298,9 @@ Change = (
     | ExpertLoads
 )
 
-RegroupedCommunication = BucketSize | AccumulatedGradients | Overlap | Prefetch | KeepParameters | GroupModules
+RegroupedCommunication = (
+    BucketSize | AccumulatedGradients | Overlap | Prefetch | KeepParameters | GroupModules | EarlyMessages
+)
 """Changes of when collectives are issued, or of how many there are: what of these is waiting matters."""
 
 
@@ -314,6 +322,8 @@ class Refused:
     """Of a reason that rules ask for."""
 
 
+SENT_EARLY = "sent_early"
+"""`Refused.code` of sending gradients earlier where that is done as soon as they are there."""
 UNMATCHED = "unmatched_messages"
 """`Refused.code` of several changes to steps with messages whose other ends are not there."""
 

@@ -68,11 +68,6 @@ def step_now(case: Case) -> int:
     return step["median_ns"] if step else max((rank["window_ns"] for rank in case.report["ranks"]), default=0)
 
 
-def device_floor(case: Case, *parts: PartName) -> float:
-    """ns that the busiest device needs per step for these parts of its breakdown: no change of the host saves them."""
-    return max((needed(case, rank, *parts) for rank in case.report["ranks"]), default=0)
-
-
 def needed(case: Case, rank: RankEntry, *parts: PartName) -> int:
     """ns per step that these parts of a rank's breakdown take; without steps in its window."""
     spent = sum(rank["breakdown_ns"][part] for part in parts)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 
 from gpuscope.analyzers.changes import Change, Predicted, Refused
@@ -38,8 +37,6 @@ class Proposal:
     changes: tuple[Change, ...] = ()
     outcome: Predicted | Refused | None = None
     """Where the rule knows the outcome from elsewhere (a replay of the allocator), not from `changes`."""
-    floor: float = 0.0
-    """ns per step that the device needs whatever `changes` do: neither the prediction nor its range lies below."""
     possible_after: tuple[str, ...] = ()
     """Codes of suggestions after which `changes` can be made, though `outcome` refuses them as the run is now."""
     if_unused: tuple[Change, ...] = ()
@@ -177,16 +174,6 @@ def suggestions() -> dict[str, list[type[Suggestion]]]:
     for record in (record for rule in rules() for record in rule.records):
         found.setdefault(record.code, []).append(record)
     return dict(sorted(found.items()))
-
-
-def not_below(outcome: Predicted | Refused, floor: float) -> Predicted | Refused:
-    """An outcome whose step is no shorter than `floor`, ns, nor its lower bound."""
-    if isinstance(outcome, Refused):
-        return outcome
-    least = round(floor)
-    shift = max(least - outcome.after, 0)
-    # What the prediction misses upwards it misses from the floor on too.
-    return replace(outcome, after=outcome.after + shift, low=max(outcome.low, least), high=outcome.high + shift)
 
 
 def is_startup(report: Diagnosis) -> bool:

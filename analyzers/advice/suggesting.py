@@ -7,7 +7,7 @@ for the same finding leads at least as far and nothing is gained by making both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TypeVar
 
 from gpuscope.analyzers.advice.bounds import beyond, explained, step_bound
@@ -32,13 +32,15 @@ from gpuscope.schema.document import (
 )
 from gpuscope.schema.replay_section import Prediction
 from gpuscope.when_used import dataclass
+from gpuscope.words import units
 
 TIE_FRAC = 0.005
 """Half of the least gain: values of one knob that come closer than this are equally good."""
 COSTLY_FRAC = 0.05
 """Share of the time from which a cause that no change helps against is said to be one."""
 OF_PIPELINE = (MicroBatches, Schedule, EvenStages)
-AT_WORST = "what it hangs on is not in the trace, and at worst it gains nothing: "
+UNSHOWN_FRAC = 0.02
+"""Of the step: the most that is promised of a gain that may be none, as it hangs on what the trace does not show."""
 NOT_ASKED = "advice was not asked for"
 Outcome = TypeVar("Outcome")
 
@@ -167,16 +169,20 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report
         perhaps += [(proposal, outcome)] if may_gain(outcome) else []
     if perhaps:  # part of a plan that is certain to gain as a whole
         proposal, outcome = perhaps[0]
-        if outcome.unshown:  # a figure would be a guess: no promise but a bound
-            found.refused.append((proposal, AT_WORST + outcome.basis))
-        else:
-            found.kept.append(perhaps[0])
+        found.kept.append((proposal, _careful(outcome) if outcome.unshown else outcome))
         found.candidates += [proposal] if proposal.changes else []
     elif unclear:
         found.refused.append(unclear[0])
     else:
         found.candidates += ordered[:1] if ordered[0].changes else []
         found.without_gain.append((ordered[0], step_of[id(ordered[0])]))
+
+
+def _careful(outcome: Predicted) -> Predicted:
+    """The range as it is, the promise small, and what is expected beside it."""
+    least = round(outcome.before * (1 - UNSHOWN_FRAC))
+    told = f"{units.duration(outcome.after)} is expected, but what that hangs on is not in the trace: {outcome.basis}"
+    return replace(outcome, after=max(outcome.after, least), basis=told)
 
 
 def _rank(one: tuple[Proposal, Predicted]) -> tuple[bool, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpuscope.analyzers.advice.rule import Predict, Proposal, not_below
+from gpuscope.analyzers.advice.rule import Predict, Proposal
 from gpuscope.analyzers.changes import Change, Predicted, Refused, in_order
 
 Estimate = Callable[[Sequence[Change]], int | Refused]
@@ -50,36 +50,28 @@ class Tries:
     def step(self, proposal: Proposal) -> int | Refused:
         """The step that a proposal alone leads to, ns."""
         if (known := proposal.known) is not None:
-            outcome = not_below(known, proposal.floor)
-            return outcome if isinstance(outcome, Refused) else outcome.after
-        after = self.after(proposal.changes)
-        return after if isinstance(after, Refused) else max(after, round(proposal.floor))
+            return known if isinstance(known, Refused) else known.after
+        return self.after(proposal.changes)
 
     def outcome(self, proposal: Proposal) -> Predicted | Refused:
         """What a proposal alone leads to, with its range."""
-        return not_below(proposal.known or self.predict(proposal.changes), proposal.floor)
+        return proposal.known or self.predict(proposal.changes)
 
     def if_unused(self, proposal: Proposal) -> Predicted | Refused:
         """The same where the host does not need what it reads."""
-        return not_below(self.predict(proposal.if_unused), proposal.floor)
+        return self.predict(proposal.if_unused)
 
     def together(self, proposals: Sequence[Proposal]) -> int | Refused:
         """The step that proposals made together lead to, ns."""
-        after = self.after(_changes(proposals))
-        return after if isinstance(after, Refused) else max(after, round(_floor(proposals)))
+        return self.after(_changes(proposals))
 
     def predict_together(self, proposals: Sequence[Proposal]) -> Predicted | Refused:
         """The same with its range."""
-        return not_below(self.predict(_changes(proposals)), _floor(proposals))
+        return self.predict(_changes(proposals))
 
 
 def _changes(proposals: Sequence[Proposal]) -> list[Change]:
     return in_order(change for proposal in proposals for change in proposal.changes)
-
-
-def _floor(proposals: Sequence[Proposal]) -> float:
-    """A change without a floor may shorten what the device does, and with it the others' floors."""
-    return min(proposal.floor for proposal in proposals)
 
 
 def is_gain(predicted: Predicted) -> bool:

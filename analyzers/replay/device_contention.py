@@ -22,8 +22,9 @@ from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.schema import Kind
 from gpuscope.when_used import dataclass
 
-ROUNDS = 4
-"""Replays of a change: what takes longer moves what it runs beside. The fourth moves little."""
+ROUNDS = 12
+"""Replays of a change at most: what takes longer moves what it runs beside. They go half-way each, as whole ways swing
+about where they lead, until one moves little."""
 SPREAD = 0.5
 """By which the disturbed shares of a kernel's runs must differ for a line through them."""
 LITTLE = 0.05
@@ -204,7 +205,7 @@ class Disturbed:
         self._graph = graph
         self._before = _Effects(graph, self._reach).beside(done)
         self.found = _disturbance(graph, self._before)
-        self._least = MOVED * float(np.mean([np.ptp(done.start[marks]) for marks in graph.marks.values()]))
+        self._least = MOVED * _length(graph, done)
 
     def replay(self, graph: Graph, bias: int = 0) -> tuple[Graph, Replayed, list[str]]:
         """A graph made from the one given, and what that rests on where what overlaps has moved; nothing where not.
@@ -222,13 +223,16 @@ class Disturbed:
         alone = dur.astype(np.float64)
         for old, factors in zip(before, self._factors, strict=True):
             alone = alone * old.work(factors[1 + bias])
-        changed = graph
+        changed, last = graph, None
         for _ in range(ROUNDS - 1):
             slowed = alone
             for now, factors in zip(effects.beside(done), self._factors, strict=True):
                 slowed = slowed / now.work(factors[1 + bias])
-            changed = graph.with_nodes(dur=np.rint(slowed).astype(np.int64))
+            last = slowed if last is None else (last + slowed) / 2
+            changed, length = graph.with_nodes(dur=np.rint(last).astype(np.int64)), _length(graph, done)
             done = replay(changed)
+            if abs(_length(graph, done) - length) < self._least / 4:
+                break
         return changed, done, self.found.texts(moved)
 
     @property
@@ -261,6 +265,11 @@ class Disturbed:
     def _number(graph: Graph, node: int) -> str:
         call = graph.calls[int(graph.nodes["call"][node])]
         return f"{call.op} {call.group}"
+
+
+def _length(graph: Graph, done: Replayed) -> float:
+    """Mean ns of what is replayed of a rank."""
+    return float(np.mean([np.ptp(done.start[marks]) for marks in graph.marks.values()]))
 
 
 def _kinds(graph: Graph) -> tuple[Mask, Mask]:

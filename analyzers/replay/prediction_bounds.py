@@ -17,18 +17,16 @@ MODEL_ERROR = 0.03
 """Of a change's effect on the step, what its prediction may miss beside what is known to be uncertain, on a CPU."""
 
 
-def bounds(after: float, cases: Sequence[float], errors: Sequence[float], margin: float = 0.0) -> tuple[int, int]:
+def bounds(cases: Sequence[float], errors: Sequence[float], margin: float = 0.0) -> tuple[int, int]:
     """Where the step lies nine times in ten, ns, of a predicted one.
 
-    `cases` are the steps where what is assumed turns out well and badly: the truth may well be at one of them. `errors`
-    are how far each other source may move the step either way, ns, nine times in ten. These are independent, so they
-    add up as squares do: that all are at their worst together is rarer than that one is. Beyond them lies a `margin`,
-    which holds the predicted step at least where it is less than 0.
+    `cases` are the steps as expected, and where what is assumed turns out well and badly: the truth may be at any.
+    `errors` are how far each other source may move the step either way, ns, nine times in ten. These are independent,
+    so they add up as squares do: that all are at their worst together is rarer than that one is. Beyond them lies a
+    `margin`.
     """
     beyond = hypot(*errors) + margin
-    return max(0, round(min(after, *(case - beyond for case in cases)))), round(
-        max(after, *(case + beyond for case in cases))
-    )
+    return max(0, round(min(cases) - beyond)), round(max(cases) + beyond)
 
 
 def by_chance(times: Array) -> float | None:

@@ -251,8 +251,8 @@ class Replayer:
         """
         errors = [error * times[0], self._variation * times[0]]
         if not self._setting.gpu:
-            return bounds(times[0], times, [*errors, MODEL_ERROR * abs(before - times[0])])
-        return bounds(times[0], times, errors, times[0] * margin(changes, self._graph))
+            return bounds(times, [*errors, MODEL_ERROR * abs(before - times[0])])
+        return bounds(times, errors, times[0] * margin(changes, self._graph))
 
     def pipeline_places(self, flush: Flush, change: PipelineChange) -> dict[Key, tuple[int, int]]:
         """Start and end of each computation of a flush with a change, as `predict` replays it, in ns after the pipeline

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import cast
-
-import numpy as np
 
 from gpuscope.analyzers.advice.suggesting import advise, not_asked
 from gpuscope.analyzers.base import sections
@@ -29,12 +26,12 @@ from gpuscope.analyzers.device_time.kernels.compute_findings import compute_find
 from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.setup import stacks_recorded
-from gpuscope.analyzers.facts.steady_state import SteadyState
+from gpuscope.analyzers.run.rank_entries import Causes, judged_causes, rank_entry, step_entries
 from gpuscope.analyzers.verdict import verdict
 from gpuscope.analyzers.verdict.cause_findings import Run, findings
 from gpuscope.analyzers.verdict.unexplained import unexplained
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
-from gpuscope.catalogue.cause_table import BY_CODE, class_of
+from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.problems import collectives, completeness, job, reading
 from gpuscope.problems.problem import ProblemKind
 from gpuscope.report.view import memory_sentences, places
@@ -42,31 +39,24 @@ from gpuscope.report.view.per_step import with_per_step
 from gpuscope.schema.document import (
     SCHEMA_VERSION,
     AnalyzerEntry,
-    BreakdownEntry,
     Diagnosis,
     FindingEntry,
     ProblemEntry,
-    RankEntry,
     Report,
     SetupEntry,
     SourceEntry,
-    Stalls,
-    StepEntry,
     TraceEntry,
 )
 from gpuscope.schema.memory_section import MemoryEntry
 from gpuscope.sources.companion_files import files_of, is_timeline
 from gpuscope.sources.remote import shown
 from gpuscope.trace.breakdown import Breakdown
-from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.frameworks import frameworks, parallelism
 from gpuscope.trace.naming.programs import program
 from gpuscope.trace.schema import NA
 from gpuscope.trace.steps import KERNEL_SEQUENCE
 from gpuscope.trace.trace import Trace
 from gpuscope.version import __version__
-
-Causes = Mapping[str, Attributed]
 
 
 def build(
@@ -116,8 +106,8 @@ def _diagnosis(
         "gpuscope_version": __version__,
         "trace": _trace(facts, given, parallelism),
         "verdict": verdict.decide(_weigh(facts, causes, problems, results, given)),
-        "ranks": [_rank(facts, lane, causes[lane.key]) for lane in lanes],
-        "steps": [step for lane in lanes for step in _steps(facts.steady, lane, causes[lane.key])],
+        "ranks": [rank_entry(facts, lane, causes[lane.key]) for lane in lanes],
+        "steps": [step for lane in lanes for step in step_entries(facts.steady, lane, causes[lane.key])],
         "step_time": facts.step_time,
         "steps_basis": basis,
         "steps_provenance": None if basis is None else "inferred" if basis == KERNEL_SEQUENCE else "measured",
@@ -185,12 +175,6 @@ def _findings(
     found = [*findings(judged, measure), *of_analyses, *of_compute]
     step_time = facts.step_time
     return [with_per_step(one, step_time["median_ns"] if step_time else None) for one in found]
-
-
-def judged_causes(steady: SteadyState, lane: LaneSummary, causes: Causes) -> dict[str, Attributed]:
-    """A lane's causes over its judged steps alone; those that took none of it are left out."""
-    found = {cause: replace(one, total=steady.measure(lane, one.total, one.per_step)) for cause, one in causes.items()}
-    return {cause: one for cause, one in found.items() if one.total}
 
 
 def _problems(facts: RunFacts, results: Sequence[Result]) -> list[ProblemEntry]:
@@ -339,70 +323,6 @@ def _ranks_told(trace: Trace, ranks: Sequence[int]) -> list[int]:
         for rank in own
     }
     return [rank for rank in ranks if rank in told] if of_files else list(ranks)
-
-
-def _stalls(sums: Mapping[str, int]) -> Stalls:
-    stalls: dict[str, dict[str, int]] = {"cpu": {}, "communication": {}, "memory": {}}
-    for cause, spent in sums.items():
-        class_name = class_of(cause)
-        if class_name is not None:
-            stalls[class_name][UNATTRIBUTED if cause == UNDIVIDED_COMMUNICATION else cause] = spent
-    return {
-        "cpu": stalls["cpu"], "communication": stalls["communication"], "memory": stalls["memory"],
-        "unattributed": sums.get(UNATTRIBUTED, 0),
-    }  # fmt: skip
-
-
-def _parts(breakdown: Breakdown) -> BreakdownEntry:
-    return BreakdownEntry(
-        compute=breakdown.compute,
-        exposed_communication=breakdown.exposed_communication,
-        exposed_memory=breakdown.exposed_memory,
-        idle=breakdown.idle,
-    )
-
-
-def _rank(facts: RunFacts, lane: LaneSummary, causes: Causes) -> RankEntry:
-    breakdown = facts.steady.breakdown(lane)
-    judged = [step.start for step in lane.steps if facts.steady.judged(step.step)]
-    return {
-        "rank": lane.rank,
-        "device": None if lane.device == NA else lane.device,
-        "device_name": _device_name(facts.trace, lane),
-        "window_ns": breakdown.window,
-        "start_ns": judged[0] if judged else lane.window[0],
-        "steps": facts.steady.count(lane),
-        "recorded_ns": lane.breakdown.window,
-        "recorded_breakdown_ns": _parts(lane.breakdown),
-        "breakdown_ns": _parts(breakdown),
-        "communication_ns": breakdown.communication,
-        "overlapped_communication_ns": breakdown.overlapped_communication,
-        "overlap_frac": breakdown.overlapped_communication / breakdown.communication
-        if breakdown.communication
-        else None,
-        "stall_ns": _stalls({cause: one.total for cause, one in judged_causes(facts.steady, lane, causes).items()}),
-    }
-
-
-def _device_name(trace: Trace, lane: LaneSummary) -> str | None:
-    ranks = trace["ranks"]
-    rows = np.flatnonzero((ranks["rank"] == lane.rank) & (ranks["device"] == lane.device))
-    code = int(ranks["device_name"][rows[0]]) if len(rows) else NO_NAME
-    return trace.names[code] if code != NO_NAME else None
-
-
-def _steps(steady: SteadyState, lane: LaneSummary, causes: Causes) -> list[StepEntry]:
-    entries: list[StepEntry] = []
-    for index, (step, breakdown) in enumerate(zip(lane.steps, lane.step_breakdowns, strict=True)):
-        own = {cause: int(attributed.per_step[index]) for cause, attributed in causes.items()}
-        top, cause, _ = verdict.bound(own, breakdown.window)
-        entries.append({
-            "step": None if step.step == NA else step.step, "rank": lane.rank,
-            "device": None if lane.device == NA else lane.device, "role": steady.role(step.step).value,
-            "start_ns": step.start, "dur_ns": breakdown.window,
-            "breakdown_ns": _parts(breakdown), "bound_by": top, "cause": cause,
-        })  # fmt: skip
-    return entries
 
 
 def _analyzers(results: Sequence[Result]) -> list[AnalyzerEntry]:

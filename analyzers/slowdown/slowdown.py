@@ -137,7 +137,7 @@ def _at_peers_pace(job: Grid, found: Slowdowns, place: Worker, step: int) -> Pre
     effect = found.workers[place]
     after, best = (step * (1 - cost / found.replayed) for cost in (_cost(effect, found), found.lost(effect)))
     error = abs(found.recorded - found.replayed) / found.recorded
-    low, high = bounds(after, [best], (error * after, MODEL_ERROR * (step - after)))
+    low, high = bounds([after, best], (error * after, MODEL_ERROR * (step - after)))
     return {
         "step_ns_before": step, "step_ns_after": round(after), "low_ns": low, "high_ns": high,
         "basis": f"the operations of {units.plural(len(job.steps), 'step')} replayed, baseline replay error "

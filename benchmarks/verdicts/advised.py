@@ -286,6 +286,7 @@ _MADE: Mapping[str, Callable[[Facts, Job], Made]] = {
     "late_host": _late_host,
     "even_data": _even_data,
     "micro_batches": lambda facts, _: {"micro_batches": facts["count"]},
+    "overlapped_messages": _always(ahead=True),
     "pipeline_schedule": _schedule,
     "even_stages": _even_stages,
     "loader_workers": _workers,

@@ -37,6 +37,7 @@ FAULTS_OF: dict[str, tuple[tuple[str, ...], ...]] = {
     "GroupModules": (("no prefetch",), ("slow link",)),
     ONE_LINK: (("slow link",),),
     "MicroBatches": (("few micro-batches",), ("few micro-batches", "uneven stages")),
+    "EarlyMessages": (("uneven stages",), ("few micro-batches",), ()),
     "Schedule": (("few micro-batches",), ("uneven stages",), ("few micro-batches", "uneven stages")),
     "EvenStages": (("uneven stages",), ("few micro-batches", "uneven stages")),
     "RemovedSyncs": (("values read",), ("waits",)),
@@ -204,6 +205,7 @@ def _pipeline(job: Job) -> Iterator[_One]:
     for count in (4, 8):
         if count != job.micro_batches:
             yield made.MicroBatches(count), {"micro_batches": count}
+    yield made.EarlyMessages(), {"ahead": True}
     name = "gpipe" if job.one_by_one else "1f1b"
     yield made.Schedule(name), {"one_by_one": not job.one_by_one}
     if job.stage_slow:

@@ -98,6 +98,8 @@ class Job:
     micro_batches: int = 4
     one_by_one: bool = False
     """1F1B, else GPipe (pipeline)."""
+    ahead: bool = False
+    """A receive is posted before the kernels before it, so that it runs beside them (pipeline)."""
     pipeline_ranges: bool = True
     """torch.distributed.pipelining's ranges around each computation."""
     stage_slow: Mapping[int, float] = field(default_factory=dict)

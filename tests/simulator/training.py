@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -338,42 +339,61 @@ def optimizer(script: Script) -> None:
 
 def _pipeline_step(script: Script) -> None:
     """GPipe (all micro-batches forward, then all backward) or 1F1B, one rank a stage."""
-    job = script.job
-    count = job.micro_batches
-    ahead = min(count, job.ranks - script.rank) if job.one_by_one else count
-    for micro in range(ahead):
-        _pipeline_forward(script, micro)
-    for micro in range(count):
-        script.turn(AUTOGRAD_THREAD)
-        _pipeline_backward(script, micro)
-        script.turn(MAIN_THREAD)
-        if ahead + micro < count:
-            _pipeline_forward(script, ahead + micro)
+    order = _computations(script.job, script.rank)
+    posted: dict[int, list[int]] = {place: [] for place in range(len(order))}
+    for place, (kind, _) in enumerate(order):
+        if _peer(script, kind, -1) is not None:
+            posted[_posted(script, order, place) if script.job.ahead else place].append(place)
+    done: dict[int, str] = {}
+    for place, (kind, micro) in enumerate(order):
+        if kind == "B":
+            script.turn(AUTOGRAD_THREAD)
+        for other in posted[place]:
+            done[other] = _receive(script, _peer(script, order[other][0], -1))
+        if place in done:
+            script.wait_for(done[place])
+        with _computing(script, f"PP:{script.rank}{kind}{micro}"):
+            _compute_stage(script, kind, micro)
+        if (peer := _peer(script, kind, 1)) is not None:
+            _send(script, peer)
+        if kind == "B":
+            script.turn(MAIN_THREAD)
     optimizer(script)
 
 
-def _pipeline_forward(script: Script, micro: int) -> None:
-    job, rank, count = script.job, script.rank, script.job.micro_batches
-    if rank > 0:
-        script.wait_for(_receive(script, rank - 1))
-    with _computing(script, f"PP:{rank}F{micro}"):
-        for layer in range(job.layers):
+def _computations(job: Job, rank: int) -> list[tuple[str, int]]:
+    """Kinds and micro-batches of a stage's computations, in their order."""
+    count = job.micro_batches
+    ahead = min(count, job.ranks - rank) if job.one_by_one else count
+    order = [("F", micro) for micro in range(ahead)]
+    for micro in range(count):
+        order += [("B", micro), *([("F", ahead + micro)] if ahead + micro < count else [])]
+    return order
+
+
+def _peer(script: Script, kind: str, way: int) -> int | None:
+    """The stage that a computation sends to (`way` 1) or receives from (−1); None at the pipeline's ends."""
+    peer = script.rank + (way if kind == "F" else -way)
+    return peer if 0 <= peer < script.job.ranks else None
+
+
+def _posted(script: Script, order: Sequence[tuple[str, int]], place: int) -> int:
+    """The computation before which the receive for a later one is posted: the first behind the message before."""
+    place = max(place - 1, 0)
+    while place and _peer(script, order[place][0], -1) is None and _peer(script, order[place - 1][0], 1) is None:
+        place -= 1
+    return place
+
+
+def _compute_stage(script: Script, kind: str, micro: int) -> None:
+    job, count = script.job, script.job.micro_batches
+    for layer in range(job.layers) if kind == "F" else reversed(range(job.layers)):
+        if kind == "F":
             forward(script, layer, count, f"f{micro}")
-    if rank < job.ranks - 1:
-        _send(script, rank + 1)
-
-
-def _pipeline_backward(script: Script, micro: int) -> None:
-    job, rank, count = script.job, script.rank, script.job.micro_batches
-    if rank < job.ranks - 1:
-        script.wait_for(_receive(script, rank + 1))
-    with _computing(script, f"PP:{rank}B{micro}"):
-        for layer in reversed(range(job.layers)):
-            backward(script, layer, count, f"b{micro}")
-            for n in reversed(range(job.gemms)):
-                backward_gemm(script, layer, n, count, f"b{micro}")
-    if rank > 0:
-        _send(script, rank - 1)
+            continue
+        backward(script, layer, count, f"b{micro}")
+        for n in reversed(range(job.gemms)):
+            backward_gemm(script, layer, n, count, f"b{micro}")
 
 
 def _computing(script: Script, name: str) -> AbstractContextManager[None]:
@@ -384,7 +404,8 @@ def _pair(one: int, other: int) -> tuple[str, tuple[int, ...]]:
     return f"pp{one}to{other}", tuple(sorted((one, other)))
 
 
-def _receive(script: Script, peer: int) -> str:
+def _receive(script: Script, peer: int | None) -> str:
+    assert peer is not None
     group, ranks = _pair(peer, script.rank)
     return script.collective("recv", script.job.message_bytes, group, ranks, RECV_STREAM, peer=peer)
 

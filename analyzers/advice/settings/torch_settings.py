@@ -17,6 +17,7 @@ NO_SYNC = _DDP("DistributedDataParallel.no_sync")
 
 _FSDP1 = File("torch", "torch/distributed/fsdp/fully_sharded_data_parallel.py", "python")
 BACKWARD_PREFETCH = _FSDP1("FullyShardedDataParallel.backward_prefetch", "BackwardPrefetch.BACKWARD_PRE", restores=True)
+FORWARD_PREFETCH_1 = _FSDP1("FullyShardedDataParallel.forward_prefetch", "False")
 LIMIT_ALL_GATHERS = _FSDP1("FullyShardedDataParallel.limit_all_gathers", "True")
 MIXED_PRECISION = _FSDP1("FullyShardedDataParallel.mixed_precision", "None")
 SHARDING_STRATEGY = _FSDP1("FullyShardedDataParallel.sharding_strategy", "ShardingStrategy.FULL_SHARD")

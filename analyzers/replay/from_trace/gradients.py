@@ -39,15 +39,20 @@ def with_gradients(
     ready = np.searchsorted(at, issued, "right")
     found = list(calls)
     low = int(np.searchsorted(at, since, "right"))
-    held = dict(_by_issue(reducing, hooked, ready, low, (at, elements), calls, issued))
-    groups = {group: [place for place in reducing if calls[place].group == group]
-              for group in dict.fromkeys(calls[place].group for place in reducing)}  # fmt: skip
-    for own in groups.values() if len(groups) > 1 else ():
-        # What another group reduces in between (tensor parallelism) may hold none of them.
-        apart = dict(_by_issue(own, hooked, ready, low, (at, elements), calls, issued))
-        if len(apart) > len(held.keys() & set(own)):
-            held = {place: gradients for place, gradients in held.items() if place not in own} | apart
-    for place, gradients in held.items():
+    groups = [reducing]
+    # What another group reduces in between (tensor parallelism) may hold none of them.
+    groups += [
+        [place for place in reducing if calls[place].group == group]
+        for group in dict.fromkeys(calls[place].group for place in reducing)
+    ]
+    each = [dict(_by_issue(own, hooked, ready, low, (at, elements), calls, issued)) for own in groups]
+
+    def explained(held: dict[int, tuple[Gradient, ...]]) -> tuple[int, int]:
+        by_hooks = sum(bool(hooked[place]) for place in held)
+        # Where hooks send gradients, others with the bytes of some have them by coincidence.
+        return by_hooks, -len(held) if by_hooks else len(held)
+
+    for place, gradients in max(each, key=explained).items():
         found[place] = replace(calls[place], gradients=gradients)
     return found
 

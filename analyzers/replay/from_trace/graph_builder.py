@@ -120,12 +120,21 @@ def causes(trace: Trace, rows: Times, threads: Times) -> dict[str, Spans]:
 
 
 def backward(trace: Trace, rows: Times) -> Spans:
-    """When a rank was in its backward pass, from its host events."""
+    """When a rank was in its backward pass, from its host events: where autograd's are not recorded (in CUDA graphs),
+    from the end of DDP's forward pass to the next one or the optimizer."""
     host = trace["host_events"]
-    picked = rows[np.isin(host["category"][rows], (Category.OP, Category.ANNOTATION))]
-    named = trace.names.matching(lambda name: name.startswith(_BACKWARD))
-    picked = picked[named[host["name"][picked]]]
-    return union(host["start"][picked], host["end"][picked])
+    rows = rows[np.isin(host["category"][rows], (Category.OP, Category.ANNOTATION))]
+
+    def picked(start: str | tuple[str, ...]) -> Times:
+        return rows[trace.names.matching(lambda name: name.startswith(start))[host["name"][rows]]]
+
+    evaluated, forward, stepped = picked(_BACKWARD), picked("DistributedDataParallel.forward"), picked("Optimizer.")
+    if len(evaluated) or not len(stepped):
+        return union(host["start"][evaluated], host["end"][evaluated])
+    ends, bounds = host["end"][forward], np.sort(host["start"][np.concatenate((forward, stepped))])
+    behind = np.searchsorted(bounds, ends)
+    closed = behind < len(bounds)
+    return union(ends[closed], bounds[behind[closed]])
 
 
 def passes(behind: Spans, launched: Times, at: Times) -> Times:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.changes import AccumulatedGradients, BucketSize, Overlap
+from gpuscope.analyzers.changes import SENT_EARLY, AccumulatedGradients, BucketSize, Overlap
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, by_issue, edges_into, nodes_by_call, unissued
@@ -69,11 +69,14 @@ def accumulated(graph: Graph, change: AccumulatedGradients, setting: Setting) ->
     left: list[int] = []
     of = graph.nodes["call"]
     for calls in _by_step(graph, gradients(graph)).values():
-        if len(calls) % change.micro_batches:
-            raise UnreplayableError(f"a step's gradient collectives are no {change.micro_batches} times as many")
-        last = len(calls) // change.micro_batches
-        kept += last
-        left += calls[: len(calls) - last]
+        passes = {graph.calls[call].passes for call in calls}
+        own = [call for call in calls if graph.calls[call].passes == max(passes)]
+        if len(passes) != change.micro_batches:  # not recorded
+            if len(calls) % change.micro_batches:
+                raise UnreplayableError(f"a step's gradient collectives are no {change.micro_batches} times as many")
+            own = calls[-(len(calls) // change.micro_batches) :]
+        kept += len(own)
+        left += [call for call in calls if call not in own]
     gone |= np.isin(of, left) & graph.of(Node.ARRIVAL, Node.TRANSFER)
     if not gone.any():
         raise UnreplayableError(
@@ -196,10 +199,11 @@ def _beside(graph: Graph, setting: Setting) -> Rewritten:
     """Each collective of gradients issued with the last one that it holds."""
     early = {place: call.gradients[-1].early for place, call in enumerate(graph.calls) if call.gradients}
     early = {place: ns for place, ns in early.items() if ns > 0}
+    if not early and any(call.gradients for call in graph.calls):
+        raise UnreplayableError("gradients are sent during the backward pass already", SENT_EARLY)
     if not early:
         raise UnreplayableError(
-            "gradients are sent during the backward pass already, or the trace does not record when each is ready: "
-            "record operators with their shapes"
+            "the trace does not record when each gradient is ready: record operators with their shapes"
         )
     _need_cores(setting)
     node, issue = nodes_by_call(graph, Node.ARRIVAL), EarlyIssue(graph)

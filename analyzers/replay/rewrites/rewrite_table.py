@@ -6,6 +6,7 @@ from gpuscope.analyzers import changes
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewrite, Rewritten, Setting
 from gpuscope.analyzers.replay.rewrites import (
+    early_messages,
     expert_loads,
     faster_kernels,
     gradient_buckets,
@@ -24,6 +25,7 @@ REWRITES: dict[type, Rewrite] = {
     changes.Prefetch: sharded_parameters.prefetch,
     changes.KeepParameters: sharded_parameters.keep_parameters,
     changes.GroupModules: sharded_parameters.group_modules,
+    changes.EarlyMessages: early_messages.early_messages,
     changes.WireBytes: transfer_cost.wire_bytes,
     changes.LinkSpeed: transfer_cost.link_speed,
     changes.Algorithm: nccl_algorithm.algorithm,

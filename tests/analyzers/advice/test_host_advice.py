@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from helpers.advice import blocking, finding, host_calls, report, steady
 
-from gpuscope.analyzers.advice.rule import not_below
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.changes import CapturedGraphs, Change, Predicted, Refused, RemovedSyncs
 from gpuscope.schema.document import Evidence, Report
@@ -270,13 +269,6 @@ def test_a_recording_of_start_up_alone_gets_no_advice_on_stalls() -> None:
 def test_jax_keeps_its_programs_elsewhere() -> None:
     _, advice = advise(once("startup", "Nvrtc::CompileProgram", program="jax"), lambda _: Refused("a test"))
     assert [one["setting"]["name"] for one in advice["unpredicted"]] == ["JAX_COMPILATION_CACHE_DIR"]
-
-
-def test_a_floor_moves_the_upper_bound_too() -> None:
-    """Predicted 40 within 35 and 43, and 60 is the least: 60 within 60 and 63."""
-    told = not_below(Predicted(100, 40, 35, 43, "a test"), 60)
-    assert told == Predicted(100, 60, 60, 63, "a test")
-    assert not_below(Predicted(100, 40, 35, 43, "a test"), 38) == Predicted(100, 40, 38, 43, "a test")
 
 
 def test_graphs_are_what_is_replayed() -> None:

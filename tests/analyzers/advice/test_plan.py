@@ -120,12 +120,12 @@ def test_two_late_ranks_hide_behind_each_other() -> None:
 def test_what_another_change_makes_possible_is_part_of_the_plan_alone() -> None:
     predict = replayed({frozenset([SYNCS]): 800, frozenset([GRAPHS]): 300, frozenset([SYNCS, GRAPHS]): 400})
     blocked = Refused("first remove what blocks")
-    graphs = proposal("cuda_graphs", GRAPHS, outcome=blocked, possible_after=("remove_syncs",), floor=450.0)
-    among = rule(("sync", proposal("remove_syncs", SYNCS, floor=420.0)), ("launch", graphs))
+    graphs = proposal("cuda_graphs", GRAPHS, outcome=blocked, possible_after=("remove_syncs",))
+    among = rule(("sync", proposal("remove_syncs", SYNCS)), ("launch", graphs))
     suggestions, advice = advise(report(finding("sync"), finding("launch")), predict, among)
     assert [one["code"] for one in suggestions] == ["remove_syncs"]
     assert [one["why_not"] for one in advice["unpredicted"]] == ["first remove what blocks"]
-    assert [one["step_ns_after"] for one in advice["plan"]["steps"]] == [800, 420]
+    assert [one["step_ns_after"] for one in advice["plan"]["steps"]] == [800, 400]
 
 
 def test_changes_that_exclude_each_other_make_no_plan() -> None:

@@ -37,7 +37,7 @@ from gpuscope.analyzers.replay.prediction_bounds import (
     ],
 )
 def test_bounds(cases: list[float], errors: list[float], expected: tuple[int, int]) -> None:
-    assert bounds(100, cases, errors) == expected
+    assert bounds(cases, errors) == expected
 
 
 def test_one_slow_step_says_nothing_of_the_median() -> None:
@@ -69,9 +69,3 @@ def test_a_margin_is_that_of_the_least_certain_change() -> None:
     assert margin([gather], _crowded(1, inferred=3)) == INFERRED * MARGINS[KeepParameters].share
     assert margin([PaddedProducts()], None) == NOT_FITTED.share
     assert margin([], None) == 0.0
-
-
-def test_a_margin_below_nothing_keeps_the_prediction() -> None:
-    assert bounds(100, [95, 110], [], -2) == (97, 108)
-    assert bounds(100, [100], [1], -2) == (100, 100)
-    assert bounds(100, [95, 110], [3, 4], 5) == (85, 120)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.framework_settings import in_dialect, on_cpu
+from gpuscope.analyzers.advice.framework_settings import in_dialect, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, other_settings, torch_settings
 from gpuscope.analyzers.changes import Refused, WireBytes
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.trace.naming.frameworks import WRAPPERS
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
@@ -22,6 +23,8 @@ STILL = 0.2
 """Share of the time in exposed transfers from which halving them may not be enough."""
 POWER_SGD = "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+BY_HAND = python("torch.distributed.all_reduce of gradients", "gradient.to(torch.bfloat16), and copied back behind it")
+"""Where the program reduces them itself."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,13 @@ class PowerSgd(Suggestion):
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """16-bit gradients by the framework's own means."""
+    """16-bit gradients by the framework's own means, or the program's."""
     setting = in_dialect(case, names(on_cpu(case)))
     if setting is None:
+        if case.program == "pytorch" and not WRAPPERS & set(case.frameworks):
+            outcome = case.predict((WireBytes(HALF),))
+            if not isinstance(outcome, Refused):
+                yield Proposal(finding, WireBits(), BY_HAND, (WireBytes(HALF),))
         return
     yield Proposal(finding, WireBits(), setting, (WireBytes(HALF),))
     if setting["name"].startswith("DistributedDataParallel") and finding["share_frac"] >= STILL:

@@ -40,13 +40,17 @@ class GatheredAhead(Suggestion):
     code = "fsdp_prefetch"
     answers = _COSTS
     sets = """FSDP2 `set_modules_to_forward_prefetch` with lists of two and more (one is what it does anyway), \
-DeepSpeed `stage3_prefetch_bucket_size`"""
-    action = "Gather parameters {modules} modules ahead, in forward and backward"
+FSDP1 `forward_prefetch=True`, DeepSpeed `stage3_prefetch_bucket_size`"""
+    action = "Gather parameters {ahead} ahead, in forward and backward"
     why = "{cost}; an all-gather issued earlier hides behind more compute"
-    risk = "holds up to {modules} further modules' parameters unsharded"
+    risk = "holds parameters of up to {ahead} more unsharded"
     verify = VERIFY
 
     modules: int
+
+    @property
+    def ahead(self) -> str:
+        return units.plural(self.modules, "module")
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 
 def _on_request(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     prefetch_size = deepspeed_settings.PREFETCH_BUCKET_SIZE
+    if (setting := in_dialect(case, {"fsdp": torch_settings.FORWARD_PREFETCH_1.to("True")})) is not None:
+        yield Proposal(finding, GatheredAhead(1), setting, (Prefetch(1),))
     for depth in DEPTHS:
         names = {"deepspeed": prefetch_size.to(str(depth * int(str(prefetch_size.default))))}
         if not on_cpu(case):  # gloo's all-gathers block the thread that issues them, ahead too

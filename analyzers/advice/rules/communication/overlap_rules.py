@@ -14,7 +14,7 @@ from gpuscope.analyzers.advice.framework_settings import in_dialect
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import DEFAULT, DEFAULT_FIRST, messages
 from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, torch_settings
-from gpuscope.analyzers.changes import BucketSize, Change, Overlap, Refused
+from gpuscope.analyzers.changes import SENT_EARLY, BucketSize, Change, Overlap, Refused
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.trace.naming.frameworks import WRAPPERS
@@ -66,6 +66,9 @@ def _by_hand(case: Case) -> tuple[Change, ...]:
     if case.program != "pytorch" or WRAPPERS & set(case.frameworks):
         return ()
     buckets, beside = BucketSize(DEFAULT, DEFAULT_FIRST), Overlap(on=True)
+    late = case.predict((beside,))
+    if isinstance(late, Refused) and late.code == SENT_EARLY:
+        return ()
     small = messages(case)[2] < DEFAULT_FIRST
     for changes in ((buckets, beside), (buckets,), (beside,)) if small else ((beside,),):
         if not isinstance(case.predict(changes), Refused):

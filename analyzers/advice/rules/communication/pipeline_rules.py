@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuscope.analyzers.advice.framework_settings import by_framework, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, other_settings, torch_settings
-from gpuscope.analyzers.changes import EvenStages, MicroBatches, Schedule
+from gpuscope.analyzers.changes import EarlyMessages, EvenStages, MicroBatches, Schedule
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
@@ -65,7 +65,6 @@ class OverlappedMessages(Suggestion):
 `--no-overlap-p2p-communication` is given; torchtitan `pipeline_parallel_schedule`"""
     action = "Send activations and gradients of one micro-batch while the next one computes"
     why = "{cost}; a stage waits for messages that are under way, not for its neighbours"
-    why_not = "which computation each message could run beside depends on the schedule"
     risk = "buffers of two micro-batches are held at once; an interleaved schedule sends more often"
     verify = "record again: sends and receives beside kernels, overlap_frac of the ranks rises"
 
@@ -109,7 +108,8 @@ def _sends(case: Case) -> bool:
     """Whether messages between pipeline stages take most of the time of communication."""
     rows = [row for row in case.report["collectives"] if row["transfer_ns"] is not None]
     top = max(rows, key=lambda row: row["transfer_ns"] or 0, default=None)
-    return "pipeline" in case.report and top is not None and top["op"] in POINT_TO_POINT
+    staged = "pipeline" in case.report or case.finding("pipeline_bubble") is not None
+    return staged and top is not None and top["op"] in POINT_TO_POINT
 
 
 def _beside(case: Case, finding: FindingEntry) -> Proposal:
@@ -121,7 +121,7 @@ def _beside(case: Case, finding: FindingEntry) -> Proposal:
                         "--no-overlap-p2p-communication"),
         torchtitan=other_settings.PIPELINE_SCHEDULE.to("Interleaved1F1B"),
     )  # fmt: skip
-    return Proposal(finding, OverlappedMessages(), setting)
+    return Proposal(finding, OverlappedMessages(), setting, (EarlyMessages(),))
 
 
 def _micro_batches(case: Case, finding: FindingEntry, count: int) -> Proposal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpuscope.analyzers.advice.framework_settings import config, device_floor, python, spelled
+from gpuscope.analyzers.advice.framework_settings import config, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.changes import Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
@@ -237,7 +237,7 @@ def _removed(case: Case, finding: FindingEntry, where: list[Place]) -> Proposal:
     reads = not where or any(place.reads for place in where)
     return Proposal(
         finding, kind(where, [] if where else names, case.program), setting, (freed(where, needed=reads),),
-        _needed(case, where), device_floor(case, "compute"), if_unused=(freed(where, needed=False),) if reads else (),
+        _needed(case, where), if_unused=(freed(where, needed=False),) if reads else (),
     )  # fmt: skip
 
 

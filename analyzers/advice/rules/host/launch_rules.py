@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_floor, on_cpu
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, on_cpu
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.blocking_rules import SHOWN, Place, batches, freed, places
 from gpuscope.analyzers.advice.settings import megatron_settings, torch_settings
@@ -102,7 +102,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         record = GraphsOnceFree(steps, blocking) if blocking else Graphs(steps)
         changes = (*_freeing(blocking), CapturedGraphs())
         refused = Refused(shapes or NO_STEPS) if shapes or not steps else None
-        yield Proposal(finding, record, setting, changes, refused, device_floor(case, "compute"))
+        yield Proposal(finding, record, setting, changes, refused)
     if not dominates(case, finding):
         return
     if (case.program == "pytorch" or case.program is None) and (case.report["trace"]["world_size"] or 1) > 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from gpuscope.analyzers.advice.framework_settings import allocator, config, device_floor, spelled
+from gpuscope.analyzers.advice.framework_settings import allocator, config, spelled
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import other_settings, torch_settings
 from gpuscope.analyzers.changes import NoAllocatorStalls
@@ -164,7 +164,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         return
     answer = _answer(case, finding, entry, found)
     if answer is not None:
-        yield Proposal(finding, *answer, (NoAllocatorStalls(),), floor=device_floor(case, "compute"))
+        yield Proposal(finding, *answer, (NoAllocatorStalls(),))
 
 
 def _answer(

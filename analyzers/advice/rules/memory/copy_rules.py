@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, config, device_floor, spelled
+from gpuscope.analyzers.advice.framework_settings import by_framework, config, spelled
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.host.blocking_rules import Place, batches, in_loop
 from gpuscope.analyzers.advice.settings import other_settings, torch_settings
@@ -91,7 +91,7 @@ def _copies(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             by_hand = torch_settings.STREAM.to("with torch.cuda.stream(copies): batch.to(device, non_blocking=True);"
                              " then torch.cuda.current_stream().wait_stream(copies) before its use")  # fmt: skip
             setting = _AHEAD_IN_JAX if case.program == "jax" else by_hand
-            yield Proposal(finding, OwnCopyStream(), setting, (CopyStream(),), floor=device_floor(case, "compute"))
+            yield Proposal(finding, OwnCopyStream(), setting, (CopyStream(),))
     elif case.program == "pytorch" or case.program is None:
         yield Proposal(finding, PinnedBatches(), _pinned(case), (PinnedCopies(),))
     else:
