@@ -138,6 +138,7 @@ ROOMS = (
     "collectives",
     "compilation",
     "experts",
+    "serving",
     "nccl",
     "pipelines",
     "slowdown",

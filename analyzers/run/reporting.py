@@ -30,6 +30,9 @@ from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.setup import stacks_recorded
 from gpuscope.analyzers.facts.steady_state import SteadyState
+from gpuscope.analyzers.serving.by_phase import serving_section
+from gpuscope.analyzers.serving.served_steps import batches_of, served_steps
+from gpuscope.analyzers.serving.serving_findings import serving_findings
 from gpuscope.analyzers.verdict import verdict
 from gpuscope.analyzers.verdict.cause_findings import Run, findings
 from gpuscope.analyzers.verdict.unexplained import unexplained
@@ -59,7 +62,7 @@ from gpuscope.sources.companion_files import files_of, is_timeline
 from gpuscope.sources.remote import shown
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.naming.frameworks import frameworks, parallelism
+from gpuscope.trace.naming.frameworks import SERVERS, frameworks, parallelism
 from gpuscope.trace.naming.programs import program
 from gpuscope.trace.schema import NA
 from gpuscope.trace.steps import KERNEL_SEQUENCE
@@ -117,7 +120,7 @@ def _diagnosis(
         "trace": _trace(facts, given, parallelism),
         "verdict": verdict.decide(_weigh(facts, causes, problems, results, given)),
         "ranks": [_rank(facts, lane, causes[lane.key]) for lane in lanes],
-        "steps": [step for lane in lanes for step in _steps(facts.steady, lane, causes[lane.key])],
+        "steps": _steps(facts, causes),
         "step_time": facts.step_time,
         "steps_basis": basis,
         "steps_provenance": None if basis is None else "inferred" if basis == KERNEL_SEQUENCE else "measured",
@@ -141,6 +144,12 @@ def _diagnosis(
     # What no analysis gave is empty, or left out where the schema says so.
     diagnosis = cast(Diagnosis, {**found, **given.printed()})
     lines = {row["kernel"]: row["place"] for row in facts.trace.rows("compiled_kernels")}
+    if sections.SERVING_STEPS in given:
+        served = served_steps(facts, causes, given[sections.SERVING_STEPS])
+        server = next((name for name in diagnosis["trace"]["frameworks"] if name in SERVERS), None)
+        diagnosis["serving"] = serving_section(served, server)
+        step_ns = facts.step_ns
+        diagnosis["findings"] += [with_per_step(one, step_ns) for one in serving_findings(served, diagnosis["serving"])]
     diagnosis["call_tree"] = places.led_to_lines(diagnosis["call_tree"], lines)
     if ideal := ideal_steps(diagnosis):
         diagnosis["ideal"] = ideal
@@ -233,7 +242,7 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
         "clock_error_ns": clock_error,
         "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
         "frameworks": frameworks(trace.names.names, {description for description, _ in groups}, formats),
-        "program": program(trace.names.names, formats, bool(facts.lanes)),
+        "program": "server" if batches_of(trace) else program(trace.names.names, formats, bool(facts.lanes)),
         "parallelism": parallelism(groups) or dict(named),  # one group of all ranks says nothing of its purpose
     }
 
@@ -391,17 +400,20 @@ def _device_name(trace: Trace, lane: LaneSummary) -> str | None:
     return trace.names[code] if code != NO_NAME else None
 
 
-def _steps(steady: SteadyState, lane: LaneSummary, causes: Causes) -> list[StepEntry]:
+def _steps(facts: RunFacts, causes: Mapping[LaneKey, Causes]) -> list[StepEntry]:
     entries: list[StepEntry] = []
-    for index, (step, breakdown) in enumerate(zip(lane.steps, lane.step_breakdowns, strict=True)):
-        own = {cause: int(attributed.per_step[index]) for cause, attributed in causes.items()}
-        top, cause, _ = verdict.bound(own, breakdown.window)
-        entries.append({
-            "step": None if step.step == NA else step.step, "rank": lane.rank,
-            "device": None if lane.device == NA else lane.device, "role": steady.role(step.step).value,
-            "start_ns": step.start, "dur_ns": breakdown.window,
-            "breakdown_ns": _parts(breakdown), "bound_by": top, "cause": cause,
-        })  # fmt: skip
+    batches = batches_of(facts.trace)
+    for lane in facts.lanes:
+        for index, (step, breakdown) in enumerate(zip(lane.steps, lane.step_breakdowns, strict=True)):
+            own = {cause: int(attributed.per_step[index]) for cause, attributed in causes[lane.key].items()}
+            top, cause, _ = verdict.bound(own, breakdown.window)
+            phase, batch = batches.get((lane.rank, step.step), (None, None))
+            entries.append({
+                "step": None if step.step == NA else step.step, "rank": lane.rank,
+                "device": None if lane.device == NA else lane.device, "role": facts.steady.role(step.step).value,
+                "start_ns": step.start, "dur_ns": breakdown.window,
+                "breakdown_ns": _parts(breakdown), "bound_by": top, "cause": cause, "phase": phase, "batch": batch,
+            })  # fmt: skip
     return entries
 
 
