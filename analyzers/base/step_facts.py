@@ -20,9 +20,7 @@ UPDATE, REDUCTION = "update", "reduction"
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 
 
-def step_facts(
-    trace: Trace, lane: Lane, numbers: Sequence[int], start: Times, end: Times
-) -> tuple[StepFacts, ...]:
+def step_facts(trace: Trace, lane: Lane, numbers: Sequence[int], start: Times, end: Times) -> tuple[StepFacts, ...]:
     """Of each step of a lane by its number, which begin and end at these instants (ns, shape (steps,))."""
     phases = phases_of(trace, lane.rank)
     compiling = _compiling(trace, lane.rank, start, end)

@@ -31,7 +31,7 @@ from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, Wh
 from gpuscope.analyzers.facts.setup import stacks_recorded
 from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.analyzers.serving.by_phase import serving_section
-from gpuscope.analyzers.serving.served_steps import batches_of, served_steps
+from gpuscope.analyzers.serving.served_steps import batches_of, captured_sizes, served_steps
 from gpuscope.analyzers.serving.serving_findings import serving_findings
 from gpuscope.analyzers.verdict import verdict
 from gpuscope.analyzers.verdict.cause_findings import Run, findings
@@ -147,7 +147,7 @@ def _diagnosis(
     if sections.SERVING_STEPS in given:
         served = served_steps(facts, causes, given[sections.SERVING_STEPS])
         server = next((name for name in diagnosis["trace"]["frameworks"] if name in SERVERS), None)
-        diagnosis["serving"] = serving_section(served, server)
+        diagnosis["serving"] = serving_section(served, server, captured_sizes(facts.trace))
         step_ns = facts.step_ns
         diagnosis["findings"] += [with_per_step(one, step_ns) for one in serving_findings(served, diagnosis["serving"])]
     diagnosis["call_tree"] = places.led_to_lines(diagnosis["call_tree"], lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
 import numpy as np
@@ -21,8 +21,8 @@ from gpuscope.schema.serving_section import (
 from gpuscope.trace.naming.serving_names import Phase
 
 
-def serving_section(steps: Sequence[ServedStep], server: str | None) -> ServingSection:
-    """The section of a server's steps."""
+def serving_section(steps: Sequence[ServedStep], server: str | None, captured: Iterable[int]) -> ServingSection:
+    """The section of a server's steps, which captured graphs of these sizes."""
     own: dict[Phase | None, list[ServedStep]] = defaultdict(list)
     for step in steps:
         if step.judged or step.phase == "capture":
@@ -33,11 +33,11 @@ def serving_section(steps: Sequence[ServedStep], server: str | None) -> ServingS
     alone = [wait.dur for wait in waits if wait.alone]
     first = [step.dur for step in steps if step.judged and step.phase in ("prefill", "mixed")]
     return {
-        "server": server, "phases": sorted(phases, key=lambda one: -one["share_frac"]), "batches": _batches(own["decode"]),
+        "server": server, "phases": sorted(phases, key=lambda one: -one["share_frac"]),
+        "batches": _batches(own["decode"]),
         "token_interval": _interval([wait.dur for wait in waits]),
         "decode_alone_ns": round(median(alone)) if alone else None, "first_token": _interval(first),
-        "captured": sorted({size for step in steps if step.phase == "capture"
-                            if (size := step.told("decode_tokens")) is not None}),
+        "captured": sorted(captured),
     }  # fmt: skip
 
 

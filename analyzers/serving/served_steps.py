@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuscope.analyzers.base.analyzer import Attributed, LaneKey
 from gpuscope.analyzers.base.lanes import LaneSummary
+from gpuscope.analyzers.base.needs import serves
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.catalogue.cause_table import class_of
 from gpuscope.schema.document import BatchEntry
@@ -65,7 +66,7 @@ class ServedStep:
 def batches_of(trace: Trace) -> dict[tuple[int, int], tuple[Phase | None, BatchEntry | None]]:
     """Phase and batch of a server's steps by rank and number; empty of other programs."""
     table, names = trace["steps"], trace.names
-    if not (table["phase"] != NO_NAME).any():
+    if not serves(trace):
         return {}
     found: dict[tuple[int, int], tuple[Phase | None, BatchEntry | None]] = {}
     columns = (table["rank"], table["step"], table["phase"], *(table[name] for name in COUNTS))
@@ -75,6 +76,12 @@ def batches_of(trace: Trace) -> dict[tuple[int, int], tuple[Phase | None, BatchE
         own: Phase | None = None if phase == NO_NAME else names[phase]  # type: ignore[assignment]
         found[rank, step] = own, batch if any(count is not None for count in told) else None
     return found
+
+
+def captured_sizes(trace: Trace) -> set[int]:
+    """Sizes that graphs were captured for. vLLM's ranges of captures hold nothing that runs on the device."""
+    told = (batch["decode_tokens"] for phase, batch in batches_of(trace).values() if phase == "capture" and batch)
+    return {size for size in told if size is not None}
 
 
 def served_steps(

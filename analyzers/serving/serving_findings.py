@@ -131,8 +131,8 @@ def _messages(judged: Sequence[ServedStep]) -> Iterator[FindingEntry]:
     decodes = [step for step in judged if step.phase == "decode"]
     spent = sum(step.dur for step in decodes)
 
-    def cost(step: ServedStep) -> int:
-        return max(step.parts.exposed_communication - step.causes.get("straggler", 0), 0)
+    def cost(step: ServedStep) -> int:  # what may be waiting for a late rank is left out
+        return step.causes.get("latency", 0) + step.causes.get("bandwidth", 0)
 
     exposed, sent = sum(map(cost, decodes)), sum(step.measured["collectives"] for step in decodes)
     if not sent or exposed < VERDICT_SHARE * spent:

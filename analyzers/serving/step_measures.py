@@ -8,23 +8,17 @@ import numpy as np
 
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
 from gpuscope.analyzers.base.lanes import LaneView, bounds, step_at
-from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.needs import OF_A_SERVER
 from gpuscope.analyzers.base.sections import SERVING_STEPS
 from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
 from gpuscope.analyzers.device_time.kernels.launching_operators import codes
 from gpuscope.schema.serving_section import ServingStep
-from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Times, picked
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 
 KINDS = ("attention", "gemm", "communication", "other")
 """Experts' products count as matrix products."""
-
-
-def serves(trace: Trace) -> bool:
-    """Whether any step has a phase."""
-    return bool((trace["steps"]["phase"] != NO_NAME).any())
 
 
 def _of_lane(trace: Trace, view: LaneView) -> Iterator[ServingStep]:
@@ -80,7 +74,11 @@ def _work(trace: Trace, rows: Times, place: Times, count: int) -> list[dict[str,
     device, facts = trace["device_events"], kernel_facts(trace)
     category, floor = facts.category[rows], picked(facts.floor, rows)
     kind = np.full(len(rows), KINDS.index("other"))
-    for name, labels in (("attention", ("attention",)), ("gemm", ("gemm", "moe")), ("communication", ("communication",))):
+    for name, labels in (
+        ("attention", ("attention",)),
+        ("gemm", ("gemm", "moe")),
+        ("communication", ("communication",)),
+    ):
         kind[np.isin(category, codes(*labels))] = KINDS.index(name)
     spent = device.at("end", rows) - device.at("start", rows)
     key = place * len(KINDS) + kind
@@ -95,6 +93,6 @@ def _work(trace: Trace, rows: Times, place: Times, count: int) -> list[dict[str,
 ANALYZER = FileAnalyzer(
     "serving",
     entries_of_devices("serving", SERVING_STEPS, _of_lane),
-    (Need("steps of a server", "servers name the ranges around their steps", serves, optional=True),),
+    (OF_A_SERVER,),
     (SERVING_STEPS,),
 )

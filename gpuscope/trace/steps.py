@@ -50,9 +50,10 @@ class FoundSteps:
 def find_steps(host: Table, device: Table, names: NamePool, rows: Mask, device_rows: Mask) -> FoundSteps | None:
     """The steps of one rank, whose rows the masks select; None where nothing repeats.
 
-    Tried in order: ranges of an inference server; `ProfilerStep#N`; a range named like a step (NVTX or annotation) that repeats on one
-    thread without overlap; `Optimizer.step#…`, once per iteration; a family of ranges that differ by their numbers;
-    a server's kernels; the period of the kernel sequence. Where gradients are accumulated, the ranges up to an optimizer step are one step.
+    Tried in order: ranges of an inference server; `ProfilerStep#N`; a range named like a step (NVTX or annotation) that
+    repeats on one thread without overlap; a server's kernels; `Optimizer.step#…`, once per iteration; a family of
+    ranges that differ by their numbers; the period of the kernel sequence. Where gradients are accumulated, the ranges
+    up to an optimizer step are one step.
     """
     ranges = np.flatnonzero(rows & (host["category"] == Category.ANNOTATION) & (host["end"] > host["start"]))
     # Traces of 2020 and of Ascend record ProfilerStep as an operator.

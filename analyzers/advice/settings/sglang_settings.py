@@ -11,7 +11,7 @@ CHUNK = _ARGUMENTS("sglang.launch_server --chunked-prefill-size")  # by the devi
 NUMA_NODE = _ARGUMENTS("sglang.launch_server --numa-node")
 FUSE_ALL_REDUCE = _ARGUMENTS("sglang.launch_server --flashinfer-allreduce-fusion-backend", None, (0, 5, 14))
 OLDER_FUSION = _ARGUMENTS("sglang.launch_server --enable-flashinfer-allreduce-fusion", "false")
-TENSOR_PARALLEL = _ARGUMENTS("sglang.launch_server --tensor-parallel-size", "1")
+TENSOR_PARALLEL = _ARGUMENTS("sglang.launch_server --tensor-parallel-size")
 
 # What a server has by default, where its trace shows that it is off.
 DISABLE_GRAPHS = _ARGUMENTS("sglang.launch_server --disable-cuda-graph", "false", restores=True)

@@ -20,4 +20,4 @@ _PASSES = File("vllm", "vllm/config/compilation.py", "config")
 FUSE_ALL_REDUCE = _PASSES("vllm serve --compilation-config.pass_config.fuse_allreduce_rms", None, (0, 12))
 OLDER_FUSION = _PASSES("vllm serve --compilation-config.pass_config.enable_fi_allreduce_fusion", "false")
 
-TENSOR_PARALLEL = File("vllm", "vllm/config/parallel.py", "config")("vllm serve --tensor-parallel-size", "1")
+TENSOR_PARALLEL = File("vllm", "vllm/config/parallel.py", "config")("vllm serve --tensor-parallel-size")

@@ -17,7 +17,8 @@ class EagerDecode(Finding):
     code = "eager_decode"
     recognised = """decode steps of which graphs launch less than half of the kernels, in whose idle time launches are
     the cause, without the gap to the next step."""
-    helps = "CUDA graphs for decode: servers capture them unless told not to (`--enforce-eager`, `--disable-cuda-graph`)."
+    helps = """CUDA graphs for decode: servers capture them unless told not to (`--enforce-eager`,
+    `--disable-cuda-graph`)."""
     misleads = "the profiler, which adds to every launch: compare with a server that is not recorded."
 
     steps: int
@@ -29,8 +30,8 @@ class EagerDecode(Finding):
 
     def message(self) -> str:
         return (
-            f"Decode runs without CUDA graphs: each step launches {units.plural(self.launches, 'kernel')} one by one, and "
-            f"the device waits {units.duration(self.waiting_ns)} of {units.duration(self.step_ns)} for them"
+            f"Decode runs without CUDA graphs: each step launches {units.plural(self.launches, 'kernel')} one by one, "
+            f"and the device waits {units.duration(self.waiting_ns)} of {units.duration(self.step_ns)} for them"
         )
 
 
@@ -44,7 +45,9 @@ class UncapturedBatch(Finding):
     recognised = """decode steps of which graphs launch less than half of the kernels, beside others with fewer requests
     that are replayed, in whose idle time launches are the cause."""
     helps = "capturing sizes up to the number of requests that run at once; or fewer of these."
-    misleads = "steps that are eager for another reason: prompts in the batch, requests with their own adapters or masks."
+    misleads = (
+        "steps that are eager for another reason: prompts in the batch, requests with their own adapters or masks."
+    )
 
     batches: list[int]
     """Requests in the steps that were not replayed, ascending."""
@@ -57,8 +60,8 @@ class UncapturedBatch(Finding):
     def message(self) -> str:
         sizes = f"{self.batches[0]}" if len(self.batches) == 1 else f"{self.batches[0]} to {self.batches[-1]}"
         return (
-            f"Decode of {sizes} requests runs without CUDA graphs: the largest batch that is replayed has {self.captured}; "
-            f"the device waits {units.duration(self.waiting_ns)} of {units.duration(self.step_ns)} for launches"
+            f"Decode of {sizes} requests runs without CUDA graphs, the largest batch replayed has {self.captured}: the "
+            f"device waits {units.duration(self.waiting_ns)} of {units.duration(self.step_ns)} for launches"
         )
 
 
@@ -70,6 +73,7 @@ class PrefillStallsDecode(Finding):
     """
 
     code = "prefill_stalls_decode"
+    severity = "medium"
     within_compute = True
     recognised = """intervals between steps that decode of at least twice the one of decode alone; where no step decodes
     alone, mixed steps with at least as many tokens of prompts as of answers."""
@@ -88,7 +92,9 @@ class PrefillStallsDecode(Finding):
 
     def message(self) -> str:
         who = "requests" if self.requests is None else units.plural(round(self.requests), "request")
-        work = "prompts" if self.prompt_tokens is None else f"{units.count(round(self.prompt_tokens))} tokens of prompts"
+        work = (
+            "prompts" if self.prompt_tokens is None else f"{units.count(round(self.prompt_tokens))} tokens of prompts"
+        )
         than = f", {units.duration(self.alone_ns)} without prompts" if self.alone_ns is not None else ""
         return f"{who} wait {units.duration(self.interval_ns)} for the next token while {work} are prefilled{than}"
 
@@ -117,23 +123,22 @@ class SchedulerGap(Finding):
     def message(self) -> str:
         where = f", most of it after {self.phase}" if self.phase else ""
         return (
-            f"The device is idle {units.duration(self.gap_ns)} between two steps (of {units.duration(self.step_ns)}): the "
-            f"scheduler prepares the next batch meanwhile{where}"
+            f"The device is idle {units.duration(self.gap_ns)} between two steps (of {units.duration(self.step_ns)}): "
+            f"the scheduler prepares the next batch meanwhile{where}"
         )
 
 
 @dataclass(frozen=True)
 class SmallAllReduces(Finding):
     """Decode sends a small message after every layer's attention and experts, and nothing runs beside it. Its cost
-    is what of it is exposed in decode steps, without waiting for late ranks; it is part of the causes of communication.
+    is their exposed transfer in decode steps; it is part of the causes `latency` and `bandwidth`.
     """
 
     code = "small_all_reduces"
-    recognised = """exposed communication of at least a tenth of the decode steps' time, after what waits for late ranks
-    is taken off."""
+    recognised = """exposed transfers of at least a tenth of the decode steps' time, without waiting for late ranks."""
     helps = """all-reduces fused with the normalisation behind them; one-shot all-reduces (custom, symmetric memory);
     fewer GPUs per replica where the model fits."""
-    misleads = "a single rank of several: what looks like transfer may be waiting for a late one."
+    misleads = "recordings of single ranks: what is transfer and what is waiting is then left open."
 
     per_step: float
     mean_ns: int
@@ -148,6 +153,6 @@ class SmallAllReduces(Finding):
         by = " by NCCL" if self.nccl else ""
         return (
             f"Each decode step sends {units.plural(round(self.per_step), 'small message')}{by} of "
-            f"{units.duration(self.mean_ns)}: {units.duration(self.exposed_ns)} of {units.duration(self.step_ns)} in which "
-            "the device does nothing else"
+            f"{units.duration(self.mean_ns)}: {units.duration(self.exposed_ns)} of {units.duration(self.step_ns)} in "
+            "which the device does nothing else"
         )

@@ -189,7 +189,8 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
     words = {
         "suggestions": "every change", "findings": "findings and evidence", "causes": "causes",
         "all-ranks": "all ranks", "steps": "steps over time", "by-step": "step by step, rank by rank",
-        "collectives": "collectives", "compilation": "torch.compile", "experts": "experts", "serving": "serving by phase",
+        "collectives": "collectives", "compilation": "torch.compile", "experts": "experts",
+        "serving": "serving by phase",
         "links": "links and GPUs over time", "kernels": "kernels", "memory": "memory",
         "places": "where in the program",
         "doubts": "what is uncertain",

@@ -30,8 +30,9 @@ _PYTORCH_FORMATS = frozenset({"kineto", "ascend", "flight-recorder", "allocator-
 def program(names: Iterable[str], formats: Collection[str], any_events: bool) -> Program | None:
     """The kind of program that recorded these names in files of these formats (`trace.sources[].format`).
 
-    Servers are told by their steps and operators, PyTorch's and XLA's names told by whole identifiers. XLA goes first: JAX jobs may use torch to load data.
-    Without either, a program with events is `native`; None where nothing was recorded that could tell.
+    Servers are told by their steps and operators, PyTorch's and XLA's names by whole identifiers. XLA goes before
+    PyTorch: JAX jobs may use torch to load data. Without any, a program with events is `native`; None where nothing was
+    recorded that could tell.
     """
     texts = list(names)
     if SERVERS.intersection(frameworks(texts)) and not any(_TRAINS.search(name) for name in texts):

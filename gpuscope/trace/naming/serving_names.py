@@ -1,8 +1,8 @@
 """What inference servers call their steps: the phase, and how many requests and tokens are in the batch.
 
 Each server names the range around a step after its batch: vLLM (`vllm/v1/worker/gpu_worker.py`, and `capture_…` in
-`gpu_model_runner.py`), SGLang from 0.5.12 on (`build_step_span_name`), TensorRT-LLM (`_torch/pyexecutor/py_executor.py`,
-NVTX) and AMD's ATOM.
+`gpu_model_runner.py`), SGLang from 0.5.12 on (`build_step_span_name`), TensorRT-LLM (`pyexecutor/py_executor.py`, NVTX)
+and AMD's ATOM.
 """
 
 from __future__ import annotations
@@ -79,10 +79,14 @@ _NAMES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], Batch | None
     ("vLLM", re.compile(r"capture_(\d+)_(?:FULL|PIECEWISE|\w*(?:decode|prefill))$"),
      lambda found: Batch("capture", decode_tokens=int(found[1]))),
     ("SGLang", re.compile(r"step\[([A-Z]+(?:_[A-Z0-9]+)*) bs=(\d+)(?: toks=(\d+))?([^\]]*)\]$"), _sglang),
-    ("TensorRT-LLM", re.compile(r"\[Executor\] _forward_step(?: \d+)?: (\d+) ctx reqs, (?:(\d+) ctx tokens, )?(\d+) gen reqs"),
+    ("TensorRT-LLM",
+     re.compile(r"\[Executor\] _forward_step(?: \d+)?: (\d+) ctx reqs, (?:(\d+) ctx tokens, )?(\d+) gen reqs"),
      _tensorrt_llm),
     ("ATOM", re.compile(r"(prefill|decode)\[(bs=\d+.*)\]$"), _atom),
 )  # fmt: skip
+
+
+_DIGITS = 18
 
 
 @cache
@@ -92,13 +96,10 @@ def batch_of(name: str) -> Batch | None:
     >>> batch_of("execute_context_1(512)_generation_32(32)")
     Batch(phase='mixed', prefill_requests=1, prefill_tokens=512, decode_requests=32, decode_tokens=32)
     """
-    for _, pattern, read in _NAMES:
-        if found := pattern.match(name):
-            try:
-                return read(found)
-            except ValueError:  # more digits than an integer may have
-                return None
-    return None
+    if any(len(digits) > _DIGITS for digits in re.findall(r"\d+", name)):  # fits no column
+        return None
+    found = ((pattern.match(name), read) for _, pattern, read in _NAMES)
+    return next((read(match) for match, read in found if match), None)
 
 
 def server_of(name: str) -> str:

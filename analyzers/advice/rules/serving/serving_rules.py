@@ -16,7 +16,7 @@ from gpuscope.words import units
 
 CHUNK = 2048
 """Tokens per step that vLLM's manual gives for short intervals between tokens (docs/configuration/optimization.md)."""
-MIXED_STEPS = "graphs are for decode, and other steps run between: what they gain is no change of every step"
+OTHERS_BETWEEN = "graphs are for decode, and steps of other phases run between, which the replay would change too"
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,13 @@ class LargerGraphs(Suggestion):
 
     code = "graph_sizes"
     answers = ("uncaptured_batch",)
-    sets = "vLLM `--max-cudagraph-capture-size` (`--cuda-graph-sizes` up to 0.11.0), SGLang `--cuda-graph-max-bs-decode` "
+    sets = (
+        "vLLM `--max-cudagraph-capture-size` (`--cuda-graph-sizes` up to 0.11.0), SGLang `--cuda-graph-max-bs-decode` "
+    )
     sets += "(`--cuda-graph-max-bs` up to 0.5.12)"
     action = "Capture decode graphs up to {largest} requests"
     why = "{cost}; the largest batch that is replayed has {captured} requests, steps with up to {largest} are eager"
+    why_not = "a graph would replace the launches of these steps alone, which the replay can't change apart from others"
     risk = "each size takes memory, which the key-value cache then lacks, and time at start"
     verify = "record again: serving.batches[].graphed_frac near 1 for all sizes"
 
@@ -60,7 +63,9 @@ class SmallerChunks(Suggestion):
     sets = "vLLM `--max-num-batched-tokens`, SGLang `--chunked-prefill-size`"
     action = "Prefill at most {chunk} tokens per step"
     why = "{message}; with {chunk} tokens it would be about {then}, if a step takes time by its tokens"
-    why_not = "the same work in more steps: answers stutter less, no step of it is saved, and prompts take a little longer"
+    why_not = (
+        "the same work in more steps: answers stutter less, no step of it is saved, and prompts take a little longer"
+    )
     bounded = False
     risk = "fewer tokens per second, and a longer wait for the first token of long prompts"
     verify = "record again: serving.token_interval.p90_ns; tokens per second of the load"
@@ -169,7 +174,11 @@ def _named(case: Case, value: str, vllm: Known, sglang: Known, *older: Known) ->
 def _graphs(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     setting = _named(case, "false", vllm_settings.ENFORCE_EAGER, sglang_settings.DISABLE_GRAPHS)
     if setting is not None:
-        yield _captured(case, finding, DecodeGraphs(finding["facts"]["launches"]), setting)
+        only_decode = {step.get("phase") for step in case.report["steps"] if step["role"] == "steady"} == {"decode"}
+        yield Proposal(
+            finding, DecodeGraphs(finding["facts"]["launches"]), setting, (CapturedGraphs(),),
+            None if only_decode else Refused(OTHERS_BETWEEN), device_floor(case, "compute"),
+        )  # fmt: skip
     yield from _cores(case, finding)
 
 
@@ -181,15 +190,7 @@ def _sizes(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         sglang_settings.OLDER_MAX_CAPTURED,
     )  # fmt: skip
     if setting is not None:
-        yield _captured(case, finding, LargerGraphs(largest, facts["captured"]), setting)
-
-
-def _captured(case: Case, finding: FindingEntry, record: Suggestion, setting: Setting) -> Proposal:
-    """Graphs by the replay where every judged step would be launched so; else bounded."""
-    phases = {step.get("phase") for step in case.report["steps"] if step["role"] == "steady"}
-    if phases == {"decode"}:
-        return Proposal(finding, record, setting, (CapturedGraphs(),), floor=device_floor(case, "compute"))
-    return Proposal(finding, record, setting, outcome=Refused(MIXED_STEPS))
+        yield Proposal(finding, LargerGraphs(largest, facts["captured"]), setting)
 
 
 def _chunks(case: Case, finding: FindingEntry) -> Iterator[Proposal]:

@@ -12,8 +12,7 @@ from gpuscope.words import units
 from gpuscope.words.vocabulary import CLASSES
 
 SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
-HEAD = ("phase", "steps", "step", "compute", "exposed comm.", "memory", "idle", "CPU", "gap", "launches", "in graphs",
-        "tokens/s")  # fmt: skip
+HEAD = ("steps", "step", "comp.", "comm.", "mem.", "idle", "CPU", "gap", "tokens/s")
 """Of `row`."""
 BATCHES_SHOWN = 8
 
@@ -24,7 +23,7 @@ def section(report: Report, writer: Writer) -> None:
         return
     serving = report["serving"]
     writer.heading("Serving by phase")
-    table = writer.table("<phase", ">steps", ">step", ">comp.", ">comm.", ">mem.", ">idle", ">CPU", ">gap", ">calls", ">graphs", ">tok/s")
+    table = writer.table(f"<{HEAD[0]}", *(f">{name}" for name in HEAD[1:]))
     for one in serving["phases"]:
         table.add_row(*map(writer.text, row(one)))
     writer.show(table)
@@ -38,9 +37,9 @@ def row(one: ServingPhase) -> list[str]:
     shares = (parts["compute"], parts["exposed_communication"], parts["exposed_memory"], parts["idle"], one["cpu_ns"])
     rate = one["tokens_per_s"]
     return [
-        one["phase"] or "unknown", str(one["steps"]), units.duration(one["step_ns"]),
-        *(units.share(part / spent) for part in shares), units.duration(one["gap_ns"]), f"{one['launches']:.0f}",
-        units.share(one["graphed_frac"]), units.NONE if rate is None else units.count(round(rate)),
+        f"{one['steps']} {one['phase'] or 'unknown'}", units.duration(one["step_ns"]),
+        *(units.share(part / spent) for part in shares), units.duration(one["gap_ns"]),
+        units.NONE if rate is None else units.count(round(rate)),
     ]  # fmt: skip
 
 
@@ -51,8 +50,10 @@ def sentences(serving: ServingSection) -> list[str]:
     eager = [one for one in serving["batches"] if one["graphed_frac"] < 0.5]
     replayed = [one for one in serving["batches"] if one["graphed_frac"] >= 0.5]
     for one in eager[:BATCHES_SHOWN] if replayed else ():
-        told.append(f"decode of {one['requests']} requests runs without graphs: {units.duration(one['step_ns'])}, of which "
-                    f"{units.duration(one['launch_ns'])} wait for launches")  # fmt: skip
+        told.append(
+            f"decode of {one['requests']} requests runs without graphs: {units.duration(one['step_ns'])}, of which "
+            f"{units.duration(one['launch_ns'])} wait for launches"
+        )
     if serving["captured"]:
         told.append(f"graphs captured for {', '.join(map(str, serving['captured']))}")
     return told
@@ -71,6 +72,13 @@ def _of_phase(one: ServingPhase) -> Iterator[str]:
     ]  # fmt: skip
     means = f"; per step {', '.join(batch)}" if batch and one["phase"] != "capture" else ""
     yield f"{name}: bound by {by} ({units.share(one['cause_frac'])}{cause}){means}"
+    if one["launches"]:
+        graphs = f", {one['graphs']:.0f} of them graphs with {units.share(one['graphed_frac'])} of its kernels"
+        host = f"; the host is done in {units.duration(one['host_ns'])}" if one["host_ns"] is not None else ""
+        yield (
+            f"  {one['launches']:.0f} launches per step{graphs if one['graphs'] else ', none of them a graph'}: "
+            f"{units.duration(one['call_ns'])} in the calls{host}"
+        )
     spent = sum(part["dur_ns"] for part in one["work"])
     if spent:
         yield "  kernels: " + ", ".join(
@@ -85,9 +93,13 @@ def _waits(serving: ServingSection) -> Iterator[str]:
     if interval is not None:
         alone = serving["decode_alone_ns"]
         than = f"; {units.duration(alone)} where nothing but decode runs" if alone is not None else ""
-        yield (
-            f"time per token: {units.duration(interval['median_ns'])} (90th percentile "
-            f"{units.duration(interval['p90_ns'])}, longest {units.duration(interval['max_ns'])}){than}"
-        )
+        spread = (
+            f" (90th percentile {units.duration(interval['p90_ns'])}, longest {units.duration(interval['max_ns'])})"
+            if interval["count"] > 1 else ""
+        )  # fmt: skip
+        yield f"time per token: {units.duration(interval['median_ns'])}{spread}{than}"
     if first is not None:
-        yield f"first token of a prompt that fits one step: {units.duration(first['median_ns'])}, without waiting for its turn"
+        yield (
+            f"first token of a prompt that fits one step: {units.duration(first['median_ns'])}, without waiting for "
+            "its turn"
+        )
