@@ -139,6 +139,7 @@ ROOMS = (
     "collectives",
     "compilation",
     "experts",
+    "serving",
     "nccl",
     "pipelines",
     "slowdown",

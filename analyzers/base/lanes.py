@@ -137,7 +137,7 @@ def _view(trace: Trace, lane: Lane, asked: tuple[int, int] | None) -> LaneView |
         window = (steps[0].start, steps[-1].end)
     compute, communication, memory = (trace.spans(lane.rows, kind) for kind in Kind)
     parts = split(compute, communication, memory, window)
-    facts = step_facts(trace, lane, *bounds(steps))
+    facts = step_facts(trace, lane, [step.step for step in steps], *bounds(steps))
     roles = tuple(_own_roles(steps, facts))
     breakdown = trace.breakdown(lane.rows, window)
     return LaneView(lane, window, parts, breakdown, tuple(steps), basis, facts, roles, cut=asked is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.trace import Trace
 
 
@@ -31,4 +32,12 @@ def any_of(*tables: str) -> Callable[[Trace], bool]:
     return lambda trace: any(len(trace[table]) for table in tables)
 
 
+def serves(trace: Trace) -> bool:
+    """Whether these are steps of an inference server: any of them has a phase."""
+    return bool((trace["steps"]["phase"] != NO_NAME).any())
+
+
+OF_A_SERVER = Need("steps of a server", "servers name the ranges around their steps", serves, optional=True)
+NO_SERVER = Need("other steps than a server's", "a server needs each message at once", lambda trace: not serves(trace),
+                 optional=True)  # fmt: skip
 DEVICE_EVENTS = Need("device_events", "record the device's activity (ProfilerActivity.CUDA, nsys -t cuda)")

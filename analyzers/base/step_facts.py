@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from gpuscope.analyzers.base.step_roles import StepFacts
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import measure_within, union
 from gpuscope.trace.naming import kinds
@@ -17,8 +20,9 @@ UPDATE, REDUCTION = "update", "reduction"
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 
 
-def step_facts(trace: Trace, lane: Lane, start: Times, end: Times) -> tuple[StepFacts, ...]:
-    """Of each step of a lane, which begin and end at these instants (ns, shape (steps,))."""
+def step_facts(trace: Trace, lane: Lane, numbers: Sequence[int], start: Times, end: Times) -> tuple[StepFacts, ...]:
+    """Of each step of a lane by its number, which begin and end at these instants (ns, shape (steps,))."""
+    phases = phases_of(trace, lane.rank)
     compiling = _compiling(trace, lane.rank, start, end)
     held = {UPDATE: _updates(trace, lane), REDUCTION: _reductions(trace, lane.rank)}
     inside = {name: np.searchsorted(at, end) > np.searchsorted(at, start) for name, at in held.items()}
@@ -27,9 +31,18 @@ def step_facts(trace: Trace, lane: Lane, start: Times, end: Times) -> tuple[Step
             int(end[place] - start[place]),
             compiling=float(compiling[place]),
             needed=frozenset(name for name, holds in inside.items() if holds[place]),
+            phase=phases.get(numbers[place], ""),
         )
         for place in range(len(start))
     )
+
+
+def phases_of(trace: Trace, rank: int) -> dict[int, str]:
+    """The phases of a server's steps by their numbers; those without one are left out."""
+    table = trace["steps"]
+    own = np.flatnonzero((table["rank"] == rank) & (table["phase"] != NO_NAME))
+    codes = table["phase"][own].tolist()
+    return {step: trace.names[code] for step, code in zip(table["step"][own].tolist(), codes, strict=True)}
 
 
 def _compiling(trace: Trace, rank: int, start: Times, end: Times) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -34,6 +34,8 @@ OUTLIERS_AT_MOST = 0.2
 """Share of the whole steps after the warm-up that may be outliers; more often it is how the job runs."""
 COMPILING = 0.05
 """Share of a step in compilation, module loading or autotuning from which a leading step is warm-up."""
+CAPTURE = "capture"
+"""Phase of a server's step that captures a graph."""
 MIN_STEADY = 2
 """Steady steps that a verdict on the steady state needs."""
 
@@ -41,19 +43,20 @@ MIN_STEADY = 2
 @dataclass(frozen=True)
 class StepFacts:
     """What decides the role of one step: its duration (ns, the largest over ranks), whether the recording cut it
-    off, the share of it that was spent compiling, loading modules or autotuning (the largest over ranks), and what
-    training needs that it holds (on any rank)."""
+    off, the share of it that was spent compiling, loading modules or autotuning (the largest over ranks), what
+    training needs that it holds (on any rank), and the phase of a server's step."""
 
     duration: int
     cut: bool = False
     compiling: float = 0.0
     needed: frozenset[str] = frozenset()
+    phase: str = ""
 
     def joined(self, other: StepFacts) -> StepFacts:
         """The same step of two ranks."""
         return StepFacts(
             max(self.duration, other.duration), self.cut or other.cut, max(self.compiling, other.compiling),
-            self.needed | other.needed,
+            self.needed | other.needed, self.phase or other.phase,
         )  # fmt: skip
 
 
@@ -114,8 +117,16 @@ def roles(steps: Sequence[StepFacts]) -> list[Role]:
     return _roles(steps, typical)
 
 
+def is_server(steps: Sequence[StepFacts]) -> bool:
+    """Whether these are a server's steps, whose length follows their batch: none of them is usual."""
+    return any(step.phase for step in steps)
+
+
 def _roles(steps: Sequence[StepFacts], typical: Usual) -> list[Role]:
     found = [Role.PARTIAL if step.cut else Role.STEADY for step in steps]
+    if is_server(steps):
+        compiles = [step.phase == CAPTURE or step.compiling >= COMPILING for step in steps]
+        return [Role.WARMUP if own and role == Role.STEADY else role for own, role in zip(compiles, found, strict=True)]
     whole = [index for index, step in enumerate(steps) if not step.cut]
     first = 0
     while first < len(whole) and _warming(steps[whole[first]], typical):
@@ -138,7 +149,7 @@ def _warming(step: StepFacts, typical: Usual) -> bool:
 
 def leading_fast(steps: Sequence[StepFacts], found: Sequence[Role]) -> int:
     """How many steady steps at the beginning are faster than the later ones: the step time shifts after them."""
-    typical = usual(steps)
+    typical = None if is_server(steps) else usual(steps)
     steady = [step for step, role in zip(steps, found, strict=True) if role == Role.STEADY]
     count = 0
     while typical is not None and count < len(steady) and typical.fast(steady[count].duration):

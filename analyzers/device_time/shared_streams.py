@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, longest
 from gpuscope.analyzers.base.lanes import LaneView, count_steps
-from gpuscope.analyzers.base.needs import DEVICE_EVENTS
+from gpuscope.analyzers.base.needs import DEVICE_EVENTS, NO_SERVER
 from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import SharedStream
@@ -69,4 +69,4 @@ def _evidence(trace: Trace, view: LaneView, rows: Times, exposed: Spans, index: 
     }
 
 
-ANALYZER = FileAnalyzer("streams", run, (DEVICE_EVENTS,))
+ANALYZER = FileAnalyzer("streams", run, (DEVICE_EVENTS, NO_SERVER))

@@ -14,13 +14,15 @@ from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.analyzers.verdict import verdict
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import class_of
-from gpuscope.schema.document import BreakdownEntry, RankEntry, Stalls, StepEntry
+from gpuscope.schema.document import BatchEntry, BreakdownEntry, RankEntry, Stalls, StepEntry
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.naming.serving_names import Phase
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 Causes = Mapping[str, Attributed]
+Batches = Mapping[tuple[int, int], tuple[Phase | None, BatchEntry | None]]
 
 
 def judged_causes(steady: SteadyState, lane: LaneSummary, causes: Causes) -> dict[str, Attributed]:
@@ -80,16 +82,17 @@ def _device_name(trace: Trace, lane: LaneSummary) -> str | None:
     return trace.names[code] if code != NO_NAME else None
 
 
-def step_entries(steady: SteadyState, lane: LaneSummary, causes: Causes) -> list[StepEntry]:
-    """Each recorded step of a lane, judged or not."""
+def step_entries(steady: SteadyState, lane: LaneSummary, causes: Causes, batches: Batches) -> list[StepEntry]:
+    """Each recorded step of a lane, judged or not; a server's with phase and batch."""
     entries: list[StepEntry] = []
     for index, (step, breakdown) in enumerate(zip(lane.steps, lane.step_breakdowns, strict=True)):
         own = {cause: int(attributed.per_step[index]) for cause, attributed in causes.items()}
         top, cause, _ = verdict.bound(own, breakdown.window)
+        phase, batch = batches.get((lane.rank, step.step), (None, None))
         entries.append({
             "step": None if step.step == NA else step.step, "rank": lane.rank,
             "device": None if lane.device == NA else lane.device, "role": steady.role(step.step).value,
             "start_ns": step.start, "dur_ns": breakdown.window,
-            "breakdown_ns": _parts(breakdown), "bound_by": top, "cause": cause,
+            "breakdown_ns": _parts(breakdown), "bound_by": top, "cause": cause, "phase": phase, "batch": batch,
         })  # fmt: skip
     return entries

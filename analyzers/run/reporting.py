@@ -27,6 +27,9 @@ from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.setup import stacks_recorded
 from gpuscope.analyzers.run.rank_entries import Causes, judged_causes, rank_entry, step_entries
+from gpuscope.analyzers.serving.by_phase import serving_section
+from gpuscope.analyzers.serving.served_steps import batches_of, captured_sizes, served_steps
+from gpuscope.analyzers.serving.serving_findings import serving_findings
 from gpuscope.analyzers.verdict import verdict
 from gpuscope.analyzers.verdict.cause_findings import Run, findings
 from gpuscope.analyzers.verdict.unexplained import unexplained
@@ -51,7 +54,7 @@ from gpuscope.schema.memory_section import MemoryEntry
 from gpuscope.sources.companion_files import files_of, is_timeline
 from gpuscope.sources.remote import shown
 from gpuscope.trace.breakdown import Breakdown
-from gpuscope.trace.naming.frameworks import frameworks, parallelism
+from gpuscope.trace.naming.frameworks import SERVERS, frameworks, parallelism
 from gpuscope.trace.naming.programs import program
 from gpuscope.trace.schema import NA
 from gpuscope.trace.steps import KERNEL_SEQUENCE
@@ -101,13 +104,14 @@ def _diagnosis(
     given = merged(result.sections for result in results)
     clock_error = given.get(sections.CLOCK_ERROR)
     basis = next((lane.basis for lane in lanes if lane.basis), None)
+    batches = batches_of(facts.trace)
     found: Diagnosis = {
         "schema_version": SCHEMA_VERSION,
         "gpuscope_version": __version__,
         "trace": _trace(facts, given, parallelism),
         "verdict": verdict.decide(_weigh(facts, causes, problems, results, given)),
         "ranks": [rank_entry(facts, lane, causes[lane.key]) for lane in lanes],
-        "steps": [step for lane in lanes for step in step_entries(facts.steady, lane, causes[lane.key])],
+        "steps": [step for lane in lanes for step in step_entries(facts.steady, lane, causes[lane.key], batches)],
         "step_time": facts.step_time,
         "steps_basis": basis,
         "steps_provenance": None if basis is None else "inferred" if basis == KERNEL_SEQUENCE else "measured",
@@ -131,6 +135,12 @@ def _diagnosis(
     # What no analysis gave is empty, or left out where the schema says so.
     diagnosis = cast(Diagnosis, {**found, **given.printed()})
     lines = {row["kernel"]: row["place"] for row in facts.trace.rows("compiled_kernels")}
+    if sections.SERVING_STEPS in given:
+        served = served_steps(facts, causes, given[sections.SERVING_STEPS])
+        server = next((name for name in diagnosis["trace"]["frameworks"] if name in SERVERS), None)
+        diagnosis["serving"] = serving_section(served, server, captured_sizes(facts.trace))
+        step_ns = facts.step_ns
+        diagnosis["findings"] += [with_per_step(one, step_ns) for one in serving_findings(served, diagnosis["serving"])]
     diagnosis["call_tree"] = places.led_to_lines(diagnosis["call_tree"], lines)
     if ideal := ideal_steps(diagnosis):
         diagnosis["ideal"] = ideal
@@ -217,7 +227,7 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
         "clock_error_ns": clock_error,
         "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
         "frameworks": frameworks(trace.names.names, {description for description, _ in groups}, formats),
-        "program": program(trace.names.names, formats, bool(facts.lanes)),
+        "program": "server" if batches_of(trace) else program(trace.names.names, formats, bool(facts.lanes)),
         "parallelism": parallelism(groups) or dict(named),  # one group of all ranks says nothing of its purpose
     }
 

@@ -39,7 +39,9 @@ from gpuscope.schema.profile_sections import (
 )
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Prediction, Replay
+from gpuscope.schema.serving_section import ServingSection
 from gpuscope.trace.naming.programs import Program
+from gpuscope.trace.naming.serving_names import Phase
 
 SCHEMA_VERSION = 3
 
@@ -191,6 +193,19 @@ class RankEntry(TypedDict):
     """Time that is not compute, by class and cause."""
 
 
+class BatchEntry(TypedDict):
+    """What a step of an inference server worked on; null what is not told."""
+
+    prefill_requests: int | None
+    """Prompts…"""
+    prefill_tokens: int | None
+    """… and their tokens in this step."""
+    decode_requests: int | None
+    """Requests that get their next token…"""
+    decode_tokens: int | None
+    """… and tokens of these; of a capture, the size that is captured."""
+
+
 class StepEntry(TypedDict):
     """One step of one rank; `step` is None for what ran before the first step. All that was recorded, judged or not:
     see `role`."""
@@ -211,6 +226,11 @@ class StepEntry(TypedDict):
     bound_by: Class
     """Class, by the rule of the verdict, for this step and rank alone."""
     cause: str | None
+    phase: NotRequired[Phase | None]
+    """Of an inference server: `prefill`, `decode`, `mixed` or `capture`; null where the trace does not tell, or of
+    training. Older reports lack it."""
+    batch: NotRequired[BatchEntry | None]
+    """What an inference server worked on; null where it is not told."""
 
 
 class StepTime(TypedDict):
@@ -714,6 +734,8 @@ class Diagnosis(TypedDict):
     """What torch.compile did and cost; **absent** without its logs."""
     experts: NotRequired[ExpertsSection]
     """What uneven routing costs a mixture of experts; **absent** without sizes of its all-to-alls."""
+    serving: NotRequired[ServingSection]
+    """The steps of an inference server by phase; **absent** of other programs."""
     hang: NotRequired[Hang]
     """Where a job hung; **absent** without Flight Recorder dumps."""
     nccl: NotRequired[Nccl]

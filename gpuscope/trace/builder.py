@@ -12,7 +12,7 @@ from gpuscope.problems import completeness, reading
 from gpuscope.problems.problem import Problem, ProblemKind, merged
 from gpuscope.recorded_environment import kept_facts
 from gpuscope.trace.columns.distinct import among, distinct_values
-from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.row_order import order_rows, select_rows
 from gpuscope.trace.columns.table import Array, Table, Times, concatenated, joined, stored
 from gpuscope.trace.cpu_run import host_device
@@ -23,7 +23,7 @@ from gpuscope.trace.naming import kinds
 from gpuscope.trace.naming.communication_ops import from_launching_ranges
 from gpuscope.trace.recorded_totals import Part, RecordedTotal, differences
 from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
-from gpuscope.trace.steps import KERNEL_SEQUENCE, find_steps
+from gpuscope.trace.steps import KERNEL_SEQUENCE, FoundSteps, find_steps
 from gpuscope.trace.trace import SourceFile, Trace
 
 ONE_DAY_NS = 86_400 * 10**9
@@ -235,11 +235,21 @@ class TraceBuilder:
                     "start": found.start,
                     "end": found.end,
                     "basis": self.names.code(found.basis),
+                    **self._batches(found),
                 }
                 chunks.append(Table.build(SCHEMAS["steps"], len(found.step), values))
         if not chunks:
             return Table.empty(SCHEMAS["steps"])
         return Table(SCHEMAS["steps"], {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0].columns})
+
+    def _batches(self, found: FoundSteps) -> dict[str, Any]:
+        """The columns of a server's steps."""
+        if not found.batches:
+            return {}
+        counts = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
+        told = {name: [getattr(one, name) for one in found.batches] for name in counts}
+        phases = [NO_NAME if one.phase is None else self.names.code(one.phase) for one in found.batches]
+        return {"phase": phases} | {name: [NA if one is None else one for one in own] for name, own in told.items()}
 
 
 def _session(starts: Sequence[Times]) -> tuple[int, int]:

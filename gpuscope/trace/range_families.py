@@ -1,6 +1,6 @@
 """Families of ranges alike but for the numbers in their names, of which one member, or one round, is a step.
 
-`token_7_processing` and `execute_8192_context_9` count up; `layer_0` … `layer_31` come round again, once per step.
+`token_7_processing` and `frame_12` count up; `layer_0` … `layer_31` come round again, once per step.
 """
 
 from __future__ import annotations

@@ -384,13 +384,18 @@ SHAPES = TableSchema(
 
 STEPS = TableSchema(
     "steps",
-    "training steps as the host saw them",
+    "steps as the host saw them",
     (
         _RANK,
         Column("step", "int", "step number"),
         _START,
         _END,
         Column("basis", "name", "what the steps were found from"),
+        Column("phase", "name", "of an inference server: prefill, decode, mixed or capture", True),
+        Column("prefill_requests", "int", "prompts in the batch", True),
+        Column("prefill_tokens", "int", "tokens of these that the step works on", True),
+        Column("decode_requests", "int", "requests in the batch that get their next token", True),
+        Column("decode_tokens", "int", "tokens of these; of a capture, the size that is captured", True),
     ),
     sort=("rank", "start"),
 )

@@ -1,4 +1,4 @@
-"""Training steps: found from annotations, else from the repetition of the kernels themselves."""
+"""Steps: found from annotations, else from the repetition of the kernels themselves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks
 from gpuscope.trace.naming.kernel_categories import is_optimizer_step
+from gpuscope.trace.naming.serving_names import Batch
 from gpuscope.trace.range_families import steps_of_families
 from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.serving_steps import ServerSteps, annotated, from_kernels
 
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
 _STEP_NAME = re.compile(r"(?:^|[^a-z])(train(?:ing)?[ _]?step|step|iter(?:ation)?|batch)(?:[^a-z]|$)", re.IGNORECASE)
@@ -41,26 +43,37 @@ class FoundSteps:
     start: Times
     end: Times
     basis: str
+    batches: tuple[Batch, ...] = ()
+    """Of each step of an inference server; empty for others."""
 
 
 def find_steps(host: Table, device: Table, names: NamePool, rows: Mask, device_rows: Mask) -> FoundSteps | None:
     """The steps of one rank, whose rows the masks select; None where nothing repeats.
 
-    Tried in order: `ProfilerStep#N`; a range named like a step (NVTX or annotation) that repeats on one
-    thread without overlap; `Optimizer.step#…`, once per iteration; a family of ranges that differ by their numbers;
-    the period of the kernel sequence. Where gradients are accumulated, the ranges up to an optimizer step are one step.
+    Tried in order: ranges of an inference server; `ProfilerStep#N`; a range named like a step (NVTX or annotation) that
+    repeats on one thread without overlap; a server's kernels; `Optimizer.step#…`, once per iteration; a family of
+    ranges that differ by their numbers; the period of the kernel sequence. Where gradients are accumulated, the ranges
+    up to an optimizer step are one step.
     """
     ranges = np.flatnonzero(rows & (host["category"] == Category.ANNOTATION) & (host["end"] > host["start"]))
     # Traces of 2020 and of Ascend record ProfilerStep as an operator.
     operators = np.flatnonzero(rows & (host["category"] == Category.OP))
-    annotated = _profiler_steps(host, names, np.concatenate((ranges, operators))) or _named_steps(host, names, ranges)
-    if annotated is not None:
-        return _of_updates(annotated, host, names, np.concatenate((ranges, operators)))
+    if (served := annotated(host, names, ranges)) is not None:
+        return _of_server(served, f"ranges of {served.server}")
+    named = _profiler_steps(host, names, np.concatenate((ranges, operators))) or _named_steps(host, names, ranges)
+    if named is not None:
+        return _of_updates(named, host, names, np.concatenate((ranges, operators)))
+    if (served := from_kernels(host, device, names, device_rows)) is not None:
+        return _of_server(served, KERNEL_SEQUENCE)
     return (
         _marked_steps(host, names, np.concatenate((ranges, operators)))
         or _numbered_ranges(host, device, names, ranges, device_rows)
         or _repeating_kernels(device, device_rows)
     )
+
+
+def _of_server(found: ServerSteps, basis: str) -> FoundSteps:
+    return FoundSteps(np.arange(len(found.start), dtype=np.int64), found.start, found.end, basis, found.batches)
 
 
 def _profiler_steps(host: Table, names: NamePool, rows: Times) -> FoundSteps | None:

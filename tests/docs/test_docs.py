@@ -22,7 +22,7 @@ from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import kinds
 from gpuscope.report.view.first_lines import first_lines
-from gpuscope.schema.document import Report
+from gpuscope.schema.document import BatchEntry, Report
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -182,6 +182,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "traffic",
         "crossovers",
         "link_counters",
+        "serving",
         "device_counters",
         "topology",
         "advice",
@@ -209,6 +210,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "trace.setup.variables.{variable}",
         *(f"findings[].evidence[].{key}" for key in ("between", "sampled")),
         "experts.not_separable",
+        *(f"steps[].batch.{key}" for key in BatchEntry.__annotations__),  # none is of a server
         "verdict.reason",  # none of the samples is without a verdict
         *(f"stragglers[].group{key}" for key in ("", ".ranks", ".by", ".name")),
     }

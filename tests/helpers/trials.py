@@ -157,6 +157,7 @@ class Elsewhere:
 
 
 COMPILING = "test_compilation.py::test_alike_ranks_and_whole_graphs_are_no_finding"
+SERVES = "test_serving.py::test_phases_causes_and_words"
 FAILS = "test_faults_put_in.py::test_a_request_that_fails"
 FORCED = "test_nccl_settings.py::test_what_a_log_shows_to_be_forced_is_unset"
 OTHER_SIZES = "test_nccl_settings.py::test_sizes_that_the_job_does_not_send_are_none_of_its_business"
@@ -262,6 +263,13 @@ ELSEWHERE = [
         "test_compilation.py::test_the_idle_time_between_broken_graphs_is_the_cost_of_the_line",
         COMPILING,
     ),
+    Elsewhere("decode_graphs", SERVES, truth=True),
+    Elsewhere("fused_all_reduce", SERVES),
+    Elsewhere("graph_sizes", SERVES),
+    Elsewhere("overlapped_scheduling", SERVES),
+    Elsewhere("server_cores", SERVES),
+    Elsewhere("smaller_chunks", SERVES),
+    Elsewhere("smaller_tensor_parallel", SERVES),
 ]
 """Carried out by the tests named."""
 

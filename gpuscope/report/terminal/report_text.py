@@ -21,6 +21,7 @@ from gpuscope.report.terminal.sections import (
     nccl_text,
     pipeline_text,
     profile_text,
+    serving_text,
     stragglers_text,
 )
 from gpuscope.report.view import arrangement
@@ -57,6 +58,7 @@ def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
     _findings(report, writer)
     if "hang" in report:
         hang_text.section(report["hang"], writer)
+    serving_text.section(report, writer)
     advice_text.section(report, writer)
     _collectives(report, writer, rows)
     nccl_text.sections(report, writer)

@@ -15,7 +15,14 @@ EXPLAINED_BY = {
     "straggler": ("slow_worker", "slow_stage", "slow_operations"),
 }
 """Findings that say what makes a cause, where an analysis found it."""
-LIE_WITHIN = {"host_other": ("graph_break", "waits_for_gil", "recompiling"), "launch": ("graph_break",)}
+LIE_WITHIN = {
+    "host_other": ("graph_break", "waits_for_gil", "recompiling", "scheduler_gap"),
+    "launch": ("graph_break", "uncaptured_batch", "eager_decode", "scheduler_gap"),
+    "sync": ("scheduler_gap",),
+    "latency": ("small_all_reduces",),
+    "bandwidth": ("small_all_reduces",),
+    "exposed_communication": ("small_all_reduces",),
+}
 """The same of findings that are a part of a cause's time: they make it where they are half of it."""
 
 

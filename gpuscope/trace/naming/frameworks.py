@@ -6,6 +6,15 @@ import re
 from collections.abc import Collection, Iterable
 
 _MARKS = (
+    # Servers name the ranges around their steps (serving_names.py), their operators, and the files of stacks.
+    ("sglang", re.compile(r"^step\[[A-Z_]+ bs=|\bsglang(/|::)|\bsgl_kernel\b|^scheduler\.run_batch$", re.MULTILINE)),
+    ("tensorrt_llm", re.compile(r"^\[Executor\] _forward_step|\btensorrt_llm(/|::)", re.MULTILINE)),
+    (
+        "vllm",
+        re.compile(
+            r"^execute_(\d+_)?context_\d+\(|^execute_new_\d+_cached_|\bvllm(/|::)|^gpu_model_runner: ", re.MULTILINE
+        ),
+    ),
     # DeepSpeed wraps its engine's methods in NVTX ranges and record_function (deepspeed/utils/nvtx.py).
     ("deepspeed", re.compile(r"^DeepSpeed\w*\.|\bdeepspeed/", re.MULTILINE)),
     ("megatron", re.compile(r"\bmegatron/|^megatron\.|^\w*MegatronModule", re.MULTILINE)),
@@ -36,6 +45,8 @@ _DESCRIPTIONS = {
     "data_parallel": "dp",
 }
 
+SERVERS = frozenset({"sglang", "vllm", "tensorrt_llm"})
+"""Those that answer requests with a model."""
 WRAPPERS = frozenset({"deepspeed", "megatron", "horovod", "ddp", "fsdp", "fsdp2"})
 """Those that reduce gradients for the program."""
 

@@ -6,10 +6,11 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Literal
 
-from gpuscope.trace.naming.frameworks import frameworks
+from gpuscope.trace.naming.frameworks import SERVERS, frameworks
 
-Program = Literal["pytorch", "jax", "native"]
-"""`native` is a program that calls CUDA or HIP itself, in C++ or another language."""
+Program = Literal["pytorch", "jax", "native", "server"]
+"""`native` is a program that calls CUDA or HIP itself, in C++ or another language; `server` answers requests with a
+model and trains nothing."""
 
 _PYTORCH = re.compile(
     # Operators, ATen's kernels, autograd, Inductor's and nvFuser's kernels, files of a recorded stack.
@@ -20,6 +21,8 @@ _JAX = re.compile(
     # XLA's NVTX domain and module ranges, its traces of host functions, what jit names, JAX's own kernels.
     r"^XlaModule\b|^XlaOp\b|^TSL:|\bjit[_(]\w+|\bpjit\b|\bjax(::|/|\.)|\bxla::|^PjRt|^PjitFunction"
 )
+_TRAINS = re.compile(r"^Optimizer\.(step|zero_grad)#|^autograd::engine|Backward\d*$|_backward\b")
+"""Of a job that does both (reinforcement learning) the training part decides."""
 _PYTORCH_FORMATS = frozenset({"kineto", "ascend", "flight-recorder", "allocator-snapshot"})
 """Formats that only PyTorch (or its Ascend build) writes."""
 
@@ -27,10 +30,13 @@ _PYTORCH_FORMATS = frozenset({"kineto", "ascend", "flight-recorder", "allocator-
 def program(names: Iterable[str], formats: Collection[str], any_events: bool) -> Program | None:
     """The kind of program that recorded these names in files of these formats (`trace.sources[].format`).
 
-    PyTorch's and XLA's names are told by whole identifiers. XLA goes first: JAX jobs may use torch to load data.
-    Without either, a program with events is `native`; None where nothing was recorded that could tell.
+    Servers are told by their steps and operators, PyTorch's and XLA's names by whole identifiers. XLA goes before
+    PyTorch: JAX jobs may use torch to load data. Without any, a program with events is `native`; None where nothing was
+    recorded that could tell.
     """
     texts = list(names)
+    if SERVERS.intersection(frameworks(texts)) and not any(_TRAINS.search(name) for name in texts):
+        return "server"
     if formats and set(formats) & _PYTORCH_FORMATS:
         return "pytorch"
     if any(_JAX.search(name) for name in texts):
