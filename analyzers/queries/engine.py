@@ -24,6 +24,7 @@ from gpuscope.errors import UsageError
 from gpuscope.report.section_tables import did_you_mean
 from gpuscope.schema.document import Report
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Array, blocks
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -45,6 +46,8 @@ _LIMITS = {
 }  # fmt: skip
 _STEPS = 100
 """Steps of SQLite's machine between two looks at the clock: one step may be a search through a long text."""
+Values = Callable[[slice], Sequence[Any]]
+"""The values of a column in some of its rows."""
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _NO_FUNCTION = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
 
@@ -95,8 +98,8 @@ def query(run: RunData, sql: str, limit: int = MOST_ROWS) -> Rows:
         for which, most in _LIMITS.items():
             database.setlimit(which, most)
         try:
-            for table, columns in _filled(run, _read_by(database, sql)).items():
-                _insert(database, table, columns)
+            for name, columns in _filled(run, _read_by(database, sql)).items():
+                _insert(database, name, columns, _length(run, tables()[name]))
             return _answer(database, sql, limit)
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise _refused(error, database, sql) from None
@@ -132,7 +135,7 @@ def _read_by(database: sqlite3.Connection, sql: str) -> dict[str, set[str]]:
     return read
 
 
-def _filled(run: RunData, read: Mapping[str, set[str]]) -> dict[str, dict[str, Sequence[Any]]]:
+def _filled(run: RunData, read: Mapping[str, set[str]]) -> dict[str, dict[str, Values]]:
     """The columns that are read, by table and name."""
     chosen = {
         name: [one for one in tables()[name].columns if one.name in columns] for name, columns in sorted(read.items())
@@ -148,44 +151,45 @@ def _length(run: RunData, table: QueryTable) -> int:
     return len(run.report.get(table.source, ())) if table.of_report else len(run.trace[table.source])  # type: ignore[arg-type]
 
 
-def _column(run: RunData, table: QueryTable, column: QueryColumn) -> Sequence[Any]:
+def _column(run: RunData, table: QueryTable, column: QueryColumn) -> Values:
     if column is ROW:
-        return range(_length(run, table))
+        rows = range(_length(run, table))
+        return lambda block: rows[block]
     if table.of_report:
-        return _of_report(run, table, column)
+        found = _of_report(run, table, column)
+        return lambda block: found[block]
     own = run.trace[table.source]
     if column is INSTANCE:
-        return _present(run.facts.matched.of_row)
+        return _numbers(run.facts.matched.of_row)
     if column is LENGTH:
-        return _present(own["end"] - own["start"], (own["end"] == NA) | (own["start"] == NA))
+        known = (own["end"] != NA) & (own["start"] != NA)
+        return _numbers(np.where(known, own["end"] - own["start"], NA))
     declared = own.schema.column(column.path[0])
     values = own[declared.name]
     if declared.dtype == "name":
         return _texts(run.trace, values)
     if declared.enum is not None:
         labels = [member.name.lower() for member in declared.enum]
-        return [labels[code] for code in values.tolist()]
-    absent = values == NA
+        return lambda block: [labels[code] for code in values[block].tolist()]
     if declared.name in ("start", "end") and {"rank", "start"} <= set(own.columns) and len(run.trace.ranks) > 1:
-        values = run.facts.clocks.common(own["rank"], values)
-    return _present(values, absent) if declared.optional else values.tolist()
+        values = np.where(values == NA, NA, run.facts.clocks.common(own["rank"], values))
+    return _numbers(values)
 
 
-def _present(values: Any, absent: Any = None) -> list[int | None]:
-    absent = values == NA if absent is None else absent
-    if not absent.any():
-        return list(values.tolist())
-    return [None if missing else value for value, missing in zip(values.tolist(), absent.tolist(), strict=True)]
+def _numbers(values: Array) -> Values:
+    if not (values == NA).any():
+        return lambda block: values[block].tolist()
+    return lambda block: [None if value == NA else value for value in values[block].tolist()]
 
 
-def _texts(trace: Trace, codes: Any) -> list[str | None]:
+def _texts(trace: Trace, codes: Array) -> Values:
     used, places = np.unique(codes, return_inverse=True)
     # A lone surrogate is no text to SQLite.
     found = [
         None if code == NO_NAME else trace.names[code].encode("utf-8", "replace").decode()[: _TEXT // 4]
         for code in used.tolist()
     ]
-    return [found[place] for place in places.tolist()]
+    return lambda block: [found[place] for place in places[block].tolist()]
 
 
 def _of_report(run: RunData, table: QueryTable, column: QueryColumn) -> list[Any]:
@@ -219,11 +223,12 @@ def _plain(value: Any) -> Any:
     return text if len(text) < _TEXT else None
 
 
-def _insert(database: sqlite3.Connection, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
+def _insert(database: sqlite3.Connection, table: str, columns: Mapping[str, Values], length: int) -> None:
     names = ", ".join(f'"{name}"' for name in columns)
     places = ", ".join("?" * len(columns))
-    rows = zip(*columns.values(), strict=True)
-    database.executemany(f'INSERT INTO "{table}" ({names}) VALUES ({places})', rows)
+    for block in blocks(0, length):  # Python's numbers of all rows would take more memory than SQLite's
+        rows = zip(*(values(block) for values in columns.values()), strict=True)
+        database.executemany(f'INSERT INTO "{table}" ({names}) VALUES ({places})', rows)
 
 
 def _answer(database: sqlite3.Connection, sql: str, limit: int) -> Rows:
