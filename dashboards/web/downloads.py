@@ -13,8 +13,10 @@ from flask import Flask, Response, abort, request
 from gpuscope.analyzers.run import chrome_trace_export
 from gpuscope.dashboards.data.kernel_rows import filtered, kernel_rows
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.data.queries import asked
 from gpuscope.dashboards.state import MalformedStateError, View, parse
 from gpuscope.dashboards.web.window_cut import cut
+from gpuscope.errors import GpuscopeError
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """How a cell begins that a spreadsheet would run (OWASP, «CSV injection»)."""
@@ -28,6 +30,8 @@ def register(server: Flask, runs: Runs) -> None:
 
     @server.get("/download/<key>/<section>.csv")
     def _csv(key: str, section: str) -> Response:
+        if section == "query":
+            return csv(_queried(runs, key), section)
         table = _table(runs.named(key), section, _asked())
         if table is None:
             abort(404)
@@ -48,6 +52,15 @@ def register(server: Flask, runs: Runs) -> None:
                 return attachment(path.read_bytes(), "window.json.gz", "application/gzip")
         finally:
             exporting.release()
+
+
+def _queried(runs: Runs, key: str) -> pd.DataFrame:
+    """The rows of the query in the address. Raises `MalformedStateError` where it is refused."""
+    try:
+        found = asked(runs, key, _asked().extra.get("sql", ""))
+    except GpuscopeError as error:
+        raise MalformedStateError(str(error)) from None
+    return pd.DataFrame(found.rows, columns=list(found.columns), dtype=object)
 
 
 def _asked() -> View:
