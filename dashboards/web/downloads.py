@@ -14,7 +14,10 @@ from gpuscope.analyzers.run import chrome_trace_export
 from gpuscope.dashboards.data.kernel_rows import filtered, kernel_rows
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.queries import asked
+from gpuscope.dashboards.page import Shown
+from gpuscope.dashboards.shared_view.shared_page import shared_page
 from gpuscope.dashboards.state import MalformedStateError, View, parse
+from gpuscope.dashboards.web.timeline_data import tracks_of
 from gpuscope.dashboards.web.window_cut import cut
 from gpuscope.errors import GpuscopeError
 
@@ -50,6 +53,23 @@ def register(server: Flask, runs: Runs) -> None:
                 path = Path(folder) / "window.json.gz"
                 chrome_trace_export.write(cut(events.trace, events.clock, view.window, view.ranks), path)
                 return attachment(path.read_bytes(), "window.json.gz", "application/gzip")
+        finally:
+            exporting.release()
+
+    @server.get("/download/<key>/view.html")
+    def _view(key: str) -> Response:
+        run = runs.named(key)
+        if run.events is None:
+            abort(404)
+        view = _asked()
+        tracks = tracks_of(view.extra.get("tracks", ""), len(run.events.tracks) + len(run.events.counters))
+        if not exporting.acquire(blocking=False):
+            return Response(f"{EXPORTS} windows are being saved: go back and try again", 503, {"Retry-After": "5"})
+        try:
+            shown = Shown(run, view, runs, view.extra.get("theme") == "dark")
+            return attachment(
+                shared_page(shown, run.events, tracks).encode(), "timeline.html", "text/html; charset=utf-8"
+            )
         finally:
             exporting.release()
 
