@@ -17,8 +17,8 @@ from gpuscope.commands.options import RankSet, StepRange
 from gpuscope.words import units
 
 MAX_PARAMETERS = 40
-MAX_VALUE = 1_000
-"""Parameters of an address, and characters of each; a search for a name is the longest."""
+MAX_VALUE = 2_500
+"""Parameters of an address, and characters of each; a query is the longest."""
 MAX_RANKS = 1 << 16
 """Ranks in a filter: more than any run has."""
 _OWN = ("run", "ranks", "steps", "from", "to", "event")

@@ -37,6 +37,8 @@ from walkthrough import walk
 import gpuscope
 from gpuscope.analyzers.advice.rule import suggestions
 from gpuscope.analyzers.planning.inputs.cluster_spec import ClusterFile
+from gpuscope.analyzers.queries.examples import EXAMPLES
+from gpuscope.analyzers.queries.tables import tables as query_tables
 from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION, Cause
 from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import kinds
@@ -266,6 +268,19 @@ def _gpu_paths() -> str:
     )
 
 
+def _query_examples() -> str:
+    return "\n\n".join(f"{one.question}:\n\n```sql\n{one.sql}\n```" for one in EXAMPLES)
+
+
+def _query_tables() -> str:
+    lines = ["| table | holds | columns |", "|---|---|---|"]
+    for one in query_tables().values():
+        columns = ", ".join(f"`{column.name}`" for column in one.columns)
+        meaning = f"[of the report](report.md): {one.doc}" if one.of_report else one.doc
+        lines.append(f"| `{one.name}` | {_cell(meaning)} | {columns} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "causes": _causes,
     "constants": lambda: _outcome("constants.toml"),
@@ -286,6 +301,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "predicted and simulated": lambda: _outcome("predicted_and_simulated.toml"),
     "problems": _problems,
     "profile keys": lambda: keys.document("report", "###", only=keys.PROFILE),
+    "query examples": _query_examples,
+    "query tables": _query_tables,
     "public verdicts": lambda: _outcome("public_traces.toml"),
     "published layouts": _published_layouts,
     "recording options": _recording_options,

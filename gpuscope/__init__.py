@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpuscope.analyzers.comparison.checks import CheckResult, check
     from gpuscope.analyzers.comparison.comparison import Comparison, diff
     from gpuscope.analyzers.planning.advising import ParallelismPlan, advise
+    from gpuscope.analyzers.queries.asking import query
     from gpuscope.analyzers.run.analysis import Analysis
     from gpuscope.analyzers.run.runner import analyze
     from gpuscope.analyzers.watching.following import follow
@@ -62,6 +63,7 @@ _HOME = {
     "figures": "gpuscope.dashboards.figures.of_results",
     "follow": "gpuscope.analyzers.watching.following:follow",
     "open_trace": "gpuscope.sources.opening:open_trace",
+    "query": "gpuscope.analyzers.queries.asking:query",
     "session": "gpuscope.instrumented_runtime.record.session:gpuscope_session",
     "span": "gpuscope.instrumented_runtime.record.ranges:span",
     "tune": "gpuscope.instrumented_runtime.tune.table:tune",
@@ -92,6 +94,7 @@ __all__ = [
     "figures",
     "follow",
     "open_trace",
+    "query",
     "session",
     "span",
     "tune",

@@ -62,7 +62,8 @@ def server(opened: OpenRuns, tunings: Tunings | None = None) -> MCPServer[Any]:
         sql: Annotated[str, Field(description="One SELECT in SQLite's SQL. Empty: the tables and their columns.")] = "",
         limit: Annotated[int, Field(ge=1, le=200, description="At most so many rows.")] = 50,
     ) -> str:
-        """Read-only SQL over the events of the run (device_events, host_events, collectives, steps …), times in ns."""
+        """Read-only SQL over the events of the run (device_events, host_events, collectives, steps …) and over what the
+        analysis found (kernels, findings, gaps, report_steps …), times in ns."""
         return _said(lambda: questions.rows(opened.get(run), sql, limit))
 
     def what_if(

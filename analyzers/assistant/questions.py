@@ -12,9 +12,10 @@ from typing import Any
 from gpuscope.analyzers.assistant.asked_changes import changes_of, described
 from gpuscope.analyzers.assistant.opened_runs import LISTED, OpenRun, OpenRuns
 from gpuscope.analyzers.assistant.short_answers import answer, quoted
-from gpuscope.analyzers.assistant.table_query import query
 from gpuscope.analyzers.changes import Refused
 from gpuscope.analyzers.comparison.comparison import diff
+from gpuscope.analyzers.queries.engine import RunData, query
+from gpuscope.analyzers.queries.tables import tables as query_tables
 from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.catalogue.prediction_sentences import bound_share, gain_share, plan, setting_words, step_change
 from gpuscope.report.terminal.diff_text import side_line, verdict_line
@@ -26,10 +27,11 @@ from gpuscope.schema.diff_document import Diff
 from gpuscope.schema.document import FindingEntry, Report
 from gpuscope.schema.replay_section import Prediction
 from gpuscope.trace.missing import missing
-from gpuscope.trace.schema import SCHEMAS
 from gpuscope.words import units
 
 EVIDENCE = 3
+ROWS = 200
+"""Rows of a query's answer at most."""
 RECORDING = (
     "To record a job unchanged: gpuscope record -o RUN -- torchrun --nproc-per-node N train.py",
     "Record every rank, and at least 6 steps after the first ones (--wait 5 --active 6); --stacks names lines of code.",
@@ -186,12 +188,13 @@ def record_advice(run: OpenRun | None) -> str:
 
 
 def tables(run: OpenRun) -> str:
-    """The tables that `query` can read, with their rows and columns."""
+    """The tables that `query` can read and that hold something, with their rows and columns."""
     lines = ["times are integer ns; names and enums are text; absent is NULL"]
-    for name, schema in SCHEMAS.items():
-        if rows := len(run.trace[name]):
-            columns = ", ".join(column.name for column in schema.columns)
-            lines.append(f"{name} ({units.plural(rows, 'row')}): {columns}")
+    for table in query_tables().values():
+        held: Sequence[Any] = run.analysis.report.get(table.source, ()) if table.of_report else run.trace[table.source]  # type: ignore[assignment]
+        if len(held):
+            columns = ", ".join(column.name for column in table.columns)
+            lines.append(f"{table.name} ({units.plural(len(held), 'row')}): {columns}")
     return answer(lines)
 
 
@@ -199,7 +202,7 @@ def rows(run: OpenRun, sql: str, limit: int) -> str:
     """The rows that a SELECT finds."""
     if not sql.strip():
         return tables(run)
-    found = query(run.trace, sql, limit)
+    found = query(RunData(lambda: run.trace, lambda: run.analysis.report), sql, min(limit, ROWS))
     lines = [" | ".join(found.columns), *(" | ".join(_cell(value) for value in row) for row in found.rows)]
     tail = ["(more rows: aggregate, or raise the limit)"] if found.more else []
     return answer([*lines, *tail, *(["(no rows)"] if not found.rows else [])], "aggregate, or ask for fewer rows")

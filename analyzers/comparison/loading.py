@@ -57,18 +57,25 @@ def load(run: Run, reading: Reading) -> Side:
     Raises `InputError` where there is no such thing, `UsageError` where ranks or steps are asked of a finished report
     or the store has no such run, `AnalysisError` where an analysis of the run failed.
     """
+    found = finished(run, reading)
+    if found is not None:
+        return _checked(found, reading)
+    named = os.fspath(cast(PathLike, run))
+    return Side(_plain(_analysed(named, reading), named), named)
+
+
+def finished(run: Run, reading: Reading) -> Side | None:
+    """The report of a run of which one is at hand; None for a trace. Raises as `load`."""
     if isinstance(run, Analysis):
-        return _checked(Side(_plain(run, _name(run)), _name(run)), reading)
+        return Side(_plain(run, _name(run)), _name(run))
     if isinstance(run, int):
-        return _checked(_stored(run, reading), reading)
+        return _stored(run, reading)
     named = os.fspath(run)
     number = _NUMBER.fullmatch(named)
     if number and not os.path.exists(named):
-        return _checked(_stored(int(number[1]), reading), reading)
+        return _stored(int(number[1]), reading)
     report = read_report(Path(named), _NEEDED)
-    if report is not None:
-        return _checked(Side(report, named), reading)
-    return Side(_plain(_analysed(named, reading), named), named)
+    return None if report is None else Side(report, named)
 
 
 def refuse_same(one: str, other: str) -> None:

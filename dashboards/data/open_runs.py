@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import BoundedSemaphore
 
+from gpuscope.analyzers.queries.engine import RunData
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.runner import Options, run
 from gpuscope.dashboards.data.events import Events
@@ -24,6 +26,8 @@ from gpuscope.words import units
 REPORT_ONLY = "this is a report without its trace: open the trace itself (gpuscope dashboard TRACE) to see events"
 
 
+QUERIES = 2
+"""Queries answered at once: each takes memory for the tables that it reads."""
 ALWAYS = frozenset(
     ("trace", "verdict", "ranks", "steps", "collectives", "stragglers", "kernels", "findings", "problems", "analyzers")
 )
@@ -58,6 +62,17 @@ class OpenRun:
             return None
         device = self.trace["device_events"]
         return kernel_times(device["name"], device["end"] - device["start"], device["rank"])
+
+    @cached_property
+    def queried(self) -> RunData:
+        """What SQL can ask."""
+
+        def trace() -> Trace:
+            if self.trace is None:
+                raise InputError(REPORT_ONLY)
+            return self.trace
+
+        return RunData(trace, lambda: self.report)
 
     @property
     def tables(self) -> Analysis:
@@ -95,6 +110,7 @@ class Runs(Mapping[str, OpenRun]):
         self.store = store
         """The run store for the history; None if there is none."""
         self.not_opened = tuple(not_opened)
+        self.asking = BoundedSemaphore(QUERIES)
 
     def __getitem__(self, key: str) -> OpenRun:
         return self._runs[key]

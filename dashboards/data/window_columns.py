@@ -128,9 +128,12 @@ def _short_names(events: Events, codes: Sequence[int], kernels: Set[int]) -> dic
     return {code: short for code in codes if (short := known.get(code))}
 
 
-def overview(events: Events, tracks: Sequence[Track], columns: int) -> list[dict[str, Any]]:
-    """The whole run in `columns`: of each kind of device work, the share of a column it fills, mean over ranks."""
-    edges = np.linspace(*events.window, columns + 1).astype(np.int64)
+def overview(
+    events: Events, tracks: Sequence[Track], columns: int, window: tuple[int, int] | None = None
+) -> list[dict[str, Any]]:
+    """The whole run, or a window, in `columns`: of each kind of device work, the share of a column it fills, mean over
+    ranks."""
+    edges = np.linspace(*(window or events.window), columns + 1).astype(np.int64)
     width = np.maximum(np.diff(edges), 1)
     sums: dict[int, Array] = {}
     streams = [track for track in tracks if track.group == "streams" and len(track)]

@@ -35,6 +35,11 @@ BUTTONS = (
     ("fit", "Fit", "Fit the selection (F)"), ("steady", "Steady steps", "Show the steady steps"),
     ("all", "All", "All of the recording (0)"),
 )  # fmt: skip
+PICTURES = (
+    ("png", "PNG", "Save what is shown as a picture (PNG)"),
+    ("svg", "SVG", "Save what is shown as a picture (SVG)"),
+    ("html", "Share", "Save this view, with its events, as one file that anybody can open"),
+)
 KEYS = (
     ("W S", "zoom in, out, where the pointer is"), ("A D", "earlier, later"), ("F", "fit the selection"),
     ("0", "the whole recording"),
@@ -55,7 +60,7 @@ def layout(shown: Shown) -> Component:
     view = shown.view
     found = event_details.details(events, view.event) if view.event else None
     return html.Div([
-        dcc.Store(id=ids.TIMELINE_SETUP, data=_setup(shown, events, found)),
+        dcc.Store(id=ids.TIMELINE_SETUP, data=setup(shown, events, found)),
         dcc.Store(id=ids.TIMELINE_READY), dcc.Store(id=ids.TIMELINE_FLOWS),
         dcc.Store(id=ids.TIMELINE_EVENT), dcc.Store(id=ids.TIMELINE_RANGE),
         html.H2("Timeline", className="hidden"),
@@ -77,13 +82,13 @@ def layout(shown: Shown) -> Component:
     ], className="timeline-page")  # fmt: skip
 
 
-def _setup(shown: Shown, events: Events, found: event_details.Details | None) -> dict[str, Any]:
+def setup(shown: Shown, events: Events, found: event_details.Details | None) -> dict[str, Any]:
     """What the canvas is told once; times in ns from the run's first event, as doubles hold exactly."""
     ranks = shown.view.ranks
     window = _first_window(shown, events)
     tracks = [track for track in events.tracks if ranks is None or track.rank in ranks]
     return {
-        "url": timeline_data.address(shown.run.key), "base": str(events.first),
+        "title": units.clean(shown.run.label), "url": timeline_data.address(shown.run.key), "base": str(events.first),
         "window": [at - events.first for at in window], "bounds": [at - events.first for at in events.window],
         "tree": tree(events.tracks, ranks, events.counters),
         "tracks": {
@@ -142,6 +147,11 @@ def _tools(run: OpenRun, view: View) -> Component:
             data_act="colour", aria_pressed="true" if by_name else "false")),
         html.Button("Save for Perfetto", className="tool", title="The window, on the common clock, for ui.perfetto.dev",
                     **ui.attributes(data_act="export", data_href=f"/download/{run.key}/perfetto.json.gz")),
+        html.Div([
+            html.Button(label, title=title, className="tool", **ui.attributes(
+                data_picture=kind, data_href=f"/download/{run.key}/view.html", aria_label=title))
+            for kind, label, title in PICTURES
+        ], className="tools"),
         html.Details([
             html.Summary("Keys ( ? )"),
             html.Dl([part for key, what in KEYS for part in (html.Dt(key), html.Dd(what))]),

@@ -13,8 +13,13 @@ from flask import Flask, Response, abort, request
 from gpuscope.analyzers.run import chrome_trace_export
 from gpuscope.dashboards.data.kernel_rows import filtered, kernel_rows
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.data.queries import asked
+from gpuscope.dashboards.page import Shown
+from gpuscope.dashboards.shared_view.shared_page import shared_page
 from gpuscope.dashboards.state import MalformedStateError, View, parse
+from gpuscope.dashboards.web.timeline_data import tracks_of
 from gpuscope.dashboards.web.window_cut import cut
+from gpuscope.errors import GpuscopeError
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """How a cell begins that a spreadsheet would run (OWASP, «CSV injection»)."""
@@ -28,6 +33,8 @@ def register(server: Flask, runs: Runs) -> None:
 
     @server.get("/download/<key>/<section>.csv")
     def _csv(key: str, section: str) -> Response:
+        if section == "query":
+            return csv(_queried(runs, key), section)
         table = _table(runs.named(key), section, _asked())
         if table is None:
             abort(404)
@@ -48,6 +55,32 @@ def register(server: Flask, runs: Runs) -> None:
                 return attachment(path.read_bytes(), "window.json.gz", "application/gzip")
         finally:
             exporting.release()
+
+    @server.get("/download/<key>/view.html")
+    def _view(key: str) -> Response:
+        run = runs.named(key)
+        if run.events is None:
+            abort(404)
+        view = _asked()
+        tracks = tracks_of(view.extra.get("tracks", ""), len(run.events.tracks) + len(run.events.counters))
+        if not exporting.acquire(blocking=False):
+            return Response(f"{EXPORTS} windows are being saved: go back and try again", 503, {"Retry-After": "5"})
+        try:
+            shown = Shown(run, view, runs, view.extra.get("theme") == "dark")
+            return attachment(
+                shared_page(shown, run.events, tracks).encode(), "timeline.html", "text/html; charset=utf-8"
+            )
+        finally:
+            exporting.release()
+
+
+def _queried(runs: Runs, key: str) -> pd.DataFrame:
+    """The rows of the query in the address. Raises `MalformedStateError` where it is refused."""
+    try:
+        found = asked(runs, key, _asked().extra.get("sql", ""))
+    except GpuscopeError as error:
+        raise MalformedStateError(str(error)) from None
+    return pd.DataFrame(found.rows, columns=list(found.columns), dtype=object)
 
 
 def _asked() -> View:

@@ -44,7 +44,7 @@ def register(server: Flask, runs: Runs) -> None:
         limit = 1 << 62
         if not first < last <= first + MAX_TILES or max(abs(first), abs(last)) * TILE << level >= limit:
             raise MalformedStateError("these are not tiles of a timeline")
-        tracks = _tracks(request.args.get("tracks", ""), len(events.tracks) + len(events.counters))
+        tracks = tracks_of(request.args.get("tracks", ""), len(events.tracks) + len(events.counters))
         if len(tracks) * (last - first) > MAX_CHUNKS:
             raise MalformedStateError("more than any screen shows")
         asked = (key, tuple(tracks), level, first, last)
@@ -87,7 +87,7 @@ def _asked(name: str, least: int, most: int) -> int:
     return whole(request.args.get(name, ""), least, most)
 
 
-def _tracks(text: str, count: int) -> list[int]:
+def tracks_of(text: str, count: int) -> list[int]:
     """Track numbers written as `0-5,9`."""
     found: list[int] = []
     for part in text.split(","):

@@ -324,7 +324,7 @@
     pen.lineWidth = 1.5;
     pen.strokeRect(from, 0.75, Math.max(to - from, 2), MAP - 5.5);
     pen.fillStyle = look.faint;
-    pen.fillText("whole run", 6, MAP / 2 - 2);
+    pen.fillText(timeline.setup.whole || "whole run", 6, MAP / 2 - 2);
   }
 
   Object.assign(space, { ROW, AXIS, MAP, PIN, paintRows, paintAxis, paintMap, raster, colours, theme, cut });

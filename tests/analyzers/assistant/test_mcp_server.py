@@ -73,10 +73,10 @@ def test_an_assistant_finds_the_late_rank_and_proves_the_gain(samples: Path) -> 
         assert "evidence: rank 0 at " in found
         # Hypothesis: rank 1 computes more than rank 0.
         columns = await ask("query", run="ddp_slow_rank")
-        assert f"device_events ({rows_there:,} rows): rank, device, stream, start, end" in columns
+        assert f"device_events ({rows_there:,} rows): row, rank, device, stream, start_ns" in columns
         rows = await ask(
             "query", run="ddp_slow_rank",
-            sql="SELECT rank, sum(\"end\" - start) / 1000000 FROM device_events WHERE kind = 'compute' GROUP BY rank",
+            sql="SELECT rank, sum(dur_ns) / 1000000 FROM device_events WHERE kind = 'compute' GROUP BY rank",
         )  # fmt: skip
         ms = dict(map(int, line.split(" | ")) for line in rows.splitlines()[1:])
         assert ms[1] > 1.5 * ms[0]

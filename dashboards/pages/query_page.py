@@ -1,0 +1,165 @@
+"""Read-only SQL over the run's tables: a box, examples, the rows, and where they are in the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash.development.base_component import Component
+
+from gpuscope.analyzers.queries.engine import Rows
+from gpuscope.analyzers.queries.examples import EXAMPLES
+from gpuscope.analyzers.queries.tables import tables
+from gpuscope.dashboards import ids, ui
+from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.data.queries import MOST_ROWS, asked
+from gpuscope.dashboards.page import Page, Shown
+from gpuscope.dashboards.page_links import around
+from gpuscope.dashboards.state import MAX_VALUE
+from gpuscope.errors import GpuscopeError
+from gpuscope.words import units
+
+SQL = "sql"
+"""Parameter of the address: the query."""
+PLACE = "at"
+"""Field of a row: the address of its place in the timeline."""
+
+
+def layout(shown: Shown) -> Component:
+    """The page."""
+    sql = shown.view.extra.get(SQL, "")
+    return ui.page(ui.card("Query", *_box(sql)), *([_answer(shown, sql)] if sql.strip() else []), _help(shown.run))
+
+
+def _box(sql: str) -> list[Component]:
+    return [
+        dmc.Select(
+            id=ids.QUERY_EXAMPLE, label="Examples", placeholder="Choose one to begin with", size="xs", mb="xs", maw=560,
+            data=[{"value": one.sql, "label": one.question} for one in EXAMPLES],
+        ),
+        html.Label("SQL: one SELECT over the tables below", htmlFor=ids.QUERY_SQL, className="sql-label"),
+        dcc.Textarea(
+            id=ids.QUERY_SQL, value=sql, className="sql", rows=max(6, min(sql.count("\n") + 2, 16)),
+            maxLength=MAX_VALUE, spellCheck="false",
+        ),
+        dmc.Group([
+            dmc.Button("Run", id=ids.QUERY_RUN, size="xs"),
+            dmc.Text("Ctrl + Enter runs it too. Times are ns on the timeline's clock.", size="sm", c="dimmed"),
+        ], mt="xs"),
+    ]  # fmt: skip
+
+
+def _answer(shown: Shown, sql: str) -> Component:
+    try:
+        found = asked(shown.runs, shown.run.key, sql)
+    except GpuscopeError as error:
+        hint = dmc.Text(units.clean(error.hint or ""), size="sm")
+        return dmc.Alert(
+            hint, title=units.clean(error.message), color="red", variant="light", mb="md", id="query-error"
+        )
+    many = f"the first {units.plural(MOST_ROWS, 'row')}" if found.more else units.plural(len(found.rows), "row")
+    if not found.rows:
+        return ui.card("Rows", dmc.Text("No row."))
+    return ui.card(
+        "Rows", _grid(found, shown), note=f"{many[0].upper()}{many[1:]}.",
+        corner=ui.csv_link(shown.run.key, "query", shown.view.query()),
+    )  # fmt: skip
+
+
+def _grid(found: Rows, shown: Shown) -> Component:
+    """The rows; each that says its rank and start leads to the timeline."""
+    names = list(found.columns)
+    fields = [f"c{place}" for place in range(len(names))]  # names may be the same, or hold dots
+    places = _places(found, shown)
+    rows: list[dict[str, Any]] = [
+        dict(zip(fields, map(_cell, row), strict=True)) | ({PLACE: place} if place else {})
+        for row, place in zip(found.rows, places, strict=True)
+    ]
+    columns = [
+        _column(field, name, values)
+        for field, name, values in zip(fields, names, zip(*found.rows, strict=True), strict=True)
+    ]
+    if any(places):
+        link = ui.column(PLACE, "timeline", cellRenderer="TimelineLink", width=100, sortable=False, filter=False)
+        columns.insert(0, link)
+    return ui.grid(rows, columns, "query", shown.dark, columnSize=None, id="query-grid")
+
+
+def _column(field: str, name: str, values: Sequence[Any]) -> dict[str, Any]:
+    """A column as wide as its texts, up to a point; numbers to the right, exact."""
+    number = all(value is None or isinstance(value, int | float) for value in values)
+    longest = max([len(name) + 3, *(len(str(value)) for value in values[:200] if value is not None)])
+    width = min(30 + 8 * longest, 460)
+    more = {"type": "rightAligned", "filter": "agNumberColumnFilter"} if number else {"tooltipField": field}
+    return ui.column(field, units.clean(name), width=width, minWidth=70, **more)
+
+
+def _cell(value: Any) -> Any:
+    # Beyond 2^53 a browser's numbers are not exact: as text, to the last digit.
+    if isinstance(value, int) and abs(value) > 1 << 53:
+        return str(value)
+    return units.clean(value) if isinstance(value, str) else value
+
+
+def _places(found: Rows, shown: Shown) -> list[str]:
+    """The address in the timeline of each row that has `rank` and `start_ns`, and its length where that is there."""
+    names = [name.lower() for name in found.columns]
+    if shown.run.events is None or not {"rank", "start_ns"} <= set(names):
+        return [""] * len(found.rows)
+    rank, start = names.index("rank"), names.index("start_ns")
+    end = names.index("end_ns") if "end_ns" in names else None
+    length = names.index("dur_ns") if "dur_ns" in names else None
+    kept = {key: value for key, value in shown.view.extra.items() if key != SQL}
+    made = []
+    for row in found.rows:
+        begin = row[start]
+        if not isinstance(row[rank], int) or not isinstance(begin, int) or abs(begin) > 1 << 61:
+            made.append("")
+            continue
+        until = row[end] if end is not None else begin + (row[length] or 0) if length is not None else begin
+        until = until if isinstance(until, int) and begin <= until < 1 << 61 else begin
+        ranks = shown.view.ranks if shown.view.has_rank(row[rank]) else None
+        extra = kept | {"mark": f"{begin}:{until}"}
+        made.append(shown.view.link("/timeline", window=around(begin, until), ranks=ranks, event="", extra=extra))
+    return made
+
+
+def _help(run: OpenRun) -> Component:
+    """The tables that hold something, with their columns; of the trace's also what each means."""
+    lines = []
+    for table in tables().values():
+        held: Any = (
+            run.report.get(table.source, ()) if table.of_report else run.trace[table.source] if run.trace else ()
+        )
+        if not len(held):
+            continue
+        names = [html.Code(column.name, title=column.doc) for column in table.columns]
+        listed = [part for name in names for part in (name, " ")]
+        name = html.Th(html.Code(table.name), scope="row")
+        about = html.Td([dmc.Text(table.doc, size="sm"), *listed])
+        lines.append(html.Tr([name, html.Td(units.count(len(held))), about]))
+    head = html.Tr([html.Th(name, scope="col") for name in ("table", "rows", "what it holds, and its columns")])
+    table = dmc.Table([html.Thead(head), html.Tbody(lines)], className="query-tables", verticalSpacing=4)
+    return ui.card("Tables", table, note="Those of this run that hold something; a column's meaning on hover.")
+
+
+def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
+    """The button puts the query into the address, which draws the page anew; an example goes into the box."""
+    app.clientside_callback(
+        ClientsideFunction("gpuscope_query", "ask"),
+        Output(ids.URL, "search", allow_duplicate=True),
+        Input(ids.QUERY_RUN, "n_clicks"),
+        State(ids.QUERY_SQL, "value"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        ClientsideFunction("gpuscope_query", "example"),
+        Output(ids.QUERY_SQL, "value"),
+        Input(ids.QUERY_EXAMPLE, "value"),
+        prevent_initial_call=True,
+    )
+
+
+PAGE = Page("/query", "Query", 12, layout, register)
