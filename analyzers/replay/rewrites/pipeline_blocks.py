@@ -72,9 +72,10 @@ def _kernels(graph: Graph, mine: Mask, own: Sequence[Computation], first: int, o
 
 
 def _hosts(graph: Graph, mine: Mask, src: Times, dst: Times, of: Times, first: int) -> None:
-    """Host segments by what they launch of the computations from the `first` on. Between two computations what is received is the second one's, with all behind
-    it, and other launches are the first one's. What lies before the first computation and behind the last one stays,
-    but for the message that is received right before, or sent right behind."""
+    """Host segments by what they launch of the computations from the `first` on. Between two computations what is
+    received is the second one's, with all behind it, and other launches are the first one's. What lies before the first
+    computation and behind the last one stays, but for the message that is received right before, or sent right behind.
+    """
     hosts = np.flatnonzero(mine & graph.of(Node.HOST, Node.WAIT))  # in the order of the host
     place = {host: at for at, host in enumerate(hosts.tolist())}
     now = np.full(len(hosts), NONE, np.int64)
