@@ -39,8 +39,9 @@ TIE_FRAC = 0.005
 COSTLY_FRAC = 0.05
 """Share of the time from which a cause that no change helps against is said to be one."""
 OF_PIPELINE = (MicroBatches, Schedule, EvenStages)
-UNSHOWN_FRAC = 0.02
-"""Of the step: the most that is promised of a gain that may be none, as it hangs on what the trace does not show."""
+UNSHOWN_FRAC, UNSHOWN_TIMES = 0.02, 1.5
+"""Of the step, and of the gain that is certain: more is not promised where the gain hangs on what the trace does not
+show."""
 NOT_ASKED = "advice was not asked for"
 Outcome = TypeVar("Outcome")
 
@@ -161,7 +162,7 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report
             continue
         outcome = explained(report, proposal.finding, outcome)
         if not proposal.gains_time or is_gain(outcome):
-            found.kept.append((proposal, outcome))
+            found.kept.append((proposal, _careful(outcome)))
             found.candidates += [proposal] if proposal.changes else []
             return
         if outcome.after > outcome.before * (1 - MIN_GAIN_FRAC):
@@ -169,7 +170,7 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report
         perhaps += [(proposal, outcome)] if may_gain(outcome) else []
     if perhaps:  # part of a plan that is certain to gain as a whole
         proposal, outcome = perhaps[0]
-        found.kept.append((proposal, _careful(outcome) if outcome.unshown else outcome))
+        found.kept.append((proposal, _careful(outcome)))
         found.candidates += [proposal] if proposal.changes else []
     elif unclear:
         found.refused.append(unclear[0])
@@ -179,10 +180,14 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report
 
 
 def _careful(outcome: Predicted) -> Predicted:
-    """The range as it is, the promise small, and what is expected beside it."""
-    least = round(outcome.before * (1 - UNSHOWN_FRAC))
+    """Where the trace does not show what a gain hangs on: the range as it is, the promise careful, and what is expected
+    beside it."""
+    certain = outcome.before - outcome.high
+    least = outcome.before - round(max(UNSHOWN_TIMES * certain, UNSHOWN_FRAC * outcome.before))
+    if not outcome.unshown or outcome.after >= least:
+        return outcome
     told = f"{units.duration(outcome.after)} is expected, but what that hangs on is not in the trace: {outcome.basis}"
-    return replace(outcome, after=max(outcome.after, least), basis=told)
+    return replace(outcome, after=least, basis=told)
 
 
 def _rank(one: tuple[Proposal, Predicted]) -> tuple[bool, int]:

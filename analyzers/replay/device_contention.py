@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuscope.analyzers.replay.engine import Replayed, replay
 from gpuscope.analyzers.replay.graph import Graph, Node
-from gpuscope.analyzers.replay.link_sharing import Crowds, Reaches, can_crowd
+from gpuscope.analyzers.replay.link_sharing import Crowds, Reaches, can_crowd, slowest, together
 from gpuscope.analyzers.replay.rewrite import nodes_by_call
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import Spans, measure_within, union
@@ -180,6 +180,8 @@ class _Effects:
         self._graph = graph
         crowd = can_crowd(graph)
         self._crowds = [Crowds(graph, reach, opposite=ways) if crowd else None for ways in (False, True)]
+        self._nodes = np.flatnonzero(graph.of(Node.TRANSFER))
+        self._together = together(graph, self._nodes)
 
     def beside(self, done: Replayed) -> tuple[_Beside, _Beside, _Beside, _Beside]:
         """Kernels beside collectives of their rank, transfers beside kernels, transfers beside others of their way, and
@@ -189,6 +191,7 @@ class _Effects:
         start, end = _rank_by_rank(graph, done)
         one = np.ones(len(graph))
         by_kernel, by_transfer = _shares(graph, start, end)
+        by_transfer = slowest(by_transfer, self._nodes, self._together)
         nothing = np.zeros(len(graph), np.bool_)
         links, ways = (
             _Beside(nothing, np.zeros(len(graph)), one) if own is None else _Beside(transfers, *own.beside(start, end))

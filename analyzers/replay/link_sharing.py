@@ -63,7 +63,7 @@ class Crowds:
         rows = np.column_stack((graph.nodes["lane"][self._nodes], link))
         self._kinds, self._kind = np.unique(rows, axis=0, return_inverse=True)
         self._kind = self._kind.reshape(-1)
-        self._together = _together(graph, self._nodes)
+        self._together = together(graph, self._nodes)
 
     def beside(self, start: Times, end: Times) -> tuple[Array, Array]:
         """Per node the share of a transfer's time beside others on its link, and how many these are then on average
@@ -86,7 +86,7 @@ class Crowds:
             with_any = measure_within(any_of, start[own], end[own])
             share[own] = with_any / np.maximum(end[own] - start[own], 1)
             others[own] = np.maximum(total / np.maximum(with_any, 1), 1.0)
-        return self._slowest(share, 0.0), self._slowest(others, 1.0)
+        return slowest(share, self._nodes, self._together), slowest(others, self._nodes, self._together)
 
     def _share(self, one: int, other: int) -> bool:
         (lane, reach, way), (their_lane, their_reach, their_way) = self._kinds[one], self._kinds[other]
@@ -94,18 +94,20 @@ class Crowds:
         opposite = {int(way), int(their_way)} == set(_WAYS.values())
         return bool(lane != their_lane and not apart and opposite == self._opposite)
 
-    def _slowest(self, values: Array, least: float) -> Array:
-        most = np.full(int(self._together.max(initial=0)) + 1, least)
-        np.maximum.at(most, self._together, values[self._nodes])
-        values[self._nodes] = most[self._together]
-        return values
-
 
 def _link(call: Call, reach: Reaches) -> tuple[int, int]:
     return int(reach.get((call.rank, call.group), Reach.UNKNOWN)), _WAYS.get(call.op, 0)
 
 
-def _together(graph: Graph, nodes: Times) -> Times:
+def slowest(values: Array, nodes: Times, of: Times) -> Array:
+    """The values of these nodes as those of all `together` with them are at most: what slows one rank slows all."""
+    most = np.zeros(int(of.max(initial=0)) + 1)
+    np.maximum.at(most, of, values[nodes])
+    values[nodes] = most[of]
+    return values
+
+
+def together(graph: Graph, nodes: Times) -> Times:
     """Per transfer, a number that all ranks' transfers of one collective have."""
     kind = graph.nodes["kind"]
     src, dst = graph.edges["src"], graph.edges["dst"]

@@ -48,9 +48,11 @@ def blocks(graph: Graph, flushes: Sequence[Flush], stages: StageMap, numbers: Se
             rank = rank_of.get((flush.pipeline, stage))
             if flush.step not in numbers or rank not in graph.marks:
                 continue
-            mine = (graph.nodes["rank"] == rank) & (graph.nodes["step"] == numbers.index(flush.step))
+            # A device may still run a step's work when its host is in the next one.
+            late = graph.nodes["step"] - numbers.index(flush.step)
+            mine = (graph.nodes["rank"] == rank) & ((late == 0) | (late == 1))
             _kernels(graph, mine, own, count, of)
-            _hosts(graph, mine, src, dst, of)
+            _hosts(graph, mine, src, dst, of, count)
             found.append(Computed(stage, len(flush.stages), count, own))
             count += len(own)
     of[dst] = np.where(of[dst] == NONE, of[src], of[dst])
@@ -69,10 +71,11 @@ def _kernels(graph: Graph, mine: Mask, own: Sequence[Computation], first: int, o
     of[kernels] = first + np.searchsorted(starts, start[kernels], "right") - 1
 
 
-def _hosts(graph: Graph, mine: Mask, src: Times, dst: Times, of: Times) -> None:
-    """Host segments by what they launch. Between two computations what is received is the second one's, with all behind
-    it, and other launches are the first one's. What lies before the first computation and behind the last one stays,
-    but for the message that is received right before, or sent right behind."""
+def _hosts(graph: Graph, mine: Mask, src: Times, dst: Times, of: Times, first: int) -> None:
+    """Host segments by what they launch of the computations from the `first` on. Between two computations what is
+    received is the second one's, with all behind it, and other launches are the first one's. What lies before the first
+    computation and behind the last one stays, but for the message that is received right before, or sent right behind.
+    """
     hosts = np.flatnonzero(mine & graph.of(Node.HOST, Node.WAIT))  # in the order of the host
     place = {host: at for at, host in enumerate(hosts.tolist())}
     now = np.full(len(hosts), NONE, np.int64)
@@ -82,6 +85,7 @@ def _hosts(graph: Graph, mine: Mask, src: Times, dst: Times, of: Times) -> None:
         if at is None:
             continue
         number, call = int(of[operation]), int(graph.nodes["call"][operation])
+        number = number if number >= first else NONE
         if number != NONE and now[at] not in (NONE, number):
             raise UnreplayableError("one call launches several computations of a stage")
         now[at] = max(now[at], number)
@@ -94,10 +98,10 @@ def _hosts(graph: Graph, mine: Mask, src: Times, dst: Times, of: Times) -> None:
         split = behind if now[before] == now[behind] else int(received[0] if len(received) else launched[-1] + 1)
         now[before:split], now[split:behind] = now[before], now[behind]
     if len(known):
-        first, last = int(known[0]), int(known[-1])
-        before, behind = np.flatnonzero(launches[:first]), np.flatnonzero(launches[last + 1 :]) + last + 1
+        begin, last = int(known[0]), int(known[-1])
+        before, behind = np.flatnonzero(launches[:begin]), np.flatnonzero(launches[last + 1 :]) + last + 1
         if len(before) and receives[before[-1]]:
-            now[before[-1] : first] = now[first]
+            now[before[-1] : begin] = now[begin]
         if len(behind) and sends[behind[0]]:
             now[last : behind[0] + 1] = now[last]
-    of[hosts] = now
+    of[hosts] = np.where(now == NONE, of[hosts], now)
