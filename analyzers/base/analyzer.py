@@ -138,6 +138,7 @@ ROOMS = (
     "collectives",
     "compilation",
     "experts",
+    "roles",
     "nccl",
     "pipelines",
     "slowdown",

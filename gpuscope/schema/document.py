@@ -39,6 +39,7 @@ from gpuscope.schema.profile_sections import (
 )
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Prediction, Replay
+from gpuscope.schema.roles_section import RolesSection
 from gpuscope.trace.naming.programs import Program
 
 SCHEMA_VERSION = 3
@@ -714,6 +715,8 @@ class Diagnosis(TypedDict):
     """What torch.compile did and cost; **absent** without its logs."""
     experts: NotRequired[ExpertsSection]
     """What uneven routing costs a mixture of experts; **absent** without sizes of its all-to-alls."""
+    roles: NotRequired[RolesSection]
+    """A step of a job for reinforcement learning by role; **absent** without its timers."""
     hang: NotRequired[Hang]
     """Where a job hung; **absent** without Flight Recorder dumps."""
     nccl: NotRequired[Nccl]

@@ -7,9 +7,10 @@ from gpuscope.analyzers.advice.settings import (
     megatron_settings,
     nccl_settings,
     other_settings,
+    rl_settings,
     torch_settings,
 )
 from gpuscope.analyzers.advice.settings.known import Known, settings_of
 
-TABLES = (torch_settings, nccl_settings, deepspeed_settings, megatron_settings, other_settings)
+TABLES = (torch_settings, nccl_settings, deepspeed_settings, megatron_settings, other_settings, rl_settings)
 KNOWN: dict[str, Known] = {one.name: one for table in TABLES for one in settings_of(table)}
