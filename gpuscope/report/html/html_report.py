@@ -18,7 +18,14 @@ from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moments
 from gpuscope.report.html.flame_drawing import flame
 from gpuscope.report.terminal import diff_text
-from gpuscope.report.terminal.sections import compile_text, experts_text, memory_text, pipeline_text, stragglers_text
+from gpuscope.report.terminal.sections import (
+    compile_text,
+    experts_text,
+    memory_text,
+    pipeline_text,
+    roles_text,
+    stragglers_text,
+)
 from gpuscope.report.view import arrangement, headline, ideal_sentences, memory_sentences, why_verdict
 from gpuscope.report.view.summary import Summary, summary
 from gpuscope.schema.diff_document import Diff
@@ -173,7 +180,7 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
         "suggestions": bool(report["suggestions"] or report["advice"]["unpredicted"] or report["advice"]["why"]),
         "findings": bool(report["findings"]), "causes": bool(first.causes), "all-ranks": first.folded > 0,
         "steps": bool(report["ranks"]), "by-step": bool(report["steps"]), "collectives": bool(report["collectives"]),
-        "compilation": "compilation" in report, "experts": "experts" in report,
+        "compilation": "compilation" in report, "experts": "experts" in report, "roles": "roles" in report,
         "links": bool(report.get("link_counters") or report.get("device_counters")), "kernels": bool(report["kernels"]),
         "places": bool(report.get("call_tree")), "memory": bool(report.get("memory")),
         "doubts": bool(arrangement.doubts(report)),
@@ -181,7 +188,7 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
     words = {
         "suggestions": "every change", "findings": "findings and evidence", "causes": "causes",
         "all-ranks": "all ranks", "steps": "steps over time", "by-step": "step by step, rank by rank",
-        "collectives": "collectives", "compilation": "torch.compile", "experts": "experts",
+        "collectives": "collectives", "compilation": "torch.compile", "experts": "experts", "roles": "roles",
         "links": "links and GPUs over time", "kernels": "kernels", "memory": "memory",
         "places": "where in the program",
         "doubts": "what is uncertain",
@@ -251,6 +258,8 @@ def page_environment() -> Environment:
         compile_sentences=compile_text.sentences,
         compile_lines=compile_text.lines,
         expert_sentences=experts_text.sentences,
+        role_label=roles_text.label,
+        role_sentences=roles_text.sentences,
         pipeline_sentences=pipeline_text.sentences,
         pipeline_stages=pipeline_text.by_stage,
         pipeline_parts=pipeline_text.PARTS,
