@@ -161,11 +161,12 @@ def _tail(job: Job, judged: Sequence[RoleStep]) -> RolloutTail | None:
         mean, longest = (_median(judged, name) for name in ("response_length_mean", "response_length_max"))
     if not mean or not longest or not rollout or longest < mean:
         return None
-    shared = None if job.model is None else job.model.shared
+    shared = None if job.model is None else job.model.shares.tokens
     cost = rollout * (1 - mean / longest)
-    if shared is not None and job.lengths:
+    if job.model is not None:
+        longest_part = job.model.shares.longest
         cost = median(
-            step.get("rollout", 0) * (1 - shared) * (1 - own.mean / own.longest)
+            step.get("rollout", 0) * longest_part * (1 - own.mean / own.longest)
             for step, own in zip(job.steps, job.lengths, strict=True)
         )
     return {

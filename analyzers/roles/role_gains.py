@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuscope.analyzers.replay.prediction_bounds import bounds, median_by_chance
 from gpuscope.analyzers.roles.role_replay import Schedule, Times, durations, step_ns
-from gpuscope.analyzers.roles.rollout_model import Lengths, RolloutModel
+from gpuscope.analyzers.roles.rollout_model import UNKNOWN, Lengths, RolloutModel, Shares
 from gpuscope.schema.roles_section import RoleChange, RoleGain
 from gpuscope.words.role_names import FORWARD, TRAINER
 
@@ -19,7 +19,9 @@ LARGEST_ERROR = 0.05
 WIDEST = 0.25
 """Of the step: the range of what is unknown above which a figure would be a guess."""
 UNDIVIDED = 0.1
-"""Of the training on more or fewer GPUs, what may not divide among them."""
+"""Of the work on more or fewer GPUs, what may not divide among them."""
+FARTHEST = 4
+"""Times the GPUs that a role has, or a part of them: other splits are too far from what was measured."""
 CAPS = (0.75, 0.5)
 """Of the longest response, the limits that are tried."""
 PARTS = 8
@@ -55,8 +57,8 @@ class Job:
         return (self.gpus_rollout or 0) + (self.gpus_trainer or 0) if known else None
 
 
-Changed = Callable[[float, float], Sequence[Times]]
-"""The steps with a change, of the rollout's shared part and of the training's part that GPUs divide."""
+Changed = Callable[[Shares, float], Sequence[Times]]
+"""The steps with a change, by what a rollout goes with and the part of the work that GPUs divide."""
 
 
 def gains(job: Job) -> Iterator[RoleGain]:
@@ -93,12 +95,19 @@ def _divided(job: Job) -> Iterator[RoleGain]:
     change: RoleChange = "split" if job.colocated else "move"
     schedule = Schedule(beside=True) if job.colocated else job.schedule
     apart = max(total // PARTS, 1)
-    tried = [own for own in range(apart, total, apart) if job.colocated or own != job.gpus_rollout]
-    shared = 0.5 if job.model is None else job.model.shared
+    tried = [own for own in range(apart, total, apart) if _near(job, own, total - own)]
+    shares = (job.model or UNKNOWN).shares
     if tried:
-        best = min(tried, key=lambda own: step_ns(_on(job, own, total - own)(shared, 1.0), schedule))
+        best = min(tried, key=lambda own: step_ns(_on(job, own, total - own)(shares, 1.0), schedule))
         found = _predicted(job, change, _on(job, best, total - best), schedule)
         yield {**found, "gpus_rollout": best, "gpus_trainer": total - best}
+
+
+def _near(job: Job, rollout: int, trainer: int) -> bool:
+    """Whether a split is another one, and no further from what was measured than a fit reaches."""
+    had = (job.gpus, job.gpus) if job.colocated else (job.gpus_rollout, job.gpus_trainer)
+    factors = [now / before for now, before in zip((rollout, trainer), had, strict=True) if before]
+    return rollout != had[0] and all(1 / FARTHEST <= factor <= FARTHEST for factor in factors)
 
 
 def _on(job: Job, rollout: int, trainer: int) -> Changed:
@@ -106,11 +115,10 @@ def _on(job: Job, rollout: int, trainer: int) -> Changed:
     had_rollout, had_trainer = (job.gpus, job.gpus) if job.colocated else (job.gpus_rollout, job.gpus_trainer)
     more, faster = rollout / (had_rollout or 1), trainer / (had_trainer or 1)
 
-    def changed(shared: float, divided: float) -> Sequence[Times]:
-        model = RolloutModel(shared, shared, shared)
+    def changed(shares: Shares, divided: float) -> Sequence[Times]:
         return [
             {
-                role: model.scaled(ns, None, more, None, shared) if role == "rollout"
+                role: shares.on(ns, more, divided) if role == "rollout"
                 else round(ns * (divided / faster + 1 - divided)) if role in TRAINER
                 else ns
                 for role, ns in step.items()
@@ -130,20 +138,19 @@ def _capped(job: Job) -> Iterator[RoleGain]:
         if tokens <= median(one.mean for one in job.lengths):
             continue  # most responses would be cut
 
-        def changed(shared: float, divided: float, tokens: int = tokens) -> Sequence[Times]:
+        def changed(shares: Shares, divided: float, tokens: int = tokens) -> Sequence[Times]:
             del divided
-            model = RolloutModel(shared, shared, shared)
             both = zip(job.steps, job.lengths, strict=True)
-            return [_cut(step, own, model, tokens, job.prompt) for step, own in both]
+            return [_cut(step, own, shares, tokens, job.prompt) for step, own in both]
 
         yield {**_predicted(job, "cap", changed, job.schedule), "tokens": tokens}
 
 
-def _cut(step: Times, lengths: Lengths, model: RolloutModel, tokens: int, prompt: float) -> dict[str, int]:
+def _cut(step: Times, lengths: Lengths, shares: Shares, tokens: int, prompt: float) -> dict[str, int]:
     """A step whose responses end at so many tokens: the training has fewer tokens too."""
     left = (prompt + lengths.capped(tokens)) / (prompt + lengths.mean)
     return {
-        role: model.scaled(ns, lengths, 1.0, tokens, model.shared) if role == "rollout"
+        role: shares.cut(ns, lengths, tokens) if role == "rollout"
         else round(ns * left) if role in TRAINER
         else ns
         for role, ns in step.items()
@@ -153,7 +160,9 @@ def _cut(step: Times, lengths: Lengths, model: RolloutModel, tokens: int, prompt
 def _asynchronous(job: Job) -> RoleGain:
     """No rollout waits for its longest response, none for the training: what is left is the work of the busier side."""
     lengths = [one.mean / one.longest for one in job.lengths]
-    least = job.model.low if job.model is not None else median(lengths) if lengths else 0.0
+    least = median(lengths) if lengths else 0.0
+    if job.model is not None:
+        least = min(case.tokens for case in job.model.cases)
     floors = []
     for step in job.steps:
         training = sum(ns for role, ns in step.items() if role not in ("rollout", "reward", "other"))
@@ -168,15 +177,15 @@ def _predicted(job: Job, change: RoleChange, changed: Changed, schedule: Schedul
     if job.error > LARGEST_ERROR:
         why = f"the replay of the steps as they are is off by {100 * job.error:.1f} %"
         return _bound(change, None, why)
-    low, shared, high = (0.0, 0.5, 1.0) if job.model is None else (job.model.low, job.model.shared, job.model.high)
+    model = job.model or UNKNOWN
     cases = [
-        step_ns(changed(one, divided), schedule) for one in (low, high) for divided in (1.0, 1 - UNDIVIDED)
+        step_ns(changed(one, divided), schedule) for one in model.cases for divided in (1.0, 1 - UNDIVIDED)
     ]  # fmt: skip
     if max(cases) - min(cases) > WIDEST * job.before:
         why = "how much of a rollout more GPUs would divide is not known"
         why += ": the lengths of its responses are not logged" if not job.lengths else " from these steps"
         return _bound(change, min(cases), why)
-    after_steps = changed(shared, 1 - UNDIVIDED / 2)
+    after_steps = changed(model.shares, 1 - UNDIVIDED / 2)
     after = step_ns(after_steps, schedule)
     chance = median_by_chance(np.array(durations(after_steps, schedule), float)) or 0.0
     least, most = bounds(after, cases, [after * chance, job.before * job.error])

@@ -15,8 +15,8 @@ def layout(shown: Shown) -> Component:
     if "roles" not in shown.run.report:
         return ui.empty(
             "No timers of roles",
-            "A job for reinforcement learning shows here where a log of its trainer is opened (verl, OpenRLHF, NeMo-RL, "
-            "slime, TRL), or events of RL-Insight.",
+            "A job for reinforcement learning shows here where a log of its trainer is opened (verl, OpenRLHF, "
+            "NeMo-RL, slime, TRL), or events of RL-Insight.",
         )
     roles = shown.run.report["roles"]
     steps = roles["steps"]
