@@ -20,6 +20,8 @@ WIDEST = 0.25
 """Of the step: the range of what is unknown above which a figure would be a guess."""
 UNDIVIDED = 0.1
 """Of the work on more or fewer GPUs, what may not divide among them."""
+LEAST_SYNC = 0.03
+"""Of the step: the time of the weights' way from which another way decides what a split gains."""
 FARTHEST = 4
 """Times the GPUs that a role has, or a part of them: other splits are too far from what was measured."""
 CAPS = (0.75, 0.5)
@@ -97,7 +99,11 @@ def _divided(job: Job) -> Iterator[RoleGain]:
     apart = max(total // PARTS, 1)
     tried = [own for own in range(apart, total, apart) if _near(job, own, total - own)]
     shares = (job.model or UNKNOWN).shares
-    if tried:
+    synced = median(step.get("weight_sync", 0) for step in job.steps)
+    if job.colocated and synced >= LEAST_SYNC * job.before:
+        why = "on GPUs of their own the weights go another way, and what that takes is not known"
+        yield _bound(change, None, why)
+    elif tried:
         best = min(tried, key=lambda own: step_ns(_on(job, own, total - own)(shares, 1.0), schedule))
         found = _predicted(job, change, _on(job, best, total - best), schedule)
         yield {**found, "gpus_rollout": best, "gpus_trainer": total - best}

@@ -3,19 +3,17 @@ gpuscope proposes, run it again, and compare what was predicted with what was me
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 import click
 
 import gpuscope
+from benchmarks.roles.loop import Job, run
 from gpuscope.schema.roles_section import RoleGain, RolesSection
 
 BOUND = {
@@ -23,6 +21,7 @@ BOUND = {
     "slow_update": "update_actor", "few_rollout_gpus": "rollout",
 }  # fmt: skip
 """The role that each fault makes the one to blame."""
+STEPS = 20
 _STEP = re.compile(r"timing_s/step:([\d.e-]+)")
 
 
@@ -59,39 +58,33 @@ def main(kind: tuple[str, ...], only: str) -> None:
 
 
 def _run(kind: str, fault: str, folder: Path) -> Iterator[Row]:
-    log = _logged(folder, "--kind", kind, "--fault", fault)
+    log, job = folder / "loop.log", Job(kind, steps=STEPS).with_fault(fault)
+    run(job, log)
     section: RolesSection = gpuscope.analyze(log).report["roles"]
     named = section["bound_by"]
     yield Row(kind, fault, "bounding role", named, named == BOUND[fault])
     before = _step(log)
     for gain in section["gains"]:
-        options, told = _options(kind, fault, gain), gain["predicted"]
-        if options is None or told is None:
+        changed, told = _changed(job, fault, gain), gain["predicted"]
+        if changed is None or told is None:
             continue
-        measured = _step(_logged(folder, *options))
+        run(changed, log)
+        measured = _step(log)
         after, low, high = (told[key] / 1e9 for key in ("step_ns_after", "low_ns", "high_ns"))
         said = f"{before:.3f} → {after:.3f} s ({low:.3f} to {high:.3f}), measured {measured:.3f} s"
         yield Row(kind, fault, gain["change"], said, low <= measured <= high, after / measured - 1)
 
 
-def _options(kind: str, fault: str, gain: RoleGain) -> tuple[str, ...] | None:
+def _changed(job: Job, fault: str, gain: RoleGain) -> Job | None:
     """The loop with a change; None where it can't make it, or it says little of this fault."""
     change = gain["change"]
     if change == "overlap" or (change == "split" and gain["gpus_rollout"] == 1):
-        return ("--kind", "separate", "--fault", fault, "--overlap")
-    if change == "reward_beside" and kind == "separate" and fault == "slow_reward":
-        return ("--kind", kind, "--fault", fault, "--reward-beside")
+        return replace(job, kind="separate", overlap=True)
+    if change == "reward_beside" and job.kind == "separate" and fault == "slow_reward":
+        return replace(job, reward_beside=True)
     if change == "cap" and fault == "long_tail":
-        return ("--kind", kind, "--fault", fault, "--limit", str(gain["tokens"]))
+        return replace(job, limit=gain["tokens"] or job.limit)
     return None
-
-
-def _logged(folder: Path, *options: str) -> Path:
-    log = folder / "loop.log"
-    command = [sys.executable, "-m", "benchmarks.roles.loop", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-    log.write_text(done.stdout, encoding="utf-8")
-    return log
 
 
 def _step(log: Path) -> float:

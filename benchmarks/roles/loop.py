@@ -1,8 +1,11 @@
 """A small loop of reinforcement learning on two processes with gloo: a tiny model answers, answers are scored, the
 model is updated, its new weights go back. It prints the lines that verl prints, for `gpuscope analyze`.
 
-    python -m benchmarks.roles.loop --kind separate --fault long_tail > job.log
+    python -m benchmarks.roles.loop job.log --kind separate --fault long_tail
     gpuscope analyze job.log
+
+What a GPU would compute is slept beside the tiny model's own work: so two processes on two hyperthreads of one core
+run as two GPUs would, and a fault is more of that time.
 
 `colocated`: both processes roll out and train in turns. `separate`: one trains, the other rolls out; with `--overlap`
 at once, one step off-policy.
@@ -10,12 +13,13 @@ at once, one step off-policy.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import click
 import torch
@@ -38,19 +42,24 @@ class Job:
     mean: float = 24.0
     spread: float = 0.4
     limit: int = 400
-    decodes: int = 1
-    scoring: int = 60
-    syncs: int = 1
-    epochs: int = 1
+    decode: float = 0.002
+    decode_each: float = 3e-5
+    """s of a decoding step, and more for each answer that still runs."""
+    scoring: float = 5e-4
+    """s per answer."""
+    forward: float = 5e-5
+    update: float = 2e-4
+    """s per token."""
+    sync: float = 0.02
     overlap: bool = False
     reward_beside: bool = False
 
     def with_fault(self, fault: str) -> Job:
         """The same job with one of the faults."""
         changes: dict[str, dict[str, float]] = {
-            "none": {}, "slow_rollout": {"decodes": 8}, "long_tail": {"spread": 1.4, "decodes": 4},
-            "slow_reward": {"scoring": 4000}, "slow_sync": {"syncs": 2500}, "slow_update": {"epochs": 6},
-            "few_rollout_gpus": {"samples": 160, "decodes": 8},
+            "none": {}, "slow_rollout": {"decode": 0.01, "decode_each": 2e-4}, "long_tail": {"spread": 1.4},
+            "slow_reward": {"scoring": 0.02}, "slow_sync": {"sync": 0.8}, "slow_update": {"update": 1e-3},
+            "few_rollout_gpus": {"samples": 160, "decode_each": 3e-4, "update": 5e-5},
         }  # fmt: skip
         return replace(self, **changes[fault])  # type: ignore[arg-type]
 
@@ -94,31 +103,30 @@ class Clock:
 
 
 @torch.no_grad()
-def roll_out(model: Tiny, lengths: Sequence[int], decodes: int) -> Tensor:
+def roll_out(model: Tiny, lengths: Sequence[int], job: Job) -> Tensor:
     """Answers of these lengths, the longest first: each token asks the model once, of the answers that still run."""
     tokens = torch.zeros(max(lengths) + 1, len(lengths), dtype=torch.long)
     state: Tensor | None = None
     for at in range(max(lengths)):
         running = sum(length > at for length in lengths)
         before = None if state is None else state[:, :running].contiguous()
-        for _ in range(decodes):
-            logits, state = model(tokens[at : at + 1, :running], before)
+        logits, state = model(tokens[at : at + 1, :running], before)
+        time.sleep(job.decode + job.decode_each * running)
         tokens[at + 1, :running] = torch.multinomial(torch.softmax(logits[0], -1), 1)[:, 0]
     return tokens
 
 
-def score(tokens: Tensor, lengths: Sequence[int], scoring: int) -> Tensor:
-    """How often an answer says an even word, checked the slow way, in Python."""
+def score(tokens: Tensor, lengths: Sequence[int], job: Job) -> Tensor:
+    """How often an answer says an even word."""
     marks = []
     for place, length in enumerate(lengths):
         words = tokens[1 : length + 1, place].tolist()
         marks.append(sum(word % 2 == 0 for word in words) / length)
-        for _ in range(scoring):
-            sum(word % 2 for word in words[:16])
+        time.sleep(job.scoring * job.samples / len(lengths))  # one process scores for all
     return torch.tensor(marks)
 
 
-def log_probs(model: Tiny, tokens: Tensor, lengths: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
+def log_probs(model: Tiny, tokens: Tensor, lengths: Sequence[int], per_token: float) -> Iterator[tuple[slice, Tensor]]:
     """By micro-batch of answers of like length, the log-probability of each answer."""
     for first in range(0, len(lengths), MICRO_BATCH):
         part = slice(first, first + MICRO_BATCH)
@@ -126,21 +134,21 @@ def log_probs(model: Tiny, tokens: Tensor, lengths: Sequence[int]) -> Iterator[t
         own = tokens[: longest + 1, part]
         logits, _ = model(own[:-1])
         each = torch.log_softmax(logits, -1).gather(-1, own[1:, :, None])[..., 0]
+        time.sleep(per_token * sum(lengths[part]))
         mask = torch.arange(longest)[:, None] < torch.tensor(lengths[part])
         yield part, (each * mask).sum(0)
 
 
-def train(model: Tiny, optimizer: torch.optim.Optimizer, batch: Batch, epochs: int, everyone: bool) -> None:
+def train(model: Tiny, optimizer: torch.optim.Optimizer, batch: Batch, per_token: float, everyone: bool) -> None:
     """REINFORCE over the batch."""
-    for _ in range(epochs):
-        for part, own in log_probs(model, batch.tokens, batch.lengths):
-            loss = -(own * batch.advantages[part]).mean() / len(batch.lengths)
-            loss.backward()  # type: ignore[no-untyped-call]
-        if everyone:
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-        optimizer.step()
-        optimizer.zero_grad()
+    for part, own in log_probs(model, batch.tokens, batch.lengths, per_token):
+        loss = -(own * batch.advantages[part]).mean() / len(batch.lengths)
+        loss.backward()  # type: ignore[no-untyped-call]
+    if everyone:
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def drawn(job: Job, number: int, samples: int, salt: int) -> list[int]:
@@ -173,18 +181,18 @@ def colocated(job: Job, rank: int) -> None:
         lengths = drawn(job, number, job.samples // 2, rank)
         with clock("step"):
             with clock("gen", together=True):
-                batch = Batch(roll_out(answering, lengths, job.decodes), lengths)
+                batch = Batch(roll_out(answering, lengths, job), lengths)
             with clock("reward", together=True):
-                marks = score(batch.tokens, lengths, job.scoring)
+                marks = score(batch.tokens, lengths, job)
             with clock("old_log_prob", together=True), torch.no_grad():
-                list(log_probs(model, batch.tokens, lengths))
+                list(log_probs(model, batch.tokens, lengths, job.forward))
             with clock("adv"):
                 batch.advantages = marks - marks.mean()
             with clock("update_actor", together=True):
-                train(model, optimizer, batch, job.epochs, everyone=True)
+                train(model, optimizer, batch, job.update, everyone=True)
             with clock("update_weights", together=True):
-                for _ in range(job.syncs):
-                    load(answering, flat(model))
+                time.sleep(job.sync)
+                load(answering, flat(model))
         if rank == 0:
             told(number, lengths + drawn(job, number, job.samples // 2, 1), clock)
 
@@ -207,16 +215,16 @@ def trainer(job: Job) -> None:
             batch, marks = Batch(tokens, lengths), torch.empty(job.samples)
             if not job.reward_beside:
                 with clock("reward"):
-                    marks = score(tokens, lengths, job.scoring)
+                    marks = score(tokens, lengths, job)
             with clock("old_log_prob"), torch.no_grad():
-                list(log_probs(model, tokens, lengths))
+                list(log_probs(model, tokens, lengths, job.forward))
             if job.reward_beside:
                 with clock("reward"):
                     dist.recv(marks, 1)
             with clock("adv"):
                 batch.advantages = marks - marks.mean()
             with clock("update_actor"):
-                train(model, optimizer, batch, job.epochs, everyone=False)
+                train(model, optimizer, batch, job.update, everyone=False)
             if not job.overlap:
                 sync(job, model, clock)
         if job.overlap:
@@ -227,8 +235,8 @@ def trainer(job: Job) -> None:
 def sync(job: Job, model: Tiny, clock: Clock) -> None:
     """Send the weights to the process that rolls out."""
     with clock("sync_rollout_weights" if job.overlap else "update_weights"):
-        for _ in range(job.syncs):
-            dist.send(flat(model), 1)
+        time.sleep(job.sync)
+        dist.send(flat(model), 1)
 
 
 def answerer(job: Job) -> None:
@@ -238,13 +246,12 @@ def answerer(job: Job) -> None:
     for number in range(1, job.steps + 1):
         began = time.perf_counter()
         lengths = drawn(job, number, job.samples, 0)
-        tokens = roll_out(model, lengths, job.decodes)
+        tokens = roll_out(model, lengths, job)
         dist.send(torch.tensor([time.perf_counter() - began, *lengths]), 0)
         dist.send(tokens, 0)
         if job.reward_beside:
-            dist.send(score(tokens, lengths, job.scoring), 0)
-        for _ in range(job.syncs):
-            dist.recv(row, 0)
+            dist.send(score(tokens, lengths, job), 0)
+        dist.recv(row, 0)
         load(model, row)
 
 
@@ -260,39 +267,43 @@ def told(number: int, lengths: Sequence[int], clock: Clock) -> None:
     print(f"step:{number} - " + " - ".join(f"{name}:{value}" for name, value in metrics.items()), flush=True)
 
 
-def _process(rank: int, job: Job, port: int) -> None:
+def _process(rank: int, job: Job, meeting: str, log: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    if job.kind == "colocated":
-        colocated(job, rank)
-    elif rank == 0:
-        trainer(job)
-    else:
-        answerer(job)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    with open(log, "a", encoding="utf-8") as out, redirect_stdout(out):
+        if job.kind == "colocated":
+            colocated(job, rank)
+        elif rank == 0:
+            trainer(job)
+        else:
+            answerer(job)
     dist.barrier()
     dist.destroy_process_group()
 
 
+def run(job: Job, log: Path) -> None:
+    """Run the loop; its log begins with the command that verl would have."""
+    module = "experimental.one_step_off_policy.main_ppo" if job.overlap else "trainer.main_ppo"
+    own = " rollout.n_gpus_per_node=1 actor_rollout_ref.hybrid_engine=False" if job.kind == "separate" else ""
+    gpus = 1 if job.kind == "separate" else 2
+    log.write_text(f"+ python3 -m verl.{module} trainer.n_gpus_per_node={gpus}{own}\n", encoding="utf-8")
+    with TemporaryDirectory() as folder:
+        mp.start_processes(_process, (job, f"{folder}/meeting", str(log)), nprocs=2, start_method="fork")
+
+
 @click.command()
+@click.argument("log", type=click.Path(path_type=Path))
 @click.option("--kind", type=click.Choice(["colocated", "separate"]), default="colocated", show_default=True)
 @click.option("--fault", type=click.Choice(FAULTS), default="none", show_default=True)
 @click.option("--steps", default=12, show_default=True)
 @click.option("--limit", default=400, show_default=True, help="Tokens of the longest answer.")
 @click.option("--overlap", is_flag=True, help="Roll out while the last batch is trained on (separate).")
 @click.option("--reward-beside", is_flag=True, help="Score while log-probs are computed (separate).")
-@click.option("--port", default=29731, show_default=True)
-def main(
-    kind: str, fault: str, steps: int, limit: int, overlap: bool, reward_beside: bool, port: int
-) -> None:  # fmt: skip
-    """Run the loop and print its log."""
+def main(log: Path, kind: str, fault: str, steps: int, limit: int, overlap: bool, reward_beside: bool) -> None:
+    """Run the loop and write its log."""
     job = replace(Job(kind, steps=steps, limit=limit).with_fault(fault), overlap=overlap, reward_beside=reward_beside)
-    module = "experimental.one_step_off_policy.main_ppo" if overlap else "trainer.main_ppo"
-    own = " rollout.n_gpus_per_node=1 actor_rollout_ref.hybrid_engine=False" if kind == "separate" else ""
-    gpus = 1 if kind == "separate" else 2
-    print(f"+ python3 -m verl.{module} trainer.n_gpus_per_node={gpus}{own}", flush=True)
-    mp.spawn(_process, (job, port), nprocs=2)  # type: ignore[no-untyped-call]
+    run(job, log)
 
 
 if __name__ == "__main__":
