@@ -140,6 +140,7 @@ ROOMS = (
     "compilation",
     "experts",
     "serving",
+    "roles",
     "nccl",
     "pipelines",
     "slowdown",

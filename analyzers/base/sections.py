@@ -19,6 +19,7 @@ from gpuscope.schema.host_calls_section import HostCallsEntry
 from gpuscope.schema.pipeline_section import Pipeline
 from gpuscope.schema.profile_sections import KernelRankEntry, OperatorEntry
 from gpuscope.schema.replay_section import Replay
+from gpuscope.schema.roles_section import RolesSection
 from gpuscope.schema.serving_section import ServingStep
 
 T = TypeVar("T")
@@ -141,6 +142,7 @@ COMPILATION = Section[CompilationSection]("compilation")
 EXPERTS = Section[ExpertsSection]("experts")
 SERVING_STEPS = Section[list[ServingStep]]("serving_steps", every, printed=False)
 """What `serving` is made from once all causes are known."""
+ROLES = Section[RolesSection]("roles")
 NCCL = Section[nccl_sections.Nccl]("nccl")
 TOPOLOGY = Section[list[nccl_sections.TopologyEntry]]("topology")
 BANDWIDTH = Section[list[nccl_sections.BandwidthEntry]]("bandwidth")
@@ -169,7 +171,7 @@ GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, WAITS_WITHOUT_CORE, SLOWDOWN, REPLAY,
-    PIPELINE, COMPILATION, EXPERTS, SERVING_STEPS, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS,
+    PIPELINE, COMPILATION, EXPERTS, SERVING_STEPS, ROLES, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS,
     DEVICE_COUNTERS, CROSSOVERS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, POWER, KERNEL_RANKS,
     OPERATORS, RANGES, PHASES, API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, CALL_TREE, GAPS,
 )  # fmt: skip

@@ -22,6 +22,7 @@ from gpuscope.analyzers.facts.pipeline_facts.assembled import assembled
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, flushes
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap, is_timed, stage_map
 from gpuscope.analyzers.facts.placement import Placement
+from gpuscope.analyzers.facts.role_steps import RoleSteps, is_of_roles, role_state, role_steps
 from gpuscope.analyzers.facts.steady_state import SteadyState, steady_state, timed_state
 from gpuscope.analyzers.facts.waits import Waits, waits
 from gpuscope.schema.document import StepTime
@@ -50,7 +51,14 @@ class RunFacts:
         """The role of each step, and what is judged."""
         if not self.lanes and is_timed(self.trace):
             return timed_state(self.trace["operations"])
+        if not self.lanes and is_of_roles(self.trace):
+            return role_state(self.role_steps, asked=self.steps_asked)
         return steady_state(self.lanes, self.steps_asked)
+
+    @cached_property
+    def role_steps(self) -> RoleSteps:
+        """The steps of a job made of roles, by its own timers; none of any other."""
+        return role_steps(self.trace)
 
     @property
     def step_time(self) -> StepTime | None:

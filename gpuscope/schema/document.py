@@ -39,6 +39,7 @@ from gpuscope.schema.profile_sections import (
 )
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Prediction, Replay
+from gpuscope.schema.roles_section import RolesSection
 from gpuscope.schema.serving_section import ServingSection
 from gpuscope.trace.naming.programs import Program
 from gpuscope.trace.naming.serving_names import Phase
@@ -736,6 +737,8 @@ class Diagnosis(TypedDict):
     """What uneven routing costs a mixture of experts; **absent** without sizes of its all-to-alls."""
     serving: NotRequired[ServingSection]
     """The steps of an inference server by phase; **absent** of other programs."""
+    roles: NotRequired[RolesSection]
+    """A step of a job for reinforcement learning by role; **absent** without its timers."""
     hang: NotRequired[Hang]
     """Where a job hung; **absent** without Flight Recorder dumps."""
     nccl: NotRequired[Nccl]

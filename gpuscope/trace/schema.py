@@ -83,6 +83,21 @@ class BlockState(IntEnum):
     """Free for reuse."""
 
 
+class RolePlace(IntEnum):
+    """Where the time of a role's timer lies in the step of a job made of roles."""
+
+    STEP = 0
+    """The step itself."""
+    PART = 1
+    """A part of the step, that no other part overlaps."""
+    NESTED = 2
+    """Within another timer, or around several: it is counted there."""
+    BESIDE = 3
+    """Beside the parts: a rollout for the next step."""
+    OUTSIDE = 4
+    """Between two steps."""
+
+
 @dataclass(frozen=True)
 class Column:
     """One column: `dtype` time and int are int64, name is an int32 code, enum an int8 of `enum`.
@@ -436,6 +451,30 @@ OPERATIONS = TableSchema(
 
 _ANY_RANK = Column("rank", "int", "rank in the distributed job; absent where not recorded", True)
 
+ROLE_TIMES = TableSchema(
+    "role_times",
+    "what the roles of a job for reinforcement learning take in each step, by the job's own timers",
+    (
+        _ANY_RANK,
+        Column("step", "int", "step number; absent where only start and duration are recorded", True),
+        Column("role", "name", "rollout, reward, log_probs, reference, update_actor, weight_sync…"),
+        Column("timer", "name", "as the job calls it"),
+        Column("place", "enum", "step, part, nested, beside or outside", enum=RolePlace),
+        Column("began", "time", "start, ns since the epoch or on the recorder's clock", True),
+        Column("dur", "int", "how long it took, ns"),
+    ),
+)
+
+ROLE_FIGURES = TableSchema(
+    "role_figures",
+    "what else a job for reinforcement learning says of a step, or of all: lengths of responses, GPUs of a role",
+    (
+        Column("step", "int", "step number; absent for what holds for all", True),
+        Column("figure", "name", "response_length_mean, request_s_max, gpus_rollout…"),
+        Column("value", "int", "in millionths"),
+    ),
+)
+
 FLIGHT_RECORDS = TableSchema(
     "flight_records",
     "entries of Flight Recorder dumps: the last collective and point-to-point operations a rank enqueued",
@@ -765,6 +804,8 @@ SCHEMAS: dict[str, TableSchema] = {
         STEPS,
         GROUPS,
         OPERATIONS,
+        ROLE_TIMES,
+        ROLE_FIGURES,
         FLIGHT_RECORDS,
         GROUP_STATUS,
         HOST_STACKS,

@@ -7,6 +7,7 @@ from gpuscope.analyzers.advice.settings import (
     megatron_settings,
     nccl_settings,
     other_settings,
+    rl_settings,
     sglang_settings,
     torch_settings,
     vllm_settings,
@@ -15,6 +16,6 @@ from gpuscope.analyzers.advice.settings.known import Known, settings_of
 
 TABLES = (
     torch_settings, nccl_settings, deepspeed_settings, megatron_settings, vllm_settings, sglang_settings,
-    other_settings,
+    rl_settings, other_settings,
 )  # fmt: skip
 KNOWN: dict[str, Known] = {one.name: one for table in TABLES for one in settings_of(table)}

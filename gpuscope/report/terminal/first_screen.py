@@ -8,7 +8,7 @@ from rich.text import Text
 from gpuscope.catalogue.prediction_sentences import gain_cell
 from gpuscope.catalogue.straggler_sentences import slowest_ranks
 from gpuscope.report.terminal.screen import Bar, Writer
-from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text
+from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text, roles_text
 from gpuscope.report.view import why_verdict
 from gpuscope.report.view.headline import context_line, whole
 from gpuscope.report.view.summary import SHOWN, ChangeLine, RankLine, Summary, summary
@@ -215,6 +215,7 @@ def _records(report: Report, writer: Writer) -> None:
     limited = writer.limited(RECORDS_LINES)
     if "hang" in report:
         hang_text.section(report["hang"], limited)
+    roles_text.section(report, limited)
     nccl_text.sections(report, limited)
     memory_text.section(report, limited, brief=True)
     limited.end("more lines: --full")

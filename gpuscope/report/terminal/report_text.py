@@ -21,6 +21,7 @@ from gpuscope.report.terminal.sections import (
     nccl_text,
     pipeline_text,
     profile_text,
+    roles_text,
     serving_text,
     stragglers_text,
 )
@@ -69,6 +70,7 @@ def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
     pipeline_text.section(report, writer)
     compile_text.section(report, writer)
     experts_text.section(report, writer)
+    roles_text.section(report, writer)
     _kernels(report, writer, rows)
     if mfu := mfu_words(report):
         writer.line(mfu[:1].upper() + mfu[1:])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpuscope.catalogue.cause_table import BY_CODE
-from gpuscope.catalogue.finding import headline
+from gpuscope.catalogue.finding import headline, shows
 from gpuscope.catalogue.prediction_sentences import bound_share, setting_words
 from gpuscope.report.view import blame, memory_sentences
 from gpuscope.report.view.headline import on_cpu, whole
@@ -80,6 +80,8 @@ def first_lines(report: Report) -> FirstLines:
         best = next((one for one in report["advice"]["unpredicted"] if "memory_bound" in one), None)
         fix = "" if best is None else f"{lower(best['action'])}: at most {memory_sentences.saving(best)} less"
         return FirstLines(what, why, fix, "try", "", best, tuple(_limits(report)))
+    if "roles" in report and not report["ranks"]:
+        return _of_roles(report)
     label, fix, told = _fix(report)
     sure, limits = _sure(report)
     return FirstLines(_what(report), why_it_is_so(report), fix, label, sure, told, tuple(limits))
@@ -96,6 +98,16 @@ def _hung(report: Report) -> FirstLines:
         what = f"The job hung, perhaps through {units.rank_words(ranks)}"
     fix = causes[0].get("remedy") if causes else None
     return FirstLines(what, causes[0]["why"] if causes else "", fix or "", "fix", "", None, tuple(_limits(report)))
+
+
+def _of_roles(report: Report) -> FirstLines:
+    """Of a job whose timers by role are all that is known: the role that bounds the step, and what adds to it."""
+    bound = next((one for one in report["findings"] if one["code"] == "role_bound"), None)
+    label, fix, told = _fix(report)
+    what = "No step is whole" if bound is None else f"{headline(bound)}: {_cost(report, bound)}"
+    beside = (one for one in report["findings"] if one["code"] in ("rollout_tail", "idle_roles"))
+    why = max(beside, key=lambda one: one["share_frac"], default=None)
+    return FirstLines(what, "" if why is None else lower(shows(why)), fix, label, "", told, ())
 
 
 # -- what

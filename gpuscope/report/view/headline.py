@@ -75,7 +75,9 @@ def _tenths(share_frac: float) -> int:
 
 def whole(report: Report) -> str:
     """What shares are of."""
-    stepped = any(entry["steps"] for entry in report["ranks"]) or (not report["ranks"] and "slowdown" in report)
+    stepped = any(entry["steps"] for entry in report["ranks"]) or (
+        not report["ranks"] and ("slowdown" in report or "roles" in report)
+    )
     return "step" if stepped else "window"
 
 
@@ -104,6 +106,8 @@ def context_line(report: Report) -> str:
         pieces += [f"steps from {crop(report['steps_basis'], NAME)}"] if report["steps_basis"] else []
     elif entries:
         pieces.append("no steps found")
+    elif "roles" in report and report["step_time"] is not None:
+        pieces.append(f"{units.plural(report['step_time']['steps'], 'step')}, median {_step_time(report)}")
     return " · ".join([*pieces, *_shared(report)])
 
 

@@ -1,0 +1,84 @@
+"""The section `roles` in words: a step by role, idle GPUs, the rollout's tail, and what is bounded, not predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuscope.report.terminal.screen import Writer
+from gpuscope.schema.document import Report
+from gpuscope.schema.roles_section import RoleGain, RolePool, RolesSection
+from gpuscope.words import units
+from gpuscope.words.role_names import LABELS
+
+FAINT = 0.001
+"""The share below which a role has no row."""
+STALENESS = {
+    "staleness_mean": "versions of the weights between rollout and use, mean",
+    "staleness_max": "the most", "stale_in_all": "stale samples used in all",
+    "stale_dropped_in_all": "stale samples dropped in all",
+}  # fmt: skip
+
+
+def section(report: Report, writer: Writer) -> None:
+    """Nothing without timers of roles."""
+    if "roles" not in report:
+        return
+    roles = report["roles"]
+    writer.heading("A step by role")
+    table = writer.table("<role", ">per step", ">share", ">half of it saves")
+    for one in roles["roles"]:
+        if one["share_frac"] >= FAINT:
+            times = (one["per_step_ns"], one["half_gains_ns"])
+            cells = (label(one["role"]), units.duration(times[0]), units.share(one["share_frac"]))
+            table.add_row(*map(writer.text, (*cells, units.duration(times[1]))))
+    writer.show(table)
+    for sentence in sentences(roles):
+        writer.line(sentence, hang=2)
+
+
+def label(role: str) -> str:
+    """What a role is called."""
+    return LABELS.get(role, role)
+
+
+def sentences(roles: RolesSection) -> list[str]:
+    """What the table does not say."""
+    return [*map(_idle, roles["pools"]), *_tail(roles), *_staleness(roles), *filter(None, map(_limit, roles["gains"]))]
+
+
+def _idle(pool: RolePool) -> str:
+    whose = "GPUs" if pool["gpus"] is None else units.plural(pool["gpus"], "GPU")
+    of = "shared by all roles" if pool["pool"] == "all" else f"of the {pool['pool']}"
+    return f"{whose} {of}: none of their roles runs {units.share(pool['idle_frac'])} of the time"
+
+
+def _tail(roles: RolesSection) -> Iterator[str]:
+    tail = roles["tail"]
+    if tail is None:
+        return
+    least = "at most " if tail["shared_frac"] is None else ""
+    yield (
+        f"responses: the longest {tail['longest']:,.0f} {tail['unit']}, the mean {tail['mean']:,.0f}; were none longer "
+        f"than the mean, the rollout would save {least}{units.duration(tail['cost_ns'])} of a step"
+    )
+    if tail["shared_frac"] is not None:
+        yield f"{units.share(tail['shared_frac'])} of the rollout is shared by all tokens, so that more GPUs divide it"
+
+
+def _staleness(roles: RolesSection) -> Iterator[str]:
+    if roles["staleness"]:
+        yield ", ".join(f"{STALENESS[name]} {value:.3g}" for name, value in roles["staleness"].items())
+
+
+CHANGES = {
+    "overlap": "rollout beside the training", "split": "GPUs apart, rollout beside the training",
+    "move": "GPUs moved", "cap": "shorter responses", "reward_beside": "rewards beside the log-probs",
+    "asynchronous": "partial or asynchronous rollouts", "weight_sync": "faster weight sync",
+}  # fmt: skip
+
+
+def _limit(gain: RoleGain) -> str:
+    if gain["predicted"] is not None:
+        return ""
+    least = "" if gain["at_least_ns"] is None else f"at best {units.duration(gain['at_least_ns'])} per step; "
+    return f"{CHANGES[gain['change']]}: {least}{gain['why_not']}"
