@@ -209,7 +209,7 @@ class PipelineReplay:
         """What a prediction rests on."""
         steps = len({flush.step for flush in self.flushes})
         how = ", ".join(self._how(change) for change in changes)
-        return f"the pipelines of {steps} steps replayed, baseline replay error {self.error_frac:.1%}; {how}"
+        return f"the pipelines of {steps} steps replayed, off by {self.error_frac:.1%} without the change; {how}"
 
     def _how(self, change: PipelineChange) -> str:
         if isinstance(change, EvenStages):

@@ -80,7 +80,7 @@ def test_ranks_are_folded_to_the_least_the_median_and_the_most(many_ranks: Repor
     assert [line.split("█")[0].split() for line in lines if "█▒" in line] == [
         ["0", "least", "compute"],
         ["32", "median"],
-        ["63", "most", "compute"],
+        ["63", "most", "compute,", "late"],
     ]
     assert "61 other ranks between these: --full" in lines
 
