@@ -32,10 +32,10 @@ def bars(
     whole = step_ns / size if step_ns else 100.0
     fig = go.Figure()
     for kind in kinds(ranks):
-        shares = [own.get(kind.code, 0) / window if window else 0.0 for own, window in zip(parts, windows, strict=True)]
+        spent = [(own.get(kind.code, 0), window or 1) for own, window in zip(parts, windows, strict=True)]
         fig.add_bar(
-            orientation="h", y=labels, x=[whole * share for share in shares], name=kind.label,
-            text=[_words(share, step_ns) for share in shares], textposition="none",
+            orientation="h", y=labels, x=[whole * ns / window for ns, window in spent], name=kind.label,
+            text=[_words(ns / window, step_ns) for ns, window in spent], textposition="none",
             marker_color=kind.look.colour, marker_line_width=0, marker_pattern=theme.pattern(kind.look.fill),
             hovertemplate="%{y}<br>" + kind.label + ": %{text}<extra></extra>",
             customdata=[place(entry, "" if kind.code == "compute" else kind.code) for entry in ranks],

@@ -87,8 +87,8 @@ def _breakdown(shown: Shown, said: Summary) -> Component:
     if shown.view.steps is not None:
         note += " Over the whole window, whatever steps are chosen: use `gpuscope analyze --steps` for those."
     if folded:
-        notes = ", ".join(f"{line.label}: {line.note}" for line in lines if line.note)
-        note = f"{len(lines)} of {len(some)} ranks ({notes}); the filter chooses others. {LEADS}"
+        notes = "".join(f"; rank {line.label}: {line.note}" for line in lines if line.note)
+        note = f"{len(lines)} of {len(some)} ranks{notes}. The filter chooses others. {LEADS}"
     rows = len(lines) + (change is not None and step is not None)
     return ui.card(
         f"Where the {headline.whole(report)} goes",

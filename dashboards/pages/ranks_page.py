@@ -109,17 +109,23 @@ def _ranks(shown: Shown) -> Component:
     rows.sort(key=lambda row: -(row["each"] or row["root"] or 0))
     first = [row for rank in late for row in rows if row["number"] == rank]
     ns = {key: ui.number(key, title, f"{key}_text", **more) for key, title, more in TIMES}
-    shares = [ui.number(key, title, f"{key}_text") for key, title in SHARES]
+    shares = [
+        ui.number(key, title, f"{key}_text", minWidth=96) for key, title in SHARES if any(row[key] for row in rows)
+    ]
+    device = (
+        [ui.column("device", "device", tooltipField="device")]
+        if len({one["device_name"] for one in entries}) > 1
+        else []
+    )
     columns = [
         ui.column("rank", "rank", minWidth=90, maxWidth=130, pinned="left"),
         ns["each"], ns["root"], ui.column("late", "late in", minWidth=150, tooltipField="late", flex=1), *shares,
-        ns["step"], ui.number("overlap", "overlapped comm.", "overlap_text"),
-        ui.column("device", "device", tooltipField="device"),
+        ns["step"], ui.number("overlap", "overlap", "overlap_text", minWidth=96), *device,
     ]  # fmt: skip
     return ui.card(
         "Ranks",
         ui.grid([row for row in rows if row not in first], columns, "ranks", shown.dark,
-                dashGridOptions={"pinnedTopRowData": first}),
+                dashGridOptions={"pinnedTopRowData": first}, defaultColDef={"suppressHeaderFilterButton": True}),
         note="«Waits caused» is what a rank that waits for this one loses, exposed; «root cause of» follows waits back "
         "to their first cause, summed over ranks. Ranks that are late again and again stand above the others.",
         corner=[ui.csv_link(shown.run.key, "ranks"), ui.csv_link(shown.run.key, "stragglers", name="CSV of waits")],
@@ -127,7 +133,7 @@ def _ranks(shown: Shown) -> Component:
 
 
 TIMES = (
-    ("each", "waits caused per step", {"minWidth": 120}), ("root", "root cause of", {}), ("step", "own step", {}),
+    ("each", "waits caused per step", {"minWidth": 116}), ("root", "root cause of", {}), ("step", "own step", {}),
 )  # fmt: skip
 SHARES = (
     ("compute", "compute"), ("communication", "exposed comm."), ("waiting", "of it waiting"),

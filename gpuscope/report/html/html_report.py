@@ -105,7 +105,9 @@ def moment_svg(moment: Moment, dark: bool) -> str:
     environment = page_environment()
     style = f":root {{ {palette.page_css(dark)} }}\n" + environment.get_template("moment.css.j2").render()
     drawn = str(environment.get_template("macros.html.j2").module.moment(moment))  # type: ignore[attr-defined]
-    return drawn.replace(">", f"><style>{style}</style>", 1)
+    return drawn.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1).replace(
+        ">", f"><style>{style}</style>", 1
+    )
 
 
 def render_cell(report: Report) -> str:

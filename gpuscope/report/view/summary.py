@@ -245,9 +245,10 @@ def rank_lines(report: Report, some: Sequence[RankEntry]) -> tuple[list[RankLine
         main = blame.main_finding(report)
         named = main["ranks"] if main is not None and len(main["ranks"]) <= NAMED_RANKS else []
         for i, entry in enumerate(entries):
-            if entry["rank"] in [*named, *late[:NAMED_RANKS]]:
-                why = "late" if entry["rank"] in late else "named above"
-                chosen[i] = ", ".join(word for word in (chosen.get(i, ""), why) if word)
+            if entry["rank"] in late[:NAMED_RANKS]:
+                chosen.setdefault(i, "")
+            elif entry["rank"] in named:
+                chosen[i] = ", ".join(word for word in (chosen.get(i, ""), "named above") if word)
     lines = [
         RankLine(labels[i], note, entries[i], arrangement.rank_step_ns(report, entries[i]), entries[i]["rank"] in late)
         for i, note in chosen.items()

@@ -94,7 +94,7 @@ def test_a_late_rank_is_named_and_has_its_bar(many_ranks: Report) -> None:
     ]  # fmt: skip
     many_ranks["verdict"]["cause"] = "straggler"
     assert first_lines(many_ranks).what == "Rank 7 is late, the others wait for it: 37 % of every step"
-    assert [line.label for line in summary(many_ranks).ranks if line.note == "late"] == ["7"]
+    assert [line.label for line in summary(many_ranks).ranks if line.late] == ["63", "7"]
 
 
 def test_top_asks_for_more_or_less(input_bound: Report) -> None:
