@@ -26,9 +26,18 @@ def ignored(key: str, why: str) -> Component:
     return empty(f"«{key}» in this address is ignored", units.clean(why))
 
 
+def beside(*panels: Component | None) -> Any:
+    """Two panels side by side on wide screens, the first the wider; alone where there is one, or where one is empty."""
+    first, second = panels
+    if first is None or second is None or getattr(first, "className", "") == "empty":
+        return list(filter(None, panels))
+    columns = [dmc.GridCol(one, span={"base": 12, "lg": wide}) for one, wide in ((first, 8), (second, 4))]
+    return dmc.Grid(columns, gutter="md", mb="md", className="beside")
+
+
 def page(*children: Any) -> Component:
     """A page of these panels; where several have nothing to show, they are one line at its end that opens."""
-    flat: list[Any] = [one for child in children for one in (child if isinstance(child, list | tuple) else [child])]
+    flat = [one for child in children for one in (child if isinstance(child, list) else [child]) if one is not None]
     bare = [one for one in flat if getattr(one, "className", "") == "empty"]
     if len(bare) < 2:
         return html.Div(flat)
@@ -155,9 +164,9 @@ def grid(
     return html.Div(table, **attributes(data_ag_theme_mode="dark" if dark else "light"))
 
 
-def csv_link(run_key: str, section: str, query: str = "") -> Component:
+def csv_link(run_key: str, section: str, query: str = "", name: str = "CSV") -> Component:
     """A link that downloads a section of the report, or what `query` leaves of it, as CSV, exact in ns and bytes."""
-    return dmc.Anchor("CSV", href=f"/download/{run_key}/{section}.csv{query}", size="sm", refresh=True)
+    return dmc.Anchor(name, href=f"/download/{run_key}/{section}.csv{query}", size="sm", refresh=True)
 
 
 def severity(word: str, colour: str) -> Component:
@@ -165,7 +174,7 @@ def severity(word: str, colour: str) -> Component:
     return dmc.Badge(word, color=colour, variant="light", miw="max-content")
 
 
-def facts(pairs: Sequence[tuple[str, Any]]) -> Component:
+def facts(pairs: Sequence[tuple[Any, Any]]) -> Component:
     """Names and values, one pair a row; text is cleaned of control characters."""
     rows = [
         dmc.TableTr([dmc.TableTh(name), dmc.TableTd(units.clean(value) if isinstance(value, str) else value)])

@@ -164,7 +164,7 @@ def run_one(analyzer: Analyzer, trace: Trace, *given: object) -> Result:
     not declare; other analyses run on."""
     missing = [need for need in analyzer.needs if not need.met(trace)]
     if missing:
-        why = "; ".join(f"no {need.what}: {need.how}" for need in missing)
+        why = "; ".join(f"no {need.what.replace('_', ' ')}: {need.how}" for need in missing)
         return Result(analyzer.name, "skipped", why, applicable=not any(need.optional for need in missing))
     try:
         result = analyzer.run(*given)

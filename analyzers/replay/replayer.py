@@ -117,7 +117,7 @@ class Replayer:
         self._graph = paced_by_kernels(graph)
         if self.error_frac > MAX_ERROR:
             self.why = (
-                f"the baseline replay error is {self.error_frac:.1%} of the step, more than {MAX_ERROR:.0%}: "
+                f"the replay is off by {self.error_frac:.1%} of the unchanged step, more than {MAX_ERROR:.0%}: "
                 "operations waited for something that is not in the trace"
             )
 
@@ -272,7 +272,7 @@ class Replayer:
         pipeline = self._pipeline
         if pipeline.error_frac > MAX_ERROR:
             raise UnreplayableError(
-                f"the baseline replay error is {pipeline.error_frac:.1%} of the pipeline's length, more than "
+                f"the replay is off by {pipeline.error_frac:.1%} of the unchanged pipeline's length, more than "
                 f"{MAX_ERROR:.0%}"
             )
         return pipeline
@@ -373,7 +373,7 @@ class Replayer:
         inferred = self._graph.inferred if self._graph is not None else 0
         waits = f", {units.plural(inferred, 'wait')} between streams inferred" if inferred else ""
         of = f" of {self.ranks} ranks, {len(self._stand_ins)} like one of these each," if self._stand_ins else ""
-        return f"{steps}{of} replayed, baseline replay error {self.error_frac:.1%}{waits}{others}"
+        return f"{steps}{of} replayed, off by {self.error_frac:.1%} without the change{waits}{others}"
 
     @property
     def _error(self) -> float:

@@ -140,8 +140,8 @@ def _at_peers_pace(job: Grid, found: Slowdowns, place: Worker, step: int) -> Pre
     low, high = bounds([after, best], (error * after, MODEL_ERROR * (step - after)))
     return {
         "step_ns_before": step, "step_ns_after": round(after), "low_ns": low, "high_ns": high,
-        "basis": f"the operations of {units.plural(len(job.steps), 'step')} replayed, baseline replay error "
-        f"{error:.1%}; those of rank {int(job.ranks[place])} at the mean of their peers, their own times included",
+        "basis": f"the operations of {units.plural(len(job.steps), 'step')} replayed, off by {error:.1%} without "
+        f"the change; those of rank {int(job.ranks[place])} at the mean of their peers, their own times included",
         "provenance": "inferred",
     }  # fmt: skip
 

@@ -80,6 +80,7 @@ window.dash_clientside.gpuscope = (() => {
       if (!cell) return [keep(), keep()];
       const query = params();
       query.set("ranks", cell.y);
+      if (/[,-]/.test(cell.y)) return ["/ranks", text(query)]; // a row of several ranks
       query.set("steps", `${cell.x}-${cell.x}`);
       ["from", "to", "event", "mark"].forEach((key) => query.delete(key));
       return ["/timeline", text(query)];

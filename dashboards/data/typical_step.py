@@ -40,7 +40,7 @@ def typical_step(run: OpenRun) -> Strip | None:
     tracks = [track for track in run.events.tracks if track.group == "streams" and track.rank == first]
     busy = {}
     for look, (label, _) in EVENT_STYLES.items():
-        share = _share(tracks, look, edges)
+        share = busy_share(tracks, look, edges)
         if share is not None:
             busy[label] = share
     number = step["step"]
@@ -48,7 +48,8 @@ def typical_step(run: OpenRun) -> Strip | None:
     return Strip(number, step["dur_ns"], busy)
 
 
-def _share(tracks: list[Track], look: int, edges: Array) -> Array | None:
+def busy_share(tracks: list[Track], look: int, edges: Array) -> Array | None:
+    """Share of each column between `edges` that any event of this look runs in; None where none does."""
     starts, ends = [], []
     for track in tracks:
         low, high = np.searchsorted(track.reach, edges[0], "right"), np.searchsorted(track.start, edges[-1], "left")

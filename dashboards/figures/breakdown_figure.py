@@ -1,96 +1,73 @@
-"""Stacked bars of each rank's time breakdown."""
+"""Stacked bars of each rank's time by cause, and beneath them the step after a change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 
 import plotly.graph_objects as go
 
-from gpuscope.catalogue.cause import Cause
-from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.dashboards import theme
 from gpuscope.report.view import arrangement
+from gpuscope.report.view.step_bars import Changed, kinds, pieces
 from gpuscope.schema.document import RankEntry
 from gpuscope.words import palette, units
-from gpuscope.words.vocabulary import PARTS
 
-
-@dataclass(frozen=True)
-class Piece:
-    """One colour of the stack: ns per rank, in the order of the ranks."""
-
-    label: str
-    colour: str
-    pattern: str
-    values: list[int]
-    code: str = ""
-    """The cause whose findings show it, where it has one."""
-
-
-def pieces(ranks: Sequence[RankEntry]) -> list[Piece]:
-    """The parts of each rank's window, idle by cause; they sum to it. Parts no rank has are left out."""
-    found = [
-        Piece(
-            part.label,
-            part.colour,
-            "",
-            [entry["breakdown_ns"][part.key] for entry in ranks],
-            _main_cause(part.key, ranks),
-        )
-        for part in PARTS
-        if part.key != "idle"
-    ]
-    rest = [entry["breakdown_ns"]["idle"] for entry in ranks]
-    for cause in (cause for cause in CAUSES if cause.idle):
-        values = [idle_of(entry, cause) for entry in ranks]
-        rest = [left - value for left, value in zip(rest, values, strict=True)]
-        found.append(Piece(f"idle: {cause.label}", cause.look.colour, cause.look.fill, values, cause.code))
-    # A pipeline stage without work is idle by a cause of another class.
-    found.append(Piece("idle: other classes' causes", palette.GREY, "-", [max(left, 0) for left in rest]))
-    return [piece for piece in found if any(piece.values)]
-
-
-def _main_cause(part: str, ranks: Sequence[RankEntry]) -> str:
-    """The costliest cause of an exposed part, over these ranks."""
-    class_name = {"exposed_communication": "communication", "exposed_memory": "memory"}.get(part)
-    total: dict[str, int] = {}
-    for entry in ranks:
-        for code, ns in (dict(entry["stall_ns"])[class_name] if class_name else {}).items():  # type: ignore[attr-defined]
-            total[code] = total.get(code, 0) + ns
-    return max(total, key=lambda code: total[code]) if total else ""
-
-
-def idle_of(entry: RankEntry, cause: Cause) -> int:
-    """Idle time of a rank with this cause, ns."""
-    stalls = entry["stall_ns"]
-    of_class = {"cpu": stalls["cpu"], "communication": stalls["communication"], "memory": stalls["memory"]}
-    return of_class[cause.class_name].get(cause.code, 0) if cause.class_name in of_class else stalls["unattributed"]
+Place = Callable[[RankEntry, str], str]
+"""Where a piece of a rank's bar leads to, by the code of its cause."""
 
 
 def bars(
-    ranks: Sequence[RankEntry], dark: bool, place: Callable[[RankEntry, str], str] = lambda _, __: ""
-) -> go.Figure:
-    """One horizontal bar per rank and device; `place` gives where a piece, by its cause's code, leads to."""
-    labels = [f"rank {label}" for label in arrangement.rank_labels(list(ranks))]
+    ranks: Sequence[RankEntry], dark: bool, place: Place = lambda _, __: "", *, step_ns: int | None = None,
+    late: Collection[int] = (), change: Changed | None = None,
+) -> go.Figure:  # fmt: skip
+    """One horizontal bar per rank and device: of «the step» where it is given, else of the window. Late ranks are
+    marked; the `change` of the step stands beneath."""
+    labels = [
+        f"<b>▸ rank {label}, late</b>" if entry["rank"] in late else f"rank {label}"
+        for entry, label in zip(ranks, arrangement.rank_labels(list(ranks)), strict=True)
+    ]
+    parts = [pieces(entry) for entry in ranks]
     windows = [entry["window_ns"] for entry in ranks]
+    size, unit = units.time_unit(step_ns) if step_ns else (0, "")
+    whole = step_ns / size if step_ns else 100.0
     fig = go.Figure()
-    for piece in pieces(ranks):
-        texts = [
-            f"{units.duration(value)}, {units.share(value / window if window else None)}"
-            for value, window in zip(piece.values, windows, strict=True)
-        ]
-        shares = [100 * value / window if window else 0 for value, window in zip(piece.values, windows, strict=True)]
+    for kind in kinds(ranks):
+        spent = [(own.get(kind.code, 0), window or 1) for own, window in zip(parts, windows, strict=True)]
         fig.add_bar(
-            orientation="h", y=labels, x=shares, name=piece.label, text=texts, textposition="none",
-            marker_color=piece.colour, marker_line_width=0,
-            marker_pattern=theme.pattern(piece.pattern),
-            hovertemplate="%{y}<br>" + piece.label + ": %{text}<extra></extra>",
-            customdata=[place(entry, piece.code) for entry in ranks],
+            orientation="h", y=labels, x=[whole * ns / window for ns, window in spent], name=kind.label,
+            text=[_words(ns / window, step_ns) for ns, window in spent], textposition="none",
+            marker_color=kind.look.colour, marker_line_width=0, marker_pattern=theme.pattern(kind.look.fill),
+            hovertemplate="%{y}<br>" + kind.label + ": %{text}<extra></extra>",
+            customdata=[place(entry, "" if kind.code == "compute" else kind.code) for entry in ranks],
         )  # fmt: skip
     fig.update_layout(template=theme.template(dark), barmode="stack", bargap=0.25, legend_traceorder="normal")
-    if len(fig.data) > 4:
-        fig.update_layout(margin_t=82)  # the legend takes two lines: clear of the buttons
-    fig.update_xaxes(title="share of the window", ticksuffix=" %", range=[0, 100])
-    fig.update_yaxes(autorange="reversed", type="category")
+    if step_ns and change is not None:
+        _after(fig, change, size, dark)
+    reach = max(change.before, change.high) / size if step_ns and change is not None else whole
+    fig.update_xaxes(title=None if step_ns else "share of the window", ticksuffix=f" {unit or '%'}", range=[0, reach])
+    fig.update_yaxes(autorange="reversed", type="category", ticksuffix=" ")
     return fig
+
+
+def _words(share: float, step_ns: int | None) -> str:
+    return units.share(share) + (f", {units.duration(share * step_ns)} of the step" if step_ns else "")
+
+
+def _after(fig: go.Figure, change: Changed, size: int, dark: bool) -> None:
+    """The step after a change with its range, and what is saved in outline."""
+    label, said = ["at best" if change.bound else "after the change"], units.duration(change.after)
+    saved = max(change.before - change.after, 0)
+    error = {"type": "data", "symmetric": False, "array": [(change.high - change.after) / size],
+             "arrayminus": [(change.after - change.low) / size], "thickness": 1.5,
+             "color": palette.PAGE["ink"][dark]}  # fmt: skip
+    words = said if change.bound else f"{said} ({units.span(change.low, change.high, '–')})"
+    fig.add_bar(
+        orientation="h", y=label, x=[change.after / size], showlegend=False, marker_color=palette.PAGE["good"][dark],
+        hovertemplate=f"{label[0]}: {words}<extra></extra>", error_x=None if change.bound else error, customdata=[""],
+    )  # fmt: skip
+    gain = f"−{units.duration(saved)} ({units.share(saved / change.before)})"
+    fig.add_bar(
+        orientation="h", y=label, x=[saved / size], showlegend=False, marker_color="rgba(0,0,0,0)", text=[gain],
+        marker_line={"color": palette.PAGE["faint"][dark], "width": 1}, insidetextanchor="end",
+        textfont_color=palette.PAGE["ink"][dark], hovertemplate=f"saved: {gain}<extra></extra>", customdata=[""],
+    )  # fmt: skip

@@ -24,6 +24,7 @@ from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, 
 from gpuscope.dashboards.figures import gains_figure
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.state import View, parse
+from gpuscope.report.view import arrangement
 from gpuscope.schema.document import PlanEntry, SuggestionEntry, UnpredictedEntry
 from gpuscope.words import units
 
@@ -82,7 +83,10 @@ def _suggestion(one: SuggestionEntry) -> Component:
 
 
 def _titled(action: str, finding: str, pairs: list[tuple[str, Any]]) -> Component:
-    head = dmc.Group([dmc.Text(units.clean(action), fw=600), dmc.Code(finding)], gap="xs")
+    head = dmc.Group(
+        [dmc.Text(units.clean(action), fw=600), dmc.Text(f"for {arrangement.title(finding)}", size="sm", c="dimmed")],
+        gap="xs",
+    )
     return html.Div([head, ui.facts(pairs)], className="finding", style={"marginBottom": 14})
 
 

@@ -1,4 +1,4 @@
-"""Page 1: the verdict, the time breakdown, the most severe findings, and what is missing."""
+"""Page 1: the first lines, four figures, the step by cause and after the change, the change, and what shows it."""
 
 from __future__ import annotations
 
@@ -9,94 +9,95 @@ from dash import html
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import theme, ui
+from gpuscope.dashboards.evidence_pictures import pictures
 from gpuscope.dashboards.figures import breakdown_figure, steps_figure
 from gpuscope.dashboards.page import Page, Shown
-from gpuscope.dashboards.page_links import evidence_link, meanwhile_link, timeline_view
-from gpuscope.report.view import arrangement, blame, headline, summary, why_verdict
+from gpuscope.dashboards.page_links import meanwhile_link, timeline_view
+from gpuscope.report.view import arrangement, blame, headline, why_verdict
+from gpuscope.report.view.first_figures import first_figures, fix_card
+from gpuscope.report.view.step_bars import changed, culprits
+from gpuscope.report.view.summary import Summary, rank_lines, summary
 from gpuscope.schema.document import FindingEntry, RankEntry, StepEntry
 from gpuscope.words import units
 
 LEADS = "Click to see it in the timeline."
 FINDINGS_SHOWN = 8
 EVIDENCE_SHOWN = 3
-MOST_BARS = 64
-"""Bars that are still readable; of more ranks, those with the least and most compute are shown."""
+ROW, FRAME = 36, 118
+"""Pixels of a bar, and of what stands around all of them."""
 
 
 def layout(shown: Shown) -> Component:
     """The page."""
+    said = summary(shown.run.report)
     return ui.page(
-        _verdict(shown),
-        _breakdown(shown),
-        _steps(shown),
+        _verdict(shown, said),
+        _figures(shown, said),
+        ui.beside(_breakdown(shown, said), _fix(shown, said)),
+        _places(shown),
         _findings(shown),
-        _uncertainties(shown),
-    )  # fmt: skip
+        ui.beside(_steps(shown), _uncertainties(shown)),
+    )
 
 
-def _verdict(shown: Shown) -> Component:
+def _verdict(shown: Shown, said: Summary) -> Component:
     """The first screen of the terminal report: the same lines and caveats."""
     report = shown.run.report
-    verdict, said = report["verdict"], summary.summary(report)
-    abstained = verdict["abstained"] or verdict["bound_by"] is None
-    colour = "yellow" if abstained else "green" if verdict["bound_by"] == "compute" else "red"
-    lines = [html.Div([html.B(label), html.Span(units.clean(text))]) for label, text in said.lines.below()]
-    body: list[Any] = [html.Div(lines, className="first-lines"), *([] if abstained else [dmc.Text(said.verdict)])]
-    if (largest := _largest(shown)) is not None:
-        body.append(largest)
-    body.append(html.Div(ui.step_time(report)))
+    verdict = report["verdict"]
+    open_ = verdict["bound_by"] is None and not report.get("hang", {}).get("hung")
+    lines = [part for label, text in said.lines.below() for part in (html.Dt(label), html.Dd(units.clean(text)))]
+    body: list[Any] = [html.H2(units.clean(said.lines.what), className="verdict"), html.Dl(lines)]
     if said.limits:
         body.append(dmc.Text([html.B("Caveats: "), units.clean(said.limits)], size="sm"))
-    body.append(dmc.Text(units.clean(headline.context_line(report)), size="sm", c="dimmed", mt="xs"))
+    body.append(dmc.Text(units.clean(headline.context_line(report)), size="sm", c="dimmed"))
     if shown.view.ranks is not None or shown.view.steps is not None:
-        body.append(
-            dmc.Text("The verdict is for the whole run; the filters apply to the figures below.", size="sm", mt="xs")
-        )
-    title = html.H2(units.clean(said.lines.what), className="verdict")
-    return dmc.Alert(body, title=title, color=colour, variant="light", mb="md")
+        body.append(dmc.Text("The verdict is for the whole run; the filters apply to the figures below.", size="sm"))
+    return dmc.Paper(
+        body, withBorder=True, p="md", mb="md", className=f"first-lines {'abstained' if open_ else verdict['bound_by']}"
+    )
 
 
-def _largest(shown: Shown) -> Component | None:
-    """The largest places that the first lines rest on, each leading to the timeline; None where there are none."""
+def _figures(shown: Shown, said: Summary) -> Component | None:
+    cells = [
+        dmc.Paper([
+            dmc.Text(one.label, size="sm", c="dimmed"),
+            dmc.Text(one.value, className="figure"),
+            dmc.Text(units.clean(one.note), size="sm", c="dimmed"),
+        ], withBorder=True, px="md", py="sm")
+        for one in first_figures(shown.run.report, said.lines)
+    ]  # fmt: skip
+    return dmc.SimpleGrid(cells, cols={"base": 1, "xs": 2, "md": 4}, spacing="md", mb="md") if cells else None
+
+
+def _breakdown(shown: Shown, said: Summary) -> Component:
     report = shown.run.report
-    places = why_verdict.largest(report)
-    if not places:
-        return None
-    main = blame.main_finding(report)
-    number = next(i for i, one in enumerate(arrangement.findings(report)) if one is main)
-    lines = [html.Div(evidence_link(place.evidence, shown, number)) for place in places]
-    late = main["ranks"] if main is not None and main["code"] == "straggler" else []
-    others = [rank for rank in late if rank != places[0].evidence["rank"]]
-    if len(others) == 1 and (found := meanwhile_link(places[0].evidence, others[0], shown, number)) is not None:
-        lines.append(html.Div(["Meanwhile: ", found]))
-    tipping = why_verdict.tipping(report)
-    if tipping:
-        lines.append(dmc.Text(f"It would be {tipping}", size="sm", c="dimmed"))
-    return html.Details([html.Summary("Why this verdict"), *lines], className="why-verdict", open=True)
-
-
-def _breakdown(shown: Shown) -> Component:
-    ranks = [entry for entry in shown.run.report["ranks"] if shown.view.has_rank(entry["rank"])]
-    if not ranks:
+    some = [entry for entry in report["ranks"] if shown.view.has_rank(entry["rank"])]
+    if not some:
         return ui.empty(
             "No device time to break down",
             "Record the device's activity: ProfilerActivity.CUDA, or nsys profile -t cuda,nvtx,osrt.",
         )
-    note = f"Compute, exposed communication, exposed copies, and idle time by cause; they sum to the window. {LEADS}"
+    lines, folded = rank_lines(report, some)
+    change, step = changed(said.lines.told), arrangement.step_ns(report)
+    fig = breakdown_figure.bars(
+        [line.entry for line in lines], shown.dark, lambda entry, code: _place(shown, entry, code),
+        step_ns=step, late=culprits(report), change=change,
+    )  # fmt: skip
+    note = LEADS
     if shown.view.steps is not None:
         note += " Over the whole window, whatever steps are chosen: use `gpuscope analyze --steps` for those."
-    if len(ranks) > MOST_BARS:
-        by_compute = sorted(ranks, key=arrangement.compute_share)
-        chosen = by_compute[: MOST_BARS // 2] + by_compute[-MOST_BARS // 2 :]
-        note += f" Of {len(ranks)} ranks those with the least and the most compute; the rank filter chooses others."
-        ranks = [entry for entry in ranks if any(entry is one for one in chosen)]
-    fig = breakdown_figure.bars(ranks, shown.dark, lambda entry, code: _place(shown, entry, code))
-    height = 176 + 34 * len(ranks)
+    if folded:
+        notes = "".join(f"; rank {line.label}: {line.note}" for line in lines if line.note)
+        note = f"{len(lines)} of {len(some)} ranks{notes}. The filter chooses others. {LEADS}"
+    rows = len(lines) + (change is not None and step is not None)
     return ui.card(
-        "Where the time goes",
-        ui.figure(fig, "breakdown", max(height, 200), id=ui.lead("breakdown")),
+        f"Where the {headline.whole(report)} goes",
+        ui.figure(fig, "breakdown", FRAME + ROW * rows, id=ui.lead("breakdown")),
         note=note,
-        corner=ui.csv_link(shown.run.key, "ranks"),
+        corner=[
+            dmc.Anchor("All ranks", href=shown.view.link("/ranks"), size="sm"),
+            ui.csv_link(shown.run.key, "ranks"),
+        ],
     )
 
 
@@ -110,6 +111,42 @@ def _place(shown: Shown, entry: RankEntry, code: str) -> str:
             if finding["code"] == code and one["rank"] == entry["rank"]:
                 return timeline_view(one, events, shown.view, number)
     return shown.view.link("/timeline", ranks=frozenset({entry["rank"]}))
+
+
+def _fix(shown: Shown, said: Summary) -> Component | None:
+    """The change of the first lines with its setting to copy."""
+    card = fix_card(said.lines)
+    if card is None:
+        return None
+    body: list[Any] = [dmc.Text(units.clean(card.action), fw=600, mb="xs")]
+    if card.setting:
+        body.append(dmc.Code(units.clean(card.setting), block=True, className="setting"))
+    if card.typed:
+        body.append(
+            dmc.CopyButton("Copy", copiedChildren="Copied", value=card.typed, size="xs", variant="default", mt="xs")
+        )
+    body.append(ui.facts(card.rows))
+    others = len(shown.run.report["suggestions"]) + len(shown.run.report["advice"]["unpredicted"]) - 1
+    more = f"{units.plural(others, 'other change')}, and what if" if others > 0 else "What if"
+    return ui.card(card.title, *body, corner=dmc.Anchor(more, href=shown.view.link("/advice"), size="sm"))
+
+
+def _places(shown: Shown) -> Component | None:
+    """The largest places that the first lines rest on, each leading to the timeline; None where there are none."""
+    report = shown.run.report
+    places = [place.evidence for place in why_verdict.largest(report)]
+    main = blame.main_finding(report)
+    if not places or main is None:
+        return None
+    number = next(i for i, one in enumerate(arrangement.findings(report)) if one is main)
+    late = [rank for rank in culprits(report) if rank != places[0]["rank"]]
+    body: list[Any] = [pictures(places, late or main["ranks"], shown, number)]
+    if main["code"] == "straggler" and len(late) == 1:
+        found = meanwhile_link(places[0], late[0], shown, number)
+        body.append(dmc.Text(["Meanwhile: ", found], size="sm", mt="xs") if found is not None else None)
+    tipping = why_verdict.tipping(report)
+    note = f"The largest places. It would be {tipping}." if tipping else "The largest places."
+    return html.Div(ui.card("Why this verdict", *body, note=note), className="finding")
 
 
 def _step_place(shown: Shown, step: StepEntry) -> str:
@@ -138,7 +175,7 @@ def _steps(shown: Shown) -> Component:
         ui.figure(
             steps_figure.series(chosen, shown.dark, lambda step: _step_place(shown, step)),
             "steps",
-            280,
+            220,
             id=ui.lead("steps"),
         ),
         note=f"{basis} {LEADS}".strip(),
@@ -155,7 +192,11 @@ def _findings(shown: Shown) -> Component:
         return ui.empty(
             "No findings", "No cause in this run costs enough time to report, or no analysis could determine it."
         )
-    body: list[Component] = [_finding(number, finding, shown) for number, finding in found[:FINDINGS_SHOWN]]
+    body: list[Component] = [
+        dmc.Accordion(
+            [_finding(number, finding, shown) for number, finding in found[:FINDINGS_SHOWN]], multiple=True, order=3
+        )
+    ]
     if len(found) > FINDINGS_SHOWN:
         body.append(dmc.Text(f"and {len(found) - FINDINGS_SHOWN} more (CSV)", size="sm", c="dimmed"))
     return ui.card("Findings", *body, corner=ui.csv_link(shown.run.key, "findings"))
@@ -170,30 +211,21 @@ def _finding(number: int, finding: FindingEntry, shown: Shown) -> Component:
     ]
     head = dmc.Group([
         ui.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
-        dmc.Code(finding["code"]),
-        dmc.Text(" · ".join(cost for cost in costs if cost), size="sm", c="dimmed"),
+        html.Span(arrangement.title(finding["code"]), title=finding["code"], className="finding-title"),
+        dmc.Text(" · ".join(cost for cost in costs if cost), size="sm", c="dimmed", span=True),
     ], gap="xs")  # fmt: skip
-    places = [html.Li(evidence_link(one, shown, number)) for one in finding["evidence"][:EVIDENCE_SHOWN]]
-    return html.Div(
-        [head, dmc.Text(units.clean(finding["message"])), html.Ul(places, style={"margin": 0, "paddingLeft": 20})],
-        style={"marginBottom": 14},
-        className="finding",
-    )
+    body: list[Any] = [dmc.Text(units.clean(finding["message"]), mb="xs")]
+    if finding["evidence"]:
+        body.append(pictures(finding["evidence"][:EVIDENCE_SHOWN], finding["ranks"], shown, number))
+    return dmc.AccordionItem([dmc.AccordionControl(head), dmc.AccordionPanel(body)], value=str(number))
 
 
 def _uncertainties(shown: Shown) -> Component:
     found = arrangement.doubts(shown.run.report)
     if not found:
         return ui.card("What is uncertain", dmc.Text("Nothing was lost or is missing."))
-    rows = [
-        dmc.TableTr([dmc.TableTd(ui.severity(kind, "gray")), dmc.TableTd(units.clean(sentence))])
-        for kind, sentence in found
-    ]
-    return ui.card(
-        "What is uncertain",
-        dmc.Table(dmc.TableTbody(rows), withRowBorders=False),
-        corner=ui.csv_link(shown.run.key, "problems"),
-    )
+    pairs = [(ui.severity(kind, "gray"), units.clean(sentence)) for kind, sentence in found]
+    return ui.card("What is uncertain", ui.facts(pairs), corner=ui.csv_link(shown.run.key, "problems"))
 
 
 PAGE = Page("/", "Overview", 1, layout)

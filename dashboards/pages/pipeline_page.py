@@ -67,7 +67,7 @@ def _drawn(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
     timeline = pipeline["timeline"]
     drawings = [("As it was", "pipeline", timeline["computations"])]
     if timeline.get("ideal"):
-        drawings.append(("With stages of equal cost, replayed", "pipeline-ideal", timeline["ideal"]))
+        drawings.append(("With stages of equal cost", "pipeline-ideal", timeline["ideal"]))
     spans = [_span(computations) for _, _, computations in drawings]
     stages = len({one["stage"] for one in timeline["computations"]})
     for title, name, computations in drawings:
@@ -82,7 +82,13 @@ def _drawn(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
                 id=ui.lead(name),
             ),
             note=f"Step {timeline['step']}, the one whose bubble is the median; numbers are micro-batches; "
-            "what is empty is bubble." + (" Click a computation to see it in the timeline." if recorded else ""),
+            "what is empty is bubble."
+            + (" Click a computation to see it in the timeline." if recorded else "")
+            + (
+                " Each forward and each backward takes the mean of its kind."
+                if computations is timeline.get("ideal")
+                else ""
+            ),
             corner=ui.csv_link(shown.run.key, name.replace("-", "_")),
         )
 

@@ -1,23 +1,24 @@
-"""Page 3: rank by step, stragglers, and clock alignment."""
+"""Page 3: who makes the others wait in which step, and a row for each rank, those at fault first."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output
 from dash.development.base_component import Component
 
-from gpuscope.catalogue.straggler_sentences import CAUSED_WAIT
 from gpuscope.dashboards import ids, ui
 from gpuscope.dashboards.data.open_runs import Runs
-from gpuscope.dashboards.figures.heatmap_figure import heatmap
+from gpuscope.dashboards.figures.heatmap_figure import heatmap, rows_of
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.report.view import arrangement
-from gpuscope.schema.document import Report
+from gpuscope.report.view.step_bars import culprits
+from gpuscope.schema.document import RankEntry, Report, StragglerEntry
 from gpuscope.words import units
 
-MEASURES = {"step_ns": "step time", "wait_caused_ns": "wait caused", "wait_suffered_ns": "wait suffered"}
+MEASURES = {"wait_caused_ns": "waits caused", "wait_suffered_ns": "waits suffered", "step_ns": "step time"}
 MEANS = {
     "step_ns": "Length of each step on each rank, coloured by how far it is off the median of the ranks in that step.",
     "wait_caused_ns": "How long the others waited in collectives that this rank entered last.",
@@ -27,7 +28,7 @@ MEANS = {
 
 def layout(shown: Shown) -> Component:
     """The page."""
-    return ui.page(_heatmap(shown), _stragglers(shown), _clocks(shown), _ranks(shown))
+    return ui.page(_heatmap(shown), _ranks(shown))
 
 
 def cells(report: Report, measure: str) -> Mapping[tuple[int, int], int]:
@@ -45,113 +46,122 @@ def cells(report: Report, measure: str) -> Mapping[tuple[int, int], int]:
 
 
 def _heatmap(shown: Shown) -> Component:
-    measure = shown.view.extra.get("measure", "step_ns")
-    measure = measure if measure in MEASURES else "step_ns"
-    every = cells(shown.run.report, measure)
+    report = shown.run.report
+    waited = any(one["wait_caused_ns"] for one in report.get("rank_steps", []))
+    measure = shown.view.extra.get("measure", "")
+    measure = measure if measure in MEASURES else "wait_caused_ns" if waited else "step_ns"
+    every = cells(report, measure)
     chosen = {key: ns for key, ns in every.items() if shown.view.has_rank(key[0]) and shown.view.has_step(key[1])}
     switch = dmc.SegmentedControl(
         id=ids.extra("measure"), value=measure, size="xs", mb="xs",
         data=[{"value": key, "label": label} for key, label in MEASURES.items()],
     )  # fmt: skip
-    body: Component
+    note, body = MEANS[measure], _no_cells(bool(every), measure)
     if chosen:
-        ranks = len({rank for rank, _ in chosen})
+        late = culprits(report)
+        rows = rows_of(chosen, late)
+        together = next((len(some) for _, some in rows if len(some) > 1), 0)
+        if together:
+            note += f" Up to {together} ranks share a row, and its cells show the largest: click one to see its ranks."
+        note += " Click a cell to see it in the timeline."
         body = ui.figure(
-            heatmap(chosen, MEASURES[measure], shown.dark, measure == "step_ns"), measure,
-            min(max(60 + 28 * ranks, 220), 900), id=ids.RANKS_HEATMAP,
+            heatmap(chosen, MEASURES[measure], shown.dark, measure == "step_ns", rows, late), measure,
+            max(110 + 20 * len(rows), 220), id=ids.RANKS_HEATMAP,
         )  # fmt: skip
-    elif every:
-        body = ui.empty("The filters exclude every cell", "Choose other ranks or steps.")
-    elif measure == "step_ns":
-        body = ui.empty("No steps", "Call prof.step() once per iteration, or put an NVTX range «step N» around it.")
-    else:
-        body = ui.empty(
-            "No waits between ranks",
-            "Waits are known where the same collective is seen on several ranks and the steps are known: open the "
-            "traces of all ranks of one run together, recorded with steps (prof.step() or an NVTX range).",
-        )
-    return ui.card("Rank by step", switch, body, note=MEANS[measure] + " Click a cell to see it in the timeline.")
+    every_rank = dmc.Anchor("All ranks", href=shown.view.link("/ranks", ranks=None), size="sm")
+    corner = None if shown.view.ranks is None else every_rank
+    return ui.card("Who is late, and when", switch, body, note=f"{note} {_clocks(report)}", corner=corner)
 
 
-def _stragglers(shown: Shown) -> Component:
-    report = shown.run.report
-    found = [one for one in report["stragglers"] if shown.view.has_rank(one["rank"])]
-    if not found:
-        several = len(report["trace"]["ranks_present"]) > 1
-        return ui.empty(
-            "No rank that others waited for",
-            "No rank came last in a matched collective, or none could be matched: see «What is uncertain»."
-            if several
-            else "One rank alone is not enough: open the traces of all ranks together.",
-        )
-    rows = [
-        {
-            "rank": one["rank"], "caused": one["caused_wait_ns"], "caused_text": units.duration(one["caused_wait_ns"]),
-            "each": one["per_step_ns"], "each_text": units.duration(one["per_step_ns"]),
-            "root": one.get("root_wait_ns"), "root_text": units.duration(one.get("root_wait_ns")),
-            "recurrent": "yes" if one["recurrent"] else "no", "phase": units.clean(one["phase"] or units.NONE),
-            "operation": units.clean(one.get("operation") or units.NONE),
-        }
-        for one in found
-    ]  # fmt: skip
-    columns = [
-        ui.column("rank", "rank", type="rightAligned", minWidth=70, maxWidth=100),
-        ui.number("caused", "caused wait", "caused_text"),
-        ui.number("each", "per step", "each_text"),
-        ui.number("root", "root cause of", "root_text"),
-        ui.column("recurrent", "recurrent", maxWidth=150),
-        ui.column("phase", "late in"),
-        ui.column("operation", "operation"),
-    ]
-    return ui.card(
-        "Ranks that others waited for",
-        ui.grid(rows, columns, "stragglers", shown.dark),
-        note=f"{CAUSED_WAIT} «Root cause of» follows waits back to their first cause.",
-        corner=ui.csv_link(shown.run.key, "stragglers"),
+def _no_cells(filtered: bool, measure: str) -> Component:
+    if filtered:
+        return ui.empty("The filters exclude every cell", "Choose other ranks or steps.")
+    if measure == "step_ns":
+        return ui.empty("No steps", "Call prof.step() once per iteration, or put an NVTX range «step N» around it.")
+    return ui.empty(
+        "No waits between ranks",
+        "Waits are known where the same collective is seen on several ranks and the steps are known: open the "
+        "traces of all ranks of one run together, recorded with steps (prof.step() or an NVTX range).",
     )
 
 
-def _clocks(shown: Shown) -> Component:
-    trace = shown.run.report["trace"]
-    error = trace["clock_error_ns"]
+def _clocks(report: Report) -> str:
+    trace = report["trace"]
     if len(trace["ranks_present"]) < 2:
-        note = "One rank: there are no clocks to compare."
-    elif error is None:
-        note = (
-            "The ranks' clocks could not be aligned, so no times are compared across ranks: record collectives "
-            "that all ranks take part in."
-        )
-    else:
-        note = (
-            f"Times of different ranks compare to within {units.duration(error)}; differences below that mean nothing."
-        )
-    return ui.card("Clocks", dmc.Text(note))
+        return "One rank alone: others have to be opened together with it to be compared."
+    if trace["clock_error_ns"] is None:
+        return "The ranks' clocks could not be aligned: record collectives that all ranks take part in."
+    return f"Times of different ranks compare to within {units.duration(trace['clock_error_ns'])}."
 
 
 def _ranks(shown: Shown) -> Component:
-    entries = [entry for entry in shown.run.report["ranks"] if shown.view.has_rank(entry["rank"])]
+    """A row for each rank, those at fault pinned above the others."""
+    report = shown.run.report
+    entries = [entry for entry in report["ranks"] if shown.view.has_rank(entry["rank"])]
     if not entries:
         return ui.empty("No device work was recorded", "Record the device's activity (torch.profiler, nsys -t cuda).")
-    rows = []
-    for entry, label in zip(entries, arrangement.rank_labels(entries), strict=True):
-        step = arrangement.rank_step_ns(shown.run.report, entry)
-        rows.append({
-            "rank": label, "device": units.clean(entry["device_name"] or units.NONE),
-            "window": entry["window_ns"], "window_text": units.duration(entry["window_ns"]),
-            "steps": entry["steps"], "step": step, "step_text": units.duration(step),
-            "compute": arrangement.compute_share(entry), "compute_text": units.share(arrangement.compute_share(entry)),
-            "overlap": entry["overlap_frac"], "overlap_text": units.share(entry["overlap_frac"]),
-        })  # fmt: skip
-    columns = [
-        ui.column("rank", "rank", minWidth=90, maxWidth=130),
-        ui.column("device", "device"),
-        ui.number("window", "window", "window_text"),
-        ui.column("steps", "steps", type="rightAligned", minWidth=80, maxWidth=100),
-        ui.number("step", "step time", "step_text"),
-        ui.number("compute", "compute", "compute_text"),
-        ui.number("overlap", "overlapped comm.", "overlap_text"),
+    late = culprits(report)
+    caused = {one["rank"]: one for one in report["stragglers"]}
+    rows = [
+        _row(report, entry, label, caused.get(entry["rank"]))
+        for entry, label in zip(entries, arrangement.rank_labels(entries), strict=True)
     ]
-    return ui.card("Ranks", ui.grid(rows, columns, "ranks", shown.dark), corner=ui.csv_link(shown.run.key, "ranks"))
+    rows.sort(key=lambda row: -(row["each"] or row["root"] or 0))
+    first = [row for rank in late for row in rows if row["number"] == rank]
+    ns = {key: ui.number(key, title, f"{key}_text", **more) for key, title, more in TIMES}
+    shares = [
+        ui.number(key, title, f"{key}_text", minWidth=96) for key, title in SHARES if any(row[key] for row in rows)
+    ]
+    device = (
+        [ui.column("device", "device", tooltipField="device")]
+        if len({one["device_name"] for one in entries}) > 1
+        else []
+    )
+    columns = [
+        ui.column("rank", "rank", minWidth=90, maxWidth=130, pinned="left"),
+        ns["each"], ns["root"], ui.column("late", "late in", minWidth=150, tooltipField="late", flex=1), *shares,
+        ns["step"], ui.number("overlap", "overlap", "overlap_text", minWidth=96), *device,
+    ]  # fmt: skip
+    return ui.card(
+        "Ranks",
+        ui.grid([row for row in rows if row not in first], columns, "ranks", shown.dark,
+                dashGridOptions={"pinnedTopRowData": first}, defaultColDef={"suppressHeaderFilterButton": True}),
+        note="«Waits caused» is what a rank that waits for this one loses, exposed; «root cause of» follows waits back "
+        "to their first cause, summed over ranks. Ranks that are late again and again stand above the others.",
+        corner=[ui.csv_link(shown.run.key, "ranks"), ui.csv_link(shown.run.key, "stragglers", name="CSV of waits")],
+    )  # fmt: skip
+
+
+TIMES = (
+    ("each", "waits caused per step", {"minWidth": 116}), ("root", "root cause of", {}), ("step", "own step", {}),
+)  # fmt: skip
+SHARES = (
+    ("compute", "compute"), ("communication", "exposed comm."), ("waiting", "of it waiting"),
+    ("memory", "exposed copies"), ("idle", "idle"),
+)  # fmt: skip
+
+
+def _row(report: Report, entry: RankEntry, label: str, late: StragglerEntry | None) -> dict[str, Any]:
+    """Texts and numbers of a rank; shares are of the judged window."""
+    ns = {
+        "each": late["per_step_ns"] if late else None, "root": late["root_wait_ns"] if late else None,
+        "step": arrangement.rank_step_ns(report, entry),
+    }  # fmt: skip
+    parts, window = entry["breakdown_ns"], entry["window_ns"]
+    spent = {
+        "compute": parts["compute"], "communication": parts["exposed_communication"],
+        "waiting": entry["stall_ns"]["communication"].get("straggler", 0), "memory": parts["exposed_memory"],
+        "idle": parts["idle"],
+    }  # fmt: skip
+    shares = {key: value / window if window else None for key, value in spent.items()}
+    shares["overlap"] = entry["overlap_frac"]
+    where = [late["phase"], late.get("operation")] if late else []
+    return {
+        "number": entry["rank"], "rank": label, "device": units.clean(entry["device_name"] or units.NONE),
+        "late": units.clean(": ".join(word for word in where if word)) or units.NONE,
+        **ns, **{f"{key}_text": units.duration(value) for key, value in ns.items()},
+        **shares, **{f"{key}_text": units.share(value) for key, value in shares.items()},
+    }  # fmt: skip
 
 
 def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001

@@ -105,6 +105,11 @@ def setting_words(one: SuggestionEntry | UnpredictedEntry | PlanStep, *, brief: 
     return f"{name}{_between(name, value, setting['kind'])}{value}".rstrip()
 
 
+def is_copied(setting: str) -> bool:
+    """Whether a setting can be pasted: one in words can't."""
+    return ": " not in setting.partition("  #")[0]
+
+
 def _call(name: str, value: str) -> str:
     """`DataLoader(num_workers=4)`, `torch.compile(model)`; empty for what is no call."""
     value, mark, remark = value.partition("  #")

@@ -89,7 +89,8 @@ class PipelineTimeline(TypedDict):
     computations: list[PipelineComputation]
     """One entry per computation."""
     ideal: list[PipelineComputation]
-    """The same with an even split, as the replay lays it out; empty where it predicts nothing."""
+    """The same with an even split, all of a kind equally long, as the replay lays it out; empty where it predicts
+    nothing."""
 
 
 class PipelineGain(TypedDict):

@@ -98,7 +98,7 @@ def test_a_cell_leads_to_its_rank_and_step(browser: Browser, served: str) -> Non
         """
         const plot = document.querySelector('#ranks-heatmap .js-plotly-plot'), box = plot.getBoundingClientRect();
         const [xa, ya] = [plot._fullLayout.xaxis, plot._fullLayout.yaxis];
-        return [box.x + xa._offset + xa.c2p(1), box.y + ya._offset + ya.c2p(0)];"""
+        return [box.x + xa._offset + xa.c2p(1), box.y + ya._offset + ya.c2p(plot.data[0].y.indexOf("0"))];"""
     )
     click(browser, x, y)
     browser.drawn("/timeline")

@@ -8,6 +8,7 @@ import pytest
 from helpers.browser import Browser
 
 from gpuscope.dashboards.data.open_runs import OpenRun
+from gpuscope.report.view.first_figures import first_figures
 from gpuscope.report.view.summary import summary
 from gpuscope.words import units
 
@@ -49,10 +50,14 @@ def test_from_the_verdict_to_the_late_ranks_kernel_and_back(browser: Browser, se
 
 
 def test_the_overview_says_the_terminals_sentence(browser: Browser, served: str, slow_rank: OpenRun) -> None:
+    """Its first lines, and the figures of the report's first screen side by side."""
     said = summary(slow_rank.report)
     browser.open(f"{served}/?run=1", "/")
     assert browser.text("h2.verdict") == units.clean(said.lines.what)
-    assert said.verdict in browser.text("main")
+    figures = first_figures(slow_rank.report, said.lines)
+    assert [one.label for one in figures] == ["Step now", "After the fix", "Communication-bound", "Confidence"]
+    shown = browser.script("return [...document.querySelectorAll('.figure')].map(one => one.parentElement.innerText)")
+    assert [one.split("\n") for one in shown] == [[one.label, one.value, one.note] for one in figures]
 
 
 def keys(browser: Browser, *pressed: str) -> None:

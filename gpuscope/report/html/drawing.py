@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from gpuscope.report.view import arrangement
+from gpuscope.report.view.step_bars import KINDS, Kind, pieces
 from gpuscope.schema.document import BreakdownEntry, Evidence, RankEntry, Report, StepEntry
 from gpuscope.words import units
 from gpuscope.words.vocabulary import BOUND, PARTS
@@ -85,15 +86,15 @@ class _Scale:
         return LEFT + (RIGHT - LEFT) * (inside - self.first) / max(self.last - self.first, 1)
 
 
-def segments(entry: RankEntry) -> list[tuple[str, float, float]]:
-    """(part, x, width) of a rank's bar, in per cent of its width."""
-    found: list[tuple[str, float, float]] = []
-    x = 0.0
-    for part in PARTS:
-        width = 100 * entry["breakdown_ns"][part.key] / entry["window_ns"] if entry["window_ns"] else 0.0
-        if width > 0:
-            found.append((part.key, round(x, 3), round(width, 3)))
-        x += width
+def segments(entry: RankEntry) -> list[tuple[Kind, float, float, str]]:
+    """(kind, x, width, words) of a rank's bar, in per cent of its width."""
+    found: list[tuple[Kind, float, float, str]] = []
+    x, own = 0.0, pieces(entry)
+    for kind in KINDS:
+        frac = own.get(kind.code, 0) / entry["window_ns"] if entry["window_ns"] else 0.0
+        if frac > 0:
+            found.append((kind, round(x, 3), round(100 * frac, 3), f"{kind.label}: {units.share(frac)}"))
+        x += 100 * frac
     return found
 
 

@@ -1,18 +1,27 @@
-"""A small timeline around one piece of evidence: its span, others near it, and the steps they lie in; geometry only."""
+"""A small timeline around one piece of evidence: its span, others near it, the steps they lie in, and where events are
+at hand what the ranks run meanwhile; geometry only."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from gpuscope.schema.document import Evidence, Report, StepEntry
 from gpuscope.words import units
 
-WIDTH, LEFT, LANE = 640, 62, 26
+WIDTH, LEFT, LANE = 400, 62, 32
+TOP, ROW = 16, 11
+"""Above the first lane, and the height of each of its two rows: compute, and below it what is no compute."""
+COLUMNS = 240
+"""Of a lane, each as high as it is busy."""
 AROUND = 1.0
 """So many times its own length is shown on either side of a span."""
 OTHER_RANKS = 2
+
+Busy = Callable[[int, int, int, int], Iterable[tuple[int, str, Sequence[float]]]]
+"""Of a rank between two times in so many columns: row, colour, and the share of each column that it is busy."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,8 @@ class Lane:
     bounds: list[tuple[float, str]]
     """(x, step) of each step that begins in the picture."""
     spans: list[Span]
+    paths: list[tuple[str, str]]
+    """(colour, path) of what it runs; empty where only the evidence is known."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +55,16 @@ class Moment:
     lanes: list[Lane]
     first: str
     last: str
+    lasts: str
+    at: float
+    """The middle of the evidence, under which its length stands."""
 
 
 class Moments:
     """Draws the surroundings of evidence of one report."""
 
-    def __init__(self, report: Report, evidence: Sequence[Evidence]) -> None:
+    def __init__(self, report: Report, evidence: Sequence[Evidence], busy: Busy = lambda *_: ()) -> None:
+        self.busy = busy
         self.steps: dict[int, list[StepEntry]] = defaultdict(list)
         for step in report["steps"]:
             self.steps[step["rank"]].append(step)
@@ -67,8 +82,11 @@ class Moments:
         begin, end = one["start_ns"] - margin, one["start_ns"] + one["dur_ns"] + margin
         others = [rank for rank in ranks if rank != one["rank"] and rank in self.steps] if self.compared else []
         shown = [one["rank"], *others[:OTHER_RANKS]]
-        lanes = [self._lane(rank, 16 + i * LANE, begin, end, one) for i, rank in enumerate(shown)]
-        return Moment(16 + LANE * len(shown) + 14, lanes, units.offset(begin - start), units.offset(end - start))
+        lanes = [self._lane(rank, TOP + i * LANE, begin, end, one) for i, rank in enumerate(shown)]
+        height = TOP + LANE * len(shown) + 12
+        at = LEFT + (WIDTH - LEFT) / 2
+        lasts = units.duration(one["dur_ns"])
+        return Moment(height, lanes, units.offset(begin - start), units.offset(end - start), lasts, at)
 
     def _lane(self, rank: int, y: int, begin: int, end: int, one: Evidence) -> Lane:
         def x(ns: int) -> float:
@@ -87,4 +105,18 @@ class Moments:
             )
             for own in near
         ]  # fmt: skip
-        return Lane(f"rank {rank}", y, bounds, spans)
+        paths = [
+            (colour, "".join(_columns(shares, y + (row + 1) * ROW)))
+            for row, colour, shares in self.busy(rank, begin, end, COLUMNS)
+        ]
+        return Lane(f"rank {rank}", y, bounds, spans, paths)
+
+
+def _columns(shares: Sequence[float], bottom: float) -> Iterator[str]:
+    """A box for each run of columns that are as busy as each other."""
+    at, wide = 0, (WIDTH - LEFT) / COLUMNS
+    for high, same in groupby(round(share * (ROW - 1), 1) for share in shares):
+        number = len(list(same))
+        if high:
+            yield f"M{LEFT + at * wide:.1f} {bottom - high:.1f}h{number * wide:.1f}v{high}h-{number * wide:.1f}z"
+        at += number

@@ -15,7 +15,7 @@ from gpuscope.catalogue import prediction_sentences, straggler_sentences
 from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.catalogue.hang_reasons import DOING, SOURCES
 from gpuscope.report.html import counter_drawing, drawing, memory_drawing
-from gpuscope.report.html.evidence_drawing import Moments
+from gpuscope.report.html.evidence_drawing import Moment, Moments
 from gpuscope.report.html.flame_drawing import flame
 from gpuscope.report.terminal import diff_text
 from gpuscope.report.terminal.sections import (
@@ -28,11 +28,13 @@ from gpuscope.report.terminal.sections import (
     stragglers_text,
 )
 from gpuscope.report.view import arrangement, headline, ideal_sentences, memory_sentences, why_verdict
+from gpuscope.report.view.first_figures import first_figures, fix_card
+from gpuscope.report.view.step_bars import changed, culprits, kinds
 from gpuscope.report.view.summary import Summary, summary
 from gpuscope.schema.diff_document import Diff
 from gpuscope.schema.document import Evidence, KernelEntry, RankEntry, Report, StepEntry
 from gpuscope.trace.naming.stack_frames import own_line
-from gpuscope.words import units
+from gpuscope.words import palette, units
 from gpuscope.words.short_kernels import short_kernel, short_kernels
 from gpuscope.words.vocabulary import CLASSES, PARTS
 
@@ -71,7 +73,16 @@ def render(report: Report) -> str:
         places=why_verdict.largest(report),
         tipping=why_verdict.tipping(report),
         suggestions=report["suggestions"],
-        first_ranks=[_bar(line.label, line.entry, line.step_ns, note=line.note) for line in first.ranks],
+        figures=first_figures(report, first.lines),
+        fix=fix_card(first.lines),
+        change=changed(first.lines.told),
+        kinds=(shown := kinds(report["ranks"])),
+        kind_fills=[(f"of-{kind.code}", kind.label) for kind in shown],
+        culprits=culprits(report),
+        part_fills=[(part.key, part.label) for part in PARTS],
+        first_ranks=[
+            {**_bar(one.label, one.entry, one.step_ns), "note": one.note, "late": one.late} for one in first.ranks
+        ],
         linked={rank for rank, _, _ in _steps_by_rank(report)},
         moments=Moments(report, evidence),
         steps_by_number=_steps_by_number(report),
@@ -94,6 +105,16 @@ def render(report: Report) -> str:
         doubts=arrangement.doubts(report),
         plan_sentence=prediction_sentences.plan,
         nothing_gains_sentence=prediction_sentences.nothing_gains,
+    )
+
+
+def moment_svg(moment: Moment, dark: bool) -> str:
+    """A small timeline as a picture by itself, on a light or dark page."""
+    environment = page_environment()
+    style = f":root {{ {palette.page_css(dark)} }}\n" + environment.get_template("moment.css.j2").render()
+    drawn = str(environment.get_template("macros.html.j2").module.moment(moment))  # type: ignore[attr-defined]
+    return drawn.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1).replace(
+        ">", f"><style>{style}</style>", 1
     )
 
 
@@ -144,9 +165,9 @@ def _ranks(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def _bar(label: str, entry: RankEntry, step_ns: int | None, note: str = "") -> dict[str, Any]:
+def _bar(label: str, entry: RankEntry, step_ns: int | None) -> dict[str, Any]:
     return {
-        "label": label, "note": note, "entry": entry, "step_ns": step_ns,
+        "label": label, "entry": entry, "step_ns": step_ns,
         "bar": drawing.segments(entry), "words": drawing.shares_of(entry["breakdown_ns"]),
     }  # fmt: skip
 
@@ -254,6 +275,7 @@ def page_environment() -> Environment:
         cause_label=cause_label,
         cell_words=stragglers_text.cell_words,
         place_ns=arrangement.place_ns,
+        title=arrangement.title,
         caused_wait=straggler_sentences.CAUSED_WAIT,
         finding_cost_ns=arrangement.finding_cost_ns,
         slowdown_total=straggler_sentences.slowdown_total,
@@ -280,6 +302,9 @@ def page_environment() -> Environment:
         bound_share=prediction_sentences.bound_share,
         bound_change=prediction_sentences.bound_change,
         name_width=NAME,
+        is_copied=prediction_sentences.is_copied,
+        page_css=palette.page_css,
+        zip=zip,
         short_kernel=short_kernel,
     )
     return environment

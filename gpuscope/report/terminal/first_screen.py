@@ -93,14 +93,12 @@ def rank_bars(found: Summary, writer: Writer) -> None:
     writer.line(legend)
     table = writer.table("<rank", "~", *(f">{part.short}" for part in PARTS), f">{found.step_title}")
     for line in found.ranks:
-        table.add_row(writer.text(_rank_label(line)), *_rank_cells(line, writer))
+        late = ["late"] if line.late and found.folded else []
+        label = f"{line.label} {', '.join([*filter(None, [line.note]), *late])}".rstrip()
+        table.add_row(writer.text(label), *_rank_cells(line, writer))
     writer.show(table)
     if found.folded:
         writer.line(writer.text(f"{units.plural(found.folded, 'other rank')} between these: --full", "dim"))
-
-
-def _rank_label(line: RankLine) -> str:
-    return f"{line.label} {line.note}".rstrip()
 
 
 def _rank_cells(line: RankLine, writer: Writer) -> list[Text | Bar]:

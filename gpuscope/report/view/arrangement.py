@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from statistics import median
 
+from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import Diagnosis, Evidence, FindingEntry, RankEntry, Report
 from gpuscope.words import units
@@ -115,6 +116,12 @@ def rank_step_ns(report: Report, entry: RankEntry) -> int | None:
     return round(median(durations)) if durations else None
 
 
+def title(code: str) -> str:
+    """What a finding is called on a page: its cause's words, else its code as words."""
+    cause = next((one for one in CAUSES if one.finding_code == code), None)
+    return code.replace("_", " ") if cause is None else cause.label
+
+
 _SEVERITY = {"high": 0, "medium": 1, "low": 2}
 
 
@@ -167,4 +174,4 @@ def _not_analysed(report: Report) -> list[tuple[str, str]]:
     for analyzer in report["analyzers"]:
         if analyzer["status"] != "ok" and analyzer.get("applicable", True):  # reports of gpuscope 0.1.0 lack the key
             names.setdefault((analyzer["status"], analyzer["why"]), []).append(analyzer["name"])
-    return [(status, f"{', '.join(own)}: {why}") for (status, why), own in names.items()]
+    return [(status, f"{', '.join(own).replace('_', ' ')}: {why}") for (status, why), own in names.items()]

@@ -56,6 +56,8 @@ class FirstLines:
     """The change that the line `fix` is about; None where it is about none."""
     limits: tuple[str, ...]
     """What else limits the verdict, beside what `sure` says."""
+    grounds: str = ""
+    """What `sure` says beside the number: what lowers the confidence most, or what speaks for it."""
 
     def below(self) -> list[tuple[str, str]]:
         """The lines below the first, each with its label."""
@@ -83,8 +85,8 @@ def first_lines(report: Report) -> FirstLines:
     if "roles" in report and not report["ranks"]:
         return _of_roles(report)
     label, fix, told = _fix(report)
-    sure, limits = _sure(report)
-    return FirstLines(_what(report), why_it_is_so(report), fix, label, sure, told, tuple(limits))
+    sure, grounds, limits = _sure(report)
+    return FirstLines(_what(report), why_it_is_so(report), fix, label, sure, told, tuple(limits), grounds)
 
 
 def _hung(report: Report) -> FirstLines:
@@ -215,15 +217,15 @@ def is_typed(setting: str) -> bool:
 # -- how sure
 
 
-def _sure(report: Report) -> tuple[str, list[str]]:
-    """The confidence with what lowers it most, or what speaks for it; and the other limits."""
+def _sure(report: Report) -> tuple[str, str, list[str]]:
+    """The confidence with what lowers it most, or what speaks for it; that alone; and the other limits."""
     verdict = report["verdict"]
     limits = _limits(report)
     if verdict["abstained"] or verdict["bound_by"] is None:
-        return "", limits
+        return "", "", limits
     low = " (low)" if verdict["confidence"] < LOW else ""
-    grounds = limits[:1] or _speaking_for(report)
-    return "; ".join([f"{verdict['confidence']:.2g}{low}", *([", ".join(grounds)] if grounds else [])]), limits[1:]
+    grounds = ", ".join(limits[:1] or _speaking_for(report))
+    return "; ".join(filter(None, (f"{verdict['confidence']:.2g}{low}", grounds))), grounds, limits[1:]
 
 
 def _speaking_for(report: Report) -> list[str]:

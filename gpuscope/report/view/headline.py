@@ -51,16 +51,25 @@ def verdict_words(report: Report) -> str:
 
 def _sum(report: Report) -> str:
     """` = link bandwidth 5.1 % + smaller 0.2 %`: the causes of the verdict's class, which add up to its share."""
+    words, left = _added(report)
+    return f" = {' + '.join(words)}" + (" (rounded)" if left else "") if words else ""
+
+
+def summands(report: Report) -> list[str]:
+    """`link bandwidth 5.1 %`, `smaller 0.2 %`: the same, one by one."""
+    return _added(report)[0]
+
+
+def _added(report: Report) -> tuple[list[str], int]:
+    """The causes with their shares, and by how many tenths of a per cent the sum of these is rounded."""
     verdict = report["verdict"]
     rows = [row for row in arrangement.causes(report) if row.class_name == verdict["bound_by"]]
     named = [row for i, row in enumerate(rows[:SUMMANDS]) if row.share_frac >= LEAST_SUMMAND or not i]
-    if not named:
-        return ""
     words = [f"{_label(row)} {units.share(row.share_frac)}" for row in named]
     left = _tenths(verdict["share_frac"]) - sum(_tenths(row.share_frac) for row in named)
     if len(rows) > len(named) and left > 0:
-        return f" = {' + '.join(words)} + smaller {left / 10:.1f} %"
-    return f" = {' + '.join(words)}" + (" (rounded)" if left else "")
+        return [*words, f"smaller {left / 10:.1f} %"], 0
+    return words, left if named else 0
 
 
 def _label(row: arrangement.CauseRow) -> str:

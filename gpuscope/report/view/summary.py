@@ -13,6 +13,7 @@ from gpuscope.catalogue.straggler_sentences import late_in
 from gpuscope.report.view import arrangement, blame, memory_sentences
 from gpuscope.report.view.first_lines import FirstLines, first_lines
 from gpuscope.report.view.headline import on_cpu, verdict_words
+from gpuscope.report.view.step_bars import culprits
 from gpuscope.report.view.why_line import most_beside
 from gpuscope.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.schema.replay_section import Prediction
@@ -66,12 +67,13 @@ class ChangeLine:
 
 @dataclass(frozen=True)
 class RankLine:
-    """One bar. `note` says why this rank is shown where others are folded."""
+    """One bar. `note` says why this rank is shown where others are folded, `late` that others wait for it."""
 
     label: str
     note: str
     entry: RankEntry
     step_ns: int | None
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def summary(report: Report, top: int = SHOWN) -> Summary:
     changes, aside = _changes(report, lines)
     first_row = 1 if lines.told is None else 2
     shown = changes[: max(top - first_row + 1, 0)]
-    ranks, folded = _ranks(report)
+    ranks, folded = rank_lines(report, report["ranks"])
     return Summary(
         lines=lines,
         verdict=verdict_words(report),
@@ -227,9 +229,11 @@ def _together(report: Report, shown: Sequence[ChangeLine], lines: FirstLines) ->
     return f"{settings}: {change} ({gain_share(predicted)})"
 
 
-def _ranks(report: Report) -> tuple[list[RankLine], int]:
-    entries = sorted(report["ranks"], key=lambda entry: (entry["rank"], entry["device"] or 0))
+def rank_lines(report: Report, some: Sequence[RankEntry]) -> tuple[list[RankLine], int]:
+    """A bar each of these ranks, or of many those that tell most; and how many are left out."""
+    entries = sorted(some, key=lambda entry: (entry["rank"], entry["device"] or 0))
     labels = arrangement.rank_labels(entries)
+    late = culprits(report)
     chosen: dict[int, str] = dict.fromkeys(range(len(entries)), "")
     if len(entries) > RANKS_SHOWN:
         by_compute = sorted(chosen, key=lambda i: arrangement.compute_share(entries[i]))
@@ -240,11 +244,13 @@ def _ranks(report: Report) -> tuple[list[RankLine], int]:
         }
         main = blame.main_finding(report)
         named = main["ranks"] if main is not None and len(main["ranks"]) <= NAMED_RANKS else []
-        why = "late" if main is not None and main["code"] == "straggler" else "named above"
-        for i in (i for i, entry in enumerate(entries) if entry["rank"] in named):
-            chosen[i] = ", ".join(word for word in (chosen.get(i, ""), why) if word)
+        for i, entry in enumerate(entries):
+            if entry["rank"] in late[:NAMED_RANKS]:
+                chosen.setdefault(i, "")
+            elif entry["rank"] in named:
+                chosen[i] = ", ".join(word for word in (chosen.get(i, ""), "named above") if word)
     lines = [
-        RankLine(labels[i], note, entries[i], arrangement.rank_step_ns(report, entries[i]))
+        RankLine(labels[i], note, entries[i], arrangement.rank_step_ns(report, entries[i]), entries[i]["rank"] in late)
         for i, note in chosen.items()
     ]
     return lines, len(entries) - len(lines)

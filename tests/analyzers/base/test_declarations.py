@@ -70,7 +70,7 @@ def test_a_run_without_communication_is_no_doubt_but_one_without_a_device_is(tmp
     without = gpuscope.analyze(write(tmp_path / "other" / "rank0.json", call(-5, 2, 1))).report["analyzers"]
     (entry,) = [entry for entry in without if entry["name"] == "idle"]
     assert (entry["status"], entry["applicable"]) == ("skipped", True)
-    assert entry["why"].startswith("no device_events: record the device's activity")
+    assert entry["why"].startswith("no device events: record the device's activity")
 
 
 # ---- how several files' sections become one ----

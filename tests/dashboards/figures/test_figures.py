@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpuscope.dashboards.data.open_runs import OpenRun
 from gpuscope.dashboards.figures import breakdown_figure, heatmap_figure, kernels_figure, steps_figure
 from gpuscope.dashboards.pages import ranks_page
+from gpuscope.report.view import arrangement
+from gpuscope.report.view.first_lines import first_lines
+from gpuscope.report.view.step_bars import changed, culprits, pieces
 
 
 def test_the_pieces_of_a_bar_sum_to_the_window(slow_rank: OpenRun, pair: OpenRun) -> None:
-    for run in (slow_rank, pair):
-        entries = run.report["ranks"]
-        pieces = breakdown_figure.pieces(entries)
-        assert [sum(piece.values[i] for piece in pieces) for i in range(len(entries))] == [
-            entry["window_ns"] for entry in entries
-        ]
+    for entry in (*slow_rank.report["ranks"], *pair.report["ranks"]):
+        assert sum(pieces(entry).values()) == entry["window_ns"]
+
+
+def test_the_late_rank_is_marked_and_the_change_stands_beneath(slow_rank: OpenRun) -> None:
+    report = slow_rank.report
+    change = changed(first_lines(report).told)
+    assert change is not None
+    step = arrangement.step_ns(report)
+    fig = breakdown_figure.bars(report["ranks"], False, step_ns=step, late=culprits(report), change=change)
+    assert [label for label in fig.data[0].y if "late" in label] == ["<b>▸ rank 1 (CPU), late</b>"]
+    after = next(bar for bar in fig.data if list(bar.y) == ["after the change"])
+    assert after.x[0] == change.after / 1e6  # ms, as the bars above
+    assert sum(bar.x[1] for bar in fig.data if len(bar.y) > 1) == pytest.approx(change.before / 1e6)
+
+
+def test_of_many_ranks_who_makes_others_wait_stands_alone() -> None:
+    """64 ranks, of which 40 and 9 are waited for: they come first, the others share rows of two."""
+    waits = {(rank, 0): {40: 7, 9: 3}.get(rank, 0) for rank in range(64)}
+    rows = heatmap_figure.rows_of(waits, [9])
+    assert [label for label, _ in rows[:4]] == ["9", "40", "0-1", "2-3"]
+    assert sorted(rank for _, some in rows for rank in some) == list(range(64))
+    (drawn,) = heatmap_figure.heatmap({**waits, (3, 0): 5}, "waits", dark=False, rows=rows, marked=[9]).data
+    assert [line[0] for line in drawn.z[:4]] == [3, 7, 0, 5]
+    assert drawn.customdata[3][0] == "3"
 
 
 def test_steps_are_drawn_per_rank(slow_rank: OpenRun) -> None:

@@ -7,12 +7,14 @@ import hashlib
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from helpers.analysed import report as analysed
 
 from gpuscope.report.html import drawing, html_report
 from gpuscope.report.html.evidence_drawing import Moments
+from gpuscope.report.view.first_figures import first_figures
 from gpuscope.report.view.first_lines import first_lines
 from gpuscope.schema.document import Report
 
@@ -109,11 +111,9 @@ def test_each_evidence_links_to_its_mark_on_its_ranks_strip(input_bound: Report)
 
 
 def test_bars_add_up(input_bound: Report) -> None:
-    assert drawing.segments(input_bound["ranks"][0]) == [
-        ("compute", 0.0, 58.0),
-        ("exposed_communication", 58.0, 8.0),
-        ("idle", 66.0, 34.0),
-    ]
+    assert [(kind.code, x, width) for kind, x, width, _ in drawing.segments(input_bound["ranks"][0])] == [
+        ("compute", 0.0, 58.0), ("bandwidth", 58.0, 8.0), ("input", 66.0, 31.0), ("launch", 97.0, 3.0),
+    ]  # fmt: skip
 
 
 def test_many_steps_share_columns_and_a_slow_first_one_is_cut(healthy: Report) -> None:
@@ -187,8 +187,11 @@ def test_the_page_begins_as_the_terminal_does(input_bound: Report) -> None:
         text.index(line) for line in (first_lines(input_bound).what, *dict(first_lines(input_bound).below()).values())
     ]
     assert places == sorted(places)
-    assert places[-1] < text.index("Why this verdict") < text.index("Where the time goes")
-    assert [one["data-copy"] for one in page.of("button")] == ["DataLoader(num_workers)=4"]
+    figures = [one.value for one in first_figures(input_bound, first_lines(input_bound))]
+    assert len(figures) == 4
+    assert all(one in text for one in figures)
+    assert places[-1] < text.index("Where the step goes") < text.index("Why this verdict")
+    assert [one["data-copy"] for one in page.of("button")] == ["DataLoader(num_workers)=4"] * 2
     assert {"#findings", "#suggestions", "#by-step", "#rank-0"} <= {one["href"] for one in page.of("a")}
     details = page.of("details")
     assert all("open" not in one for one in details)
@@ -201,9 +204,24 @@ def test_a_small_timeline_around_evidence(input_bound: Report) -> None:
     assert moment is not None
     assert (moment.first, moment.last) == ("+129.000 ms", "+222.000 ms")
     own, peer = moment.lanes
-    assert [(span.x, span.width, span.own) for span in own.spans] == [(254.7, 192.6, True)]
-    assert own.bounds == [(503.3, "step 2")]
+    assert [(span.x, span.width, span.own) for span in own.spans] == [(174.7, 112.6, True)]
+    assert own.bounds == [(320.0, "step 2")]
     assert (peer.label, len(peer.spans)) == ("rank 1", 1)
+
+
+def test_where_events_are_at_hand_a_picture_is_as_high_as_a_rank_is_busy(hostile: Report) -> None:
+    """The first half of the columns is busy, all of the time and then half of it; the picture is one file, and XML."""
+    evidence = hostile["findings"][0]["evidence"]
+
+    def busy(*asked: int) -> list[tuple[int, str, list[float]]]:
+        quarter = asked[-1] // 4
+        return [(0, "#0072B2", [1.0] * quarter + [0.5] * quarter + [0.0] * 2 * quarter)]
+
+    moment = Moments(hostile, evidence, busy).around(evidence[0], [], hostile["ranks"][0]["start_ns"])
+    assert moment is not None
+    ((colour, path),) = moment.lanes[0].paths
+    assert (colour, path) == ("#0072B2", "M62.0 17.0h84.5v10.0h-84.5zM146.5 22.0h84.5v5.0h-84.5z")
+    assert len(ElementTree.fromstring(html_report.moment_svg(moment, dark=True)).findall(".//{*}path")) >= 2
 
 
 def test_sixty_four_ranks_of_many_steps_stay_small(many_ranks: Report) -> None:

@@ -1,0 +1,114 @@
+"""The figures that stand side by side on the first screen, and the card of the change that it names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuscope.catalogue.prediction_sentences import bound_change, bound_share, gain, is_copied, setting_words
+from gpuscope.report.view import memory_sentences
+from gpuscope.report.view.first_lines import FirstLines
+from gpuscope.report.view.headline import summands, whole
+from gpuscope.report.view.step_bars import changed
+from gpuscope.schema.document import Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.words import units
+from gpuscope.words.vocabulary import BOUND
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number with what it is, and what stands beside it."""
+
+    label: str
+    value: str
+    note: str
+
+
+def first_figures(report: Report, lines: FirstLines) -> list[Figure]:
+    """At most four; what the recording does not tell is left out."""
+    found = [_now(report), _after(lines), *_verdict(report, lines)]
+    return [one for one in found if one is not None]
+
+
+def _now(report: Report) -> Figure | None:
+    if (step := report["step_time"]) is not None:
+        spread = units.span(step["min_ns"], step["max_ns"], "–")
+        return Figure(
+            "Step now", units.duration(step["median_ns"]), f"{spread} in {units.plural(step['steps'], 'step')}"
+        )
+    if report["ranks"]:
+        longest = max(entry["window_ns"] for entry in report["ranks"])
+        return Figure("Window", units.duration(longest), "no steps were found")
+    entry = memory_sentences.leading(report.get("memory", []))
+    if entry is None:
+        return None
+    reserved = entry["peak_reserved_bytes"]
+    note = f"{units.memory(reserved)} reserved" if reserved else "in use"
+    return Figure("Peak of memory", units.memory(entry["peak_allocated_bytes"]), note)
+
+
+def _after(lines: FirstLines) -> Figure | None:
+    told = lines.told
+    if told is not None and "memory_bound" in told:
+        return Figure(
+            "After the change", f"≥ {units.memory(told['memory_bound']['peak_bytes_low'])}", "if all is saved"
+        )
+    one = changed(told)
+    if one is None:
+        return None
+    frac = one.after / one.before - 1
+    if one.bound:
+        return Figure("At best", units.duration(one.after), f"{100 * frac:+.0f} % at most; not replayed")
+    spread = units.span(one.low, one.high, "–")
+    return Figure("After the fix" if lines.label == "fix" else "After the change", units.duration(one.after),
+                  f"{spread}, {100 * frac:+.1f} %")  # fmt: skip
+
+
+def _verdict(report: Report, lines: FirstLines) -> list[Figure]:
+    verdict = report["verdict"]
+    if verdict["abstained"] or verdict["bound_by"] is None:
+        return []
+    of = " + ".join(summands(report)) or f"of the {whole(report)}"
+    return [
+        Figure(BOUND[verdict["bound_by"]], units.share(verdict["share_frac"]), of),
+        Figure("Confidence", f"{verdict['confidence']:.2g}", lines.grounds),
+    ]
+
+
+@dataclass(frozen=True)
+class FixCard:
+    """The change of the first lines, or what to record."""
+
+    title: str
+    action: str
+    setting: str
+    """With the present value, where it is known; empty where nothing is set."""
+    typed: str
+    """The new one alone, to copy; empty where it is in words."""
+    rows: list[tuple[str, str]]
+
+
+TITLES = {"fix": "The fix", "try": "Worth a try", "next": "Next"}
+
+
+def fix_card(lines: FirstLines) -> FixCard | None:
+    """None where nothing is known to do."""
+    told, title = lines.told, TITLES[lines.label]
+    if told is None:
+        return FixCard(title, lines.fix[:1].upper() + lines.fix[1:], "", "", []) if lines.fix else None
+    rows = [("gain", gain_of(told)), ("not replayed", told.get("why_not", ""))]
+    rows += [("risk", told.get("risk", "")), ("verify", told.get("verify", ""))]
+    typed = setting_words(told)
+    return FixCard(title, told["action"], setting_words(told, now=True), typed if is_copied(typed) else "",
+                   [(label, str(text)) for label, text in rows if text])  # fmt: skip
+
+
+def gain_of(told: SuggestionEntry | UnpredictedEntry) -> str:
+    """What the change of the first lines gains, in words; empty where nobody knows."""
+    if "bound" in told:
+        return f"{bound_share(told['bound'])}: {bound_change(told['bound'])}"
+    if "memory_bound" in told:
+        return f"at most {memory_sentences.saving(told)}: {told['memory_bound']['basis']}"
+    if "predicted" not in told:
+        return ""
+    before = told["predicted"]["step_ns_before"]
+    return f"{gain(told)}; {told['predicted']['basis']}" if before else told["predicted"]["basis"]
