@@ -30,6 +30,7 @@ from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.setup import stacks_recorded
 from gpuscope.analyzers.facts.steady_state import SteadyState
+from gpuscope.analyzers.run.shown_clock import clock_entry
 from gpuscope.analyzers.verdict import verdict
 from gpuscope.analyzers.verdict.cause_findings import Run, findings
 from gpuscope.analyzers.verdict.unexplained import unexplained
@@ -232,6 +233,7 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
         "ranks_present": _ranks_told(trace, trace.ranks),
         "clock_error_ns": clock_error,
         "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
+        "clock": clock_entry(facts, compared),
         "frameworks": frameworks(trace.names.names, {description for description, _ in groups}, formats),
         "program": program(trace.names.names, formats, bool(facts.lanes)),
         "parallelism": parallelism(groups) or dict(named),  # one group of all ranks says nothing of its purpose
