@@ -29,15 +29,19 @@ def around(start: int, end: int) -> tuple[int, int]:
 
 
 def timeline_view(evidence: Evidence, events: Events, view: View, finding: int | None = None) -> str:
-    """The address of the timeline at a piece of evidence, with its event selected and its finding pinned."""
+    """The address of the timeline at a piece of evidence: its span marked, the event that it names selected, and its
+    finding pinned. Evidence without an event is a range there, so that its length is shown too."""
     start = events.clock.shown(evidence["rank"], evidence["start_ns"])
+    span = f"{start}:{start + evidence['dur_ns']}"
+    event = events.named(evidence["rank"], evidence["event"]) if "event" in evidence else ""
+    extra = {key: value for key, value in view.extra.items() if key != "range"} | {"mark": span}
+    if not event and evidence["dur_ns"] > 0:
+        extra["range"] = span
+    if finding is not None:
+        extra[FINDING] = str(finding)
     window = around(start, start + evidence["dur_ns"])
     ranks = view.ranks if view.has_rank(evidence["rank"]) else None
-    mark = {"mark": f"{start}:{start + evidence['dur_ns']}"}
-    pinned = {} if finding is None else {FINDING: str(finding)}
-    return view.link(
-        "/timeline", window=window, event=events.locate(evidence), ranks=ranks, extra={**view.extra, **mark, **pinned}
-    )
+    return view.link("/timeline", window=window, event=event, ranks=ranks, extra=extra)
 
 
 def meanwhile_link(evidence: Evidence, rank: int, shown: Shown, finding: int) -> Component | None:

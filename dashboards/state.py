@@ -74,6 +74,15 @@ class View:
         return self.steps is None or (step is not None and self.steps[0] <= step <= self.steps[1])
 
 
+def span_of(given: str) -> tuple[int, int] | None:
+    """A span of the address, `START:END` in ns on the run's clock; None for anything else."""
+    try:
+        start, end = (int(part) for part in given.split(":"))
+    except ValueError:
+        return None
+    return (start, end) if -(2**62) < start < end < 2**62 else None
+
+
 def text(value: object) -> str:
     """A callback's value that should be text. Raises `MalformedStateError` for anything else."""
     if value is not None and not isinstance(value, str):

@@ -116,6 +116,12 @@ def column(name: str, title: str, **more: Any) -> dict[str, Any]:
     return {"field": name, "headerName": title, "minWidth": 110, **more}
 
 
+def named(name: str, title: str, whole: str, **more: Any) -> dict[str, Any]:
+    """A column of long names, over as many lines as they need; the row's field `whole` has all of each."""
+    room = {"flex": 3, "minWidth": 340, "wrapText": True, "autoHeight": True, "tooltipField": whole}
+    return column(name, title, cellClass="names", **(room | more))
+
+
 def number(name: str, title: str, shown: str, **more: Any) -> dict[str, Any]:
     """A column sorted and filtered by the numbers in `name` and displayed as the text in the row's field `shown`."""
     return {
@@ -134,16 +140,20 @@ def grid(
 ) -> Component:
     """A sortable, filterable table. Cells are text: nothing in them is read as HTML. `name`.csv is its export.
 
-    `more` goes to `AgGrid`, its `dashGridOptions` and `defaultColDef` on top of ours.
+    Above it are the columns to show, a copy for a spreadsheet, and the whole text of the cell in focus
+    (assets/tables.js). `more` goes to `AgGrid`, its `dashGridOptions` and `defaultColDef` on top of ours.
     """
     options = {
         "domLayout": "autoHeight" if len(rows) <= 12 else "normal",
         "enableCellTextSelection": True,
         "ensureDomOrder": True,
         "animateRows": False,
+        "rowHeight": 34,
     } | more.pop("dashGridOptions", {})
     style = {"height": None if len(rows) <= 12 else 480} | more.pop("style", {})
+    own = more.pop("id", f"table-{name}")
     table = ag.AgGrid(
+        id=own,
         rowData=[dict(row) for row in rows],
         columnDefs=[dict(column) for column in columns],
         defaultColDef={
@@ -161,7 +171,13 @@ def grid(
         style=style,
         **more,
     )
-    return html.Div(table, **attributes(data_ag_theme_mode="dark" if dark else "light"))
+    bar = html.Div([
+        html.Button("Columns", className="tool", **attributes(data_table="columns", aria_expanded="false")),
+        html.Button("Copy", className="tool", title="All rows, for a spreadsheet", **attributes(data_table="copy")),
+        html.Span(className="table-cell", **attributes(aria_live="polite")),
+    ], className="table-bar")  # fmt: skip
+    mode = "dark" if dark else "light"
+    return html.Div([bar, table], className="table", **attributes(data_ag_theme_mode=mode, data_grid=own))
 
 
 def csv_link(run_key: str, section: str, query: str = "", name: str = "CSV") -> Component:

@@ -96,14 +96,14 @@ def findings(run: OpenRun, code: str, limit: int) -> str:
     return answer([*lines, *rest], "ask for one by its code")
 
 
-def _finding(report: Report, one: FindingEntry, starts: Mapping[int, int]) -> Iterator[str]:
+def _finding(report: Report, one: FindingEntry, starts: arrangement.Starts) -> Iterator[str]:
     who = f" · {units.rank_words(one['ranks'])}" if one["ranks"] else ""
     lost = arrangement.finding_cost_ns(report, one)
     cost = f"{units.duration(lost)} per {whole(report)}" if lost else "cost per step not known"
     yield f"{one['code']} ({one['severity']}){who} · {cost} · {units.share(one['share_frac'])}"
     yield f"  {one['message']}"
     for shown in one["evidence"][:EVIDENCE]:
-        place = arrangement.place_ns(shown, dict(starts))
+        place = arrangement.place_ns(shown, starts)
         at = f"at {units.offset(place)}" if place is not None else "at an unknown time"
         note = f" ({shown['note']})" if shown["note"] else ""
         took = units.duration(shown["dur_ns"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import Attributed, LaneKey, Result, attribute, longest, only_present
+from gpuscope.analyzers.base.evidence import most_of, shown_by
 from gpuscope.analyzers.base.lanes import LaneSummary
 from gpuscope.analyzers.base.needs import Need, any_of
 from gpuscope.analyzers.base.sections import (
@@ -148,9 +149,12 @@ def _evidence(trace: Trace, key: LaneKey, events: Times, row: Times, spans: Span
     for index in longest(spans).tolist():
         start, end = int(spans.start[index]), int(spans.end[index])
         at = np.flatnonzero((device["start"][events] < end) & (device["end"][events] > start))
-        name = trace.names[int(device["name"][events[at[0]]])] if len(at) else ""
-        note = _NOTES[cause] + (_first_use(trace, int(row[at[0]])) if len(at) else "")
-        found.append({"rank": key[0], "start_ns": start, "dur_ns": end - start, "name": name, "note": note})
+        if not len(at):
+            found.append({"rank": key[0], "start_ns": start, "dur_ns": end - start, "name": "", "note": _NOTES[cause]})
+            continue
+        own = at[most_of(device["start"][events[at]], device["end"][events[at]], (start, end))]
+        note = _NOTES[cause] + _first_use(trace, int(row[own]))
+        found.append(shown_by(trace, "device_events", int(events[own]), note, (start, end)))
     return found
 
 

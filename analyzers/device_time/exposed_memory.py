@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import Attributed, FileAnalyzer, Result, attribute, longest, only_present
+from gpuscope.analyzers.base.evidence import most_of, shown_by
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.schema.document import Evidence
@@ -42,22 +43,21 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 
 def _attributed(trace: Trace, view: LaneView, rows: Times, exposed: Spans) -> Attributed:
     device = trace["device_events"]
-    found = attribute(exposed, view, _evidence(trace, view, rows, exposed))
+    found = attribute(exposed, view, _evidence(trace, rows, exposed))
     busy = clip(union(device["start"][rows], device["end"][rows]), *view.window)
     return replace(found, operations=len(rows), busy=busy.total)
 
 
-def _evidence(trace: Trace, view: LaneView, rows: Times, spans: Spans) -> list[Evidence]:
+def _evidence(trace: Trace, rows: Times, spans: Spans) -> list[Evidence]:
     device, names = trace["device_events"], trace.names
     found: list[Evidence] = []
     for index in longest(spans).tolist():
         start, end = int(spans.start[index]), int(spans.end[index])
         at = rows[(device["start"][rows] < end) & (device["end"][rows] > start)]
-        row = int(at[np.argmax(device["end"][at] - device["start"][at])])
+        row = int(at[most_of(device["start"][at], device["end"][at], (start, end))])
         kind, size = names[int(device["copy_kind"][row])], int(device["bytes"][row])
         note = f"{kind}, {size} bytes" if size >= 0 else kind
-        found.append({"rank": view.lane.rank, "start_ns": start, "dur_ns": end - start,
-                      "name": names[int(device["name"][row])], "note": note})  # fmt: skip
+        found.append(shown_by(trace, "device_events", row, note, (start, end)))
     return found
 
 

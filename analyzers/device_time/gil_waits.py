@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, longest
+from gpuscope.analyzers.base.evidence import most_of, shown_by
 from gpuscope.analyzers.base.lanes import LaneView, count_steps
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS, Need
 from gpuscope.analyzers.device_time.idleness.launching_threads import most_launching
@@ -15,7 +16,7 @@ from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import WaitsForGil
 from gpuscope.schema.document import FindingEntry
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import rows_of_rank
+from gpuscope.trace.columns.table import Times, rows_of_rank
 from gpuscope.trace.intervals import Spans, intersect, union
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.trace import Trace
@@ -27,17 +28,18 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     waits = trace.names.find(kinds.WAITS_FOR_GIL)
     for view in lanes:
         main = most_launching(trace, view)
-        spent = _waits(trace, view, waits, main)
+        rows = _waits(trace, view, waits, main)
+        waited = union(trace["host_events"]["start"][rows], trace["host_events"]["end"][rows])
+        spent = intersect(intersect(view.parts.idle, waited), view.judged_spans)
         if spent.total >= max(MIN_SHARE * view.breakdown.window, 1):
-            result.findings.append(_finding(view, spent, _others(trace, view, waits, main)))
+            result.findings.append(_finding(trace, view, rows, spent, _others(trace, view, waits, main)))
     return result
 
 
-def _waits(trace: Trace, view: LaneView, name: int, thread: int) -> Spans:
-    """When a thread waited for the GIL while the device was idle, in what is judged."""
+def _waits(trace: Trace, view: LaneView, name: int, thread: int) -> Times:
+    """A thread's waits for the GIL: rows of host_events."""
     host, own = trace["host_events"], slice(*rows_of_rank(trace["host_events"], view.lane.rank))
-    rows = own.start + np.flatnonzero((host["name"][own] == name) & (host["thread"][own] == thread))
-    return intersect(intersect(view.parts.idle, union(host["start"][rows], host["end"][rows])), view.judged_spans)
+    return np.asarray(own.start + np.flatnonzero((host["name"][own] == name) & (host["thread"][own] == thread)))
 
 
 def _others(trace: Trace, view: LaneView, name: int, thread: int) -> list[str]:
@@ -50,7 +52,9 @@ def _others(trace: Trace, view: LaneView, name: int, thread: int) -> list[str]:
     return list(dict.fromkeys(trace.names[code] for code in codes if code != NO_NAME))
 
 
-def _finding(view: LaneView, spent: Spans, others: list[str]) -> FindingEntry:
+def _finding(trace: Trace, view: LaneView, rows: Times, spent: Spans, others: list[str]) -> FindingEntry:
+    host = trace["host_events"]
+    spans = [(int(spent.start[i]), int(spent.end[i])) for i in longest(spent).tolist()]
     share = spent.total / view.breakdown.window
     return made(
         WaitsForGil(share, others),
@@ -59,8 +63,8 @@ def _finding(view: LaneView, spent: Spans, others: list[str]) -> FindingEntry:
         cost_ns=spent.total,
         mean_ns=round(spent.total / max(count_steps(view.steps), 1)),
         evidence=[
-            {"rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": kinds.WAITS_FOR_GIL, "note": ""}
-            for start, end in ((int(spent.start[i]), int(spent.end[i])) for i in longest(spent).tolist())
+            shown_by(trace, "host_events", int(rows[most_of(host["start"][rows], host["end"][rows], span)]), span=span)
+            for span in spans
         ],
     )
 

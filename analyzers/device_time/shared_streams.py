@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, longest
+from gpuscope.analyzers.base.evidence import shown_by
 from gpuscope.analyzers.base.lanes import LaneView, count_steps
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS, NO_SERVER
 from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
@@ -52,21 +53,16 @@ def _finding(trace: Trace, view: LaneView, rows: Times, exposed: Spans) -> Findi
         share=share,
         cost_ns=exposed.total,
         mean_ns=round(exposed.total / max(count_steps(view.steps), 1)),
-        evidence=[_evidence(trace, view, rows, exposed, index) for index in longest(exposed).tolist()],
+        evidence=[_evidence(trace, rows, exposed, index) for index in longest(exposed).tolist()],
     )
 
 
-def _evidence(trace: Trace, view: LaneView, rows: Times, exposed: Spans, index: int) -> Evidence:
+def _evidence(trace: Trace, rows: Times, exposed: Spans, index: int) -> Evidence:
     device = trace["device_events"]
     start, end = int(exposed.start[index]), int(exposed.end[index])
     row = int(rows[np.searchsorted(device["start"][rows], start, "right") - 1])
-    return {
-        "rank": view.lane.rank,
-        "start_ns": start,
-        "dur_ns": end - start,
-        "name": trace.names[int(device["name"][row])],
-        "note": f"on stream {int(device['stream'][row])}, which also computes",
-    }
+    note = f"on stream {int(device['stream'][row])}, which also computes"
+    return shown_by(trace, "device_events", row, note, (start, end))
 
 
 ANALYZER = FileAnalyzer("streams", run, (DEVICE_EVENTS, NO_SERVER))

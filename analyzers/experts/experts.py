@@ -9,6 +9,7 @@ from statistics import fmean
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import EVIDENCE, Result
+from gpuscope.analyzers.base.evidence import shown_by
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.sections import EXPERTS
 from gpuscope.analyzers.changes import ExpertLoads, Predicted
@@ -20,7 +21,7 @@ from gpuscope.analyzers.facts.waits import rows_by_lane
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.network import ExpertImbalance
 from gpuscope.report.view.per_step import per_step_ns
-from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.experts_section import (
     ExpertCost,
     ExpertGain,
@@ -265,14 +266,10 @@ def _finding(facts: RunFacts, found: Sequence[Exchange], passes: Sequence[Expert
     busiest = [one["rank"] for one in entries if one["load"] >= IMBALANCED]
     table = facts.trace["collectives"]
     rows = sorted((int(row) for one in found for row in one.dispatch), key=lambda row: -int(table["received"][row]))
-    evidence: list[Evidence] = [
-        {
-            "rank": int(table["rank"][row]), "start_ns": int(table["start"][row]),
-            "dur_ns": int(table["end"][row] - table["start"][row]), "name": "all_to_all",
-            "note": f"receives {units.memory(int(table['received'][row]))}",
-        }
+    evidence = [
+        shown_by(facts.trace, "collectives", row, f"receives {units.memory(int(table['received'][row]))}")
         for row in rows[:EVIDENCE]
-    ]  # fmt: skip
+    ]
     steps = len({one.step for one in found})
     cost, step = sum(one["imbalance_ns"] for one in passes), facts.step_ns
     mean = round(fmean(one["bytes_per_step"] for one in entries))

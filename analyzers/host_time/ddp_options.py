@@ -69,7 +69,7 @@ def synced_accumulation(trace: Trace, view: LaneView, steps: Judged, of_model: s
     judged_time = union(steps.start, steps.end)
     exposed = intersect(intersect(view.parts.exposed_communication, covered(table, reduced)), judged_time).total
     exposed = min(exposed, intersect(covered(table, rows), judged_time).total)
-    evidence = shown(trace, view, "collectives", rows, "before the step's last micro-batch")
+    evidence = shown(trace, "collectives", rows, "before the step's last micro-batch")
     return finding_of(lambda share: SyncedAccumulation(count, share), view, steps, exposed, evidence)
 
 
@@ -88,7 +88,7 @@ def _copies(trace: Trace, view: LaneView, steps: Judged) -> list[FindingEntry]:
     rows = view.rows[copied[view.rows]]
     rows = rows[steps.place(device["start"][rows]) != NA]
     alone = subtract(covered(device, rows), covered(device, view.rows[~copied[view.rows]]))
-    evidence = shown(trace, view, "device_events", rows, "between a gradient and its bucket")
+    evidence = shown(trace, "device_events", rows, "between a gradient and its bucket")
     return finding_of(GradientCopies, view, steps, alone, evidence)
 
 
@@ -100,7 +100,7 @@ def _search(trace: Trace, view: LaneView, steps: Judged) -> list[FindingEntry]:
     if len(rows) < len(steps):
         return []
     idle = intersect(view.parts.idle, covered(host, rows))
-    return finding_of(UnusedParameterSearch, view, steps, idle, shown(trace, view, "host_events", rows, ""))
+    return finding_of(UnusedParameterSearch, view, steps, idle, shown(trace, "host_events", rows, ""))
 
 
 ANALYZER = FileAnalyzer(

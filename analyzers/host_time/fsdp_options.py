@@ -70,7 +70,7 @@ def _limited(trace: Trace, view: LaneView, steps: Judged) -> list[FindingEntry]:
     behind = np.minimum(np.searchsorted(issued, host["end"][rows]), len(gathers) - 1)
     held = union(host["start"][rows], np.maximum(table["end"][gathers[behind]], host["end"][rows]))
     stalled = join(view.parts.idle, view.parts.exposed_communication)
-    evidence = shown(trace, view, "host_events", rows, "the limiter's wait")
+    evidence = shown(trace, "host_events", rows, "the limiter's wait")
     return finding_of(LimitedGathers, view, steps, intersect(stalled, held), evidence)
 
 
@@ -86,7 +86,7 @@ def _late(trace: Trace, view: LaneView, steps: Judged) -> list[FindingEntry]:
     late = rows[needed]
     exposed = intersect(view.parts.exposed_communication, covered(table, late))
     launches = device.at("launch", table["event"][late])
-    evidence = shown(trace, view, "host_events", launches, "issued where it is needed")
+    evidence = shown(trace, "host_events", launches, "issued where it is needed")
     counts = int(needed.sum()), int(within.sum())
     return finding_of(lambda share: LateGathers(*counts, share), view, steps, exposed, evidence)
 

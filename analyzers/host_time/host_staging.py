@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import EVIDENCE, FileAnalyzer, Result
+from gpuscope.analyzers.base.evidence import shown_by
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.host_time.judged_windows import judged
 from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import HostStagedExchange
-from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.schema.document import FindingEntry
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
@@ -59,11 +60,10 @@ def _of_lane(trace: Trace, view: LaneView) -> list[FindingEntry]:
         return []
     called = names[int(host["name"][found[0][3]])]
     words = HostStagedExchange(called, round(len(found) / len(steps)), spent / whole, copied / spent)
-    evidence: list[Evidence] = [
-        {"rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": called,
-         "note": f"{units.duration(own)} of it copies"}
-        for start, end, own, _ in sorted(found, key=lambda one: one[0] - one[1])[:EVIDENCE]
-    ]  # fmt: skip
+    evidence = [
+        shown_by(trace, "host_events", message, f"{units.duration(own)} of it copies", (start, end))
+        for start, end, own, message in sorted(found, key=lambda one: one[0] - one[1])[:EVIDENCE]
+    ]
     return [
         made(words, ranks=[view.lane.rank], share=copied / whole, cost_ns=copied, mean_ns=copied // len(steps),
              evidence=evidence)

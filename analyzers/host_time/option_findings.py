@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import EVIDENCE
+from gpuscope.analyzers.base.evidence import shown_by
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.host_time.judged_windows import Judged
 from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
@@ -45,12 +46,6 @@ def finding_of(
     )]  # fmt: skip
 
 
-def shown(trace: Trace, view: LaneView, of: str, rows: Times, note: str) -> list[Evidence]:
+def shown(trace: Trace, of: str, rows: Times, note: str) -> list[Evidence]:
     """The first of these rows of a table as evidence."""
-    table, named = trace[of], "op" if of == "collectives" else "name"
-    return [
-        {"rank": view.lane.rank, "start_ns": int(table["start"][row]),
-         "dur_ns": int(table["end"][row] - table["start"][row]), "name": trace.names[int(table[named][row])],
-         "note": note}
-        for row in rows[:EVIDENCE].tolist()
-    ]  # fmt: skip
+    return [shown_by(trace, of, row, note) for row in rows[:EVIDENCE].tolist()]

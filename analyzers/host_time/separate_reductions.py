@@ -54,7 +54,7 @@ def _of_lane(trace: Trace, view: LaneView, steps: Judged) -> list[FindingEntry]:
     if count < MANY or (total is not None and (total < GRADIENTS or count < 2 * (1 + -(-total // BUCKET)))):
         return []
     exposed = intersect(view.parts.exposed_communication, covered(table, rows))
-    evidence = shown(trace, view, "collectives", rows, "one of many in a row")
+    evidence = shown(trace, "collectives", rows, "one of many in a row")
     return finding_of(lambda share: SeparateReductions(count, total, share), view, steps, exposed, evidence)
 
 

@@ -27,6 +27,7 @@ from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.setup import stacks_recorded
 from gpuscope.analyzers.run.rank_entries import Causes, judged_causes, rank_entry, step_entries
+from gpuscope.analyzers.run.shown_clock import clock_entry
 from gpuscope.analyzers.serving.by_phase import serving_section
 from gpuscope.analyzers.serving.served_steps import batches_of, captured_sizes, served_steps
 from gpuscope.analyzers.serving.serving_findings import serving_findings
@@ -226,6 +227,7 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
         "ranks_present": _ranks_told(trace, trace.ranks),
         "clock_error_ns": clock_error,
         "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
+        "clock": clock_entry(facts, compared),
         "frameworks": frameworks(trace.names.names, {description for description, _ in groups}, formats),
         "program": "server" if batches_of(trace) else program(trace.names.names, formats, bool(facts.lanes)),
         "parallelism": parallelism(groups) or dict(named),  # one group of all ranks says nothing of its purpose

@@ -1,4 +1,4 @@
-// Figures whose points lead somewhere, and tables, from the keyboard: arrows choose a point, Enter clicks it.
+// Figures whose points lead somewhere, from the keyboard: arrows choose a point, Enter clicks it.
 (() => {
   const chosen = new WeakMap(); // plot -> place among its points
 
@@ -62,6 +62,5 @@
     const target = event.target;
     if (!target.matches) return;
     if (target.matches(".chooses")) figure(event);
-    else if (event.key === "Enter" && target.matches(".ag-cell")) target.click();
   });
 })();

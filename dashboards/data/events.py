@@ -10,8 +10,9 @@ import numpy as np
 from gpuscope.dashboards.data.rows.counter_tracks import CounterTrack, counter_tracks
 from gpuscope.dashboards.data.rows.run_clock import RunClock
 from gpuscope.dashboards.data.rows.tracks import STEP, Track, tracks
-from gpuscope.schema.document import Evidence, Report
-from gpuscope.trace.columns.table import Times
+from gpuscope.schema.document import Report
+from gpuscope.schema.event_id import EventId
+from gpuscope.trace.columns.table import Times, rows_of_rank
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -19,9 +20,9 @@ from gpuscope.trace.trace import Trace
 class Events:
     """All events of a run, laid out once; read-only afterwards."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, report: Report) -> None:
         self.trace = trace
-        self.clock = RunClock(trace)
+        self.clock = RunClock(trace, report)
         self.tracks: Sequence[Track] = tracks(trace, self.clock)
         self.number_of = {track.key: number for number, track in enumerate(self.tracks)}
         """The place of each track in `tracks`, by key."""
@@ -40,6 +41,8 @@ class Events:
         filled = [track for track in self.tracks if len(track)]
         self.first = min((int(track.start[0]) for track in filled), default=0)
         self.last = max((int(track.reach[-1]) for track in filled), default=1)
+        self.origin = self.clock.told["origin_ns"] if self.clock.told else self.first
+        """What all places count from, as in the report: «+X ms», and the times that the canvas is given."""
 
     @cached_property
     def looks(self) -> set[int]:
@@ -116,21 +119,20 @@ class Events:
                     return number, (start, end)
         return None
 
-    def locate(self, evidence: Evidence) -> str:
-        """The event (`d12`, `h3`) that a piece of evidence lies in, by name and time; empty where it is only a span."""
-        code = self.trace.names.find(evidence["name"])
-        at = self.clock.shown(evidence["rank"], evidence["start_ns"])
-        for letter, name in (("d", "device_events"), ("h", "host_events")):
-            for track in self.tracks:
-                if track.table != name or track.rank != evidence["rank"]:
-                    continue
-                low, high = np.searchsorted(track.reach, at, "left"), np.searchsorted(track.start, at, "right")
-                places = np.arange(low, high)
-                rows = track.rows[places[track.end[places] >= at]]
-                named = rows[self.trace[name]["name"][rows] == code]
-                if len(named):
-                    return f"{letter}{named[-1]}"
-        return ""
+    def named(self, rank: int, one: EventId) -> str:
+        """The event (`d12`, `h3`) of a rank that is meant; empty where there is none such."""
+        table, on_device = self.trace[one["table"]], one["table"] == "device_events"
+        low, high = rows_of_rank(table, rank)
+        begun = table["start"][low:high]  # in order
+        rows = low + np.arange(*np.searchsorted(begun, [one["start_ns"], one["start_ns"] + 1]))
+        kept = table["end"][rows] - table["start"][rows] == one["dur_ns"]
+        kept &= table["name"][rows] == self.trace.names.find(one["name"])
+        lanes = (("device", rows), ("stream", rows)) if on_device else (("thread", table["thread"][rows]),)
+        for column, at in lanes:
+            value = one[column]  # type: ignore[literal-required]
+            held = table[column][at] if on_device else self.trace["threads"]["tid"][at]
+            kept &= held == (NA if value is None else value)
+        return f"{one['table'][0]}{rows[kept][0]}" if kept.any() else ""
 
 
 def _by_thread(trace: Trace, tracks: Sequence[Track]) -> dict[int, list[Track]]:

@@ -13,7 +13,7 @@ MOST_ARROWS = 12
 
 
 def flows(found: Details, events: Events) -> dict[str, Any] | None:
-    """For the canvas: track numbers, and times in ns from the run's first event. None if the event is on no track."""
+    """For the canvas: track numbers, and times in ns from the run's origin. None if the event is on no track."""
     event = _placed(found.event, events)
     if event is None:
         return None
@@ -29,7 +29,7 @@ def flows(found: Details, events: Events) -> dict[str, Any] | None:
         "ref": own.ref, "event": event, "launches": [one for one in launches if one["from"] and one["to"]],
         "ranks": [placed for placed in (_placed(one, events) for one in group) if placed],
         "said": f"{units.clean(short_kernel(own.name))}, rank {own.rank}, {own.where}, "
-                f"{units.duration(own.duration)} at {units.offset(own.shown - events.first)}",
+                f"{units.duration(own.duration)} at {units.offset(own.shown - events.origin)}",
     }  # fmt: skip
 
 
@@ -42,11 +42,11 @@ def _placed(event: Event, events: Events) -> dict[str, Any] | None:
         "ref": event.ref,
         "track": track,
         "rank": event.rank,
-        "start": start - events.first,
-        "end": end - events.first,
+        "start": start - events.origin,
+        "end": end - events.origin,
     }
 
 
 def _point(event: Event, events: Events) -> dict[str, int] | None:
     place = events.place_of(event.ref)
-    return None if place is None else {"track": place[0], "at": place[1][0] - events.first}
+    return None if place is None else {"track": place[0], "at": place[1][0] - events.origin}

@@ -152,7 +152,9 @@ def open_run(key: str, path: str, options: Options, begun: Callable[[str], None]
     has_events = len(trace["device_events"]) or len(trace["host_events"])
     what_if = WhatIf(analysis.replayer.predict) if analysis.replayer is not None else None
     files = _real(item.url or str(item.path) for item in found)
-    return OpenRun(key, label, analysis.report, trace, Events(trace) if has_events else None, what_if, files)
+    return OpenRun(
+        key, label, analysis.report, trace, Events(trace, analysis.report) if has_events else None, what_if, files
+    )
 
 
 def _real(paths: Iterable[str]) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ COLUMNS = (
     ("start", "<f8"), ("end", "<f8"), ("row", "<u4"), ("name", "<u4"), ("look", "u1"),
     ("at", "<u4"), ("busy", "<u2"), ("count", "<u4"), ("cellRow", "<u4"), ("cellName", "<u4"), ("cellLook", "u1"),
 )  # fmt: skip
-"""Of events drawn by themselves: times in ns from the run's first event, row of their table. Of cells: their number in
+"""Of events drawn by themselves: times in ns from the run's origin, row of their table. Of cells: their number in
 the window, how busy in 1/65535, events that start there, row, name and look of the longest. Counters have cells only:
 `busy` is their mean and `cellRow` the largest sample, in 1/65535 of their `top`."""
 UNNAMED = 0xFFFF_FFFF
@@ -38,8 +38,8 @@ MARKED = 1 << 20
 
 
 def window_columns(events: Events, tracks: Sequence[int], level: int, first: int, last: int) -> bytes:
-    """The tiles [first, last) of some tracks. A tile's number is counted from the run's first event."""
-    window = Window(events.first + ((first * TILE) << level), level, (last - first) * TILE)
+    """The tiles [first, last) of some tracks. A tile's number is counted from the run's origin."""
+    window = Window(events.origin + ((first * TILE) << level), level, (last - first) * TILE)
     held: dict[str, list[Array]] = {name: [] for name, _ in COLUMNS}
     counts, kernels = [], [np.empty(0, np.int64)]
     for number in tracks:
@@ -84,7 +84,7 @@ def _track(events: Events, track: Track, window: Window) -> dict[str, Array]:
     found = detail(track, window)
     busy = np.maximum(np.round(found.busy * (FULL / (1 << window.level))), 1)
     return {
-        "start": track.start[found.wide] - events.first, "end": track.end[found.wide] - events.first,
+        "start": track.start[found.wide] - events.origin, "end": track.end[found.wide] - events.origin,
         "row": track.rows[found.wide], "name": _codes(events, track, found.wide), "look": track.look[found.wide],
         "at": found.at, "busy": busy, "count": found.count, "cellRow": track.rows[found.place],
         "cellName": _codes(events, track, found.place), "cellLook": track.look[found.place],

@@ -175,7 +175,7 @@ def _kernels(diff: Diff, dark: bool) -> Component:
         for row, short in zip(diff["kernels"], short_kernels([row["name"] for row in diff["kernels"]]), strict=True)
     ]  # fmt: skip
     columns = [
-        ui.column("short", "kernel", flex=2, minWidth=240, tooltipField="name"),
+        ui.named("short", "kernel", "name"),
         ui.column("category", "category"),
         *_COLUMNS,
     ]

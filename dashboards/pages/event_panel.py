@@ -14,7 +14,7 @@ from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.kernel_rows import WITHIN
 from gpuscope.dashboards.data.range_statistics import RangeStatistics
 from gpuscope.dashboards.page_links import around
-from gpuscope.dashboards.state import View
+from gpuscope.dashboards.state import View, span_of
 from gpuscope.words import units
 from gpuscope.words.short_kernels import short_kernel, short_kernels
 
@@ -25,7 +25,7 @@ _BYTES = {"bytes"}
 
 def link(event: Event, events: Events, view: View, window: tuple[int, int] | None = None) -> Component:
     """An event as text, with a link to it in the timeline."""
-    at = units.offset(event.shown - events.first)
+    at = units.offset(event.shown - events.origin)
     name = units.clean(short_kernel(event.name))
     text = f"rank {event.rank} {event.where} at {at} for {units.duration(event.duration)}: {name}"
     ranks = view.ranks if view.has_rank(event.rank) else None
@@ -39,9 +39,11 @@ def panel(found: Details, events: Events, view: View) -> Component:
     step = "" if found.step is None else f", step {found.step}"
     rows: list[tuple[str, Any]] = [
         ("what", f"{event.what} on rank {event.rank}, {event.where}{step}"),
-        ("time", f"{units.duration(event.duration)} at {units.offset(event.shown - events.first)} "
+        ("time", f"{units.duration(event.duration)} at {units.offset(event.shown - events.origin)} "
                  f"({units.exact_ns(event.start)} on its rank's clock)"),
     ]  # fmt: skip
+    if (part := _marked(event, events, view)) is not None:
+        rows.insert(1, ("marked", part))
     rows += [(key.replace("_", " "), _value(key, value)) for key, value in found.facts]
     if found.launch is not None and found.on_host:
         rows.append(("the host's own record", link(found.launch, events, view)))
@@ -75,7 +77,9 @@ def panel(found: Details, events: Events, view: View) -> Component:
 def range_panel(found: RangeStatistics, events: Events, view: View) -> Component:
     """Each rank's breakdown of a chosen range, and the longest kernels in it."""
     start, end = found.window
-    head = html.H3(f"{units.duration(end - start)} from {units.offset(start - events.first)}", className="drawer-title")
+    head = html.H3(
+        f"{units.duration(end - start)} from {units.offset(start - events.origin)}", className="drawer-title"
+    )
     if not found.events:
         return html.Div([head, dmc.Text("No device event runs in this range.", size="sm")])
     shares = [
@@ -112,6 +116,14 @@ def _value(key: str, value: int | str) -> str:
     if isinstance(value, str):
         return value
     return f"{units.memory(value)} ({units.count(value)})" if key in _BYTES else str(value)
+
+
+def _marked(event: Event, events: Events, view: View) -> str | None:
+    """The span that the address marks, as the link that led here says it: where it is not just the event."""
+    span = span_of(view.extra.get("mark", ""))
+    if span is None or span == event.span:
+        return None
+    return f"{units.duration(span[1] - span[0])} at {units.offset(span[0] - events.origin)}"
 
 
 def _list(found: list[Event], events: Events, view: View) -> Component:

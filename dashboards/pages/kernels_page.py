@@ -91,11 +91,11 @@ def _table(shown: Shown) -> Component:
     ranks = sorted({rank for one in found for rank in one["by_rank"]})
     ranks = ranks if 1 < len(ranks) <= MOST_RANKS else []
     columns = [
-        ui.column("short", "kernel", flex=1, minWidth=240, tooltipField="name"),
+        ui.named("short", "kernel", "name", flex=0, width=380, pinned="left"),
         ui.number("share", "share", "share_text", width=85),
         ui.number("dur", "time", "dur_text", width=95, sort="desc"),
         ui.column("count", "count", type="rightAligned", filter="agNumberColumnFilter", width=85),
-        *(ui.number(key, key, f"{key}_text", width=90) for key in TIMES[1:]),
+        *(ui.number(key, key, f"{key}_text", width=90, hide=key in ("mean", "min")) for key in TIMES[1:]),
         *([ui.number("uneven", "most on", "uneven_text", width=125)] if ranks else []),
         *(ui.number(f"rank{rank}", f"rank {rank}", f"rank{rank}_text", width=90) for rank in ranks),
         ui.column("operator", "launched by", width=150, tooltipField="operator"),

@@ -21,7 +21,7 @@ from gpuscope.dashboards.data.window_columns import overview
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.pages import event_panel
 from gpuscope.dashboards.pages.pinned_finding import pinned
-from gpuscope.dashboards.state import View, parse, text
+from gpuscope.dashboards.state import View, parse, span_of, text
 from gpuscope.dashboards.web import timeline_data
 from gpuscope.words import palette, units
 
@@ -73,9 +73,7 @@ def layout(shown: Shown) -> Component:
                     html.Span("×", **ui.attributes(aria_hidden="true")), className="close",
                     **ui.attributes(aria_label="Close", data_act="close"),
                 ),
-                html.Div(_selected(events, view, found), id=ids.TIMELINE_SELECTED, className="for-event"),
-                html.Div(_chosen(events, view), id=ids.TIMELINE_CHOSEN, className="for-range"),
-                html.Div(_found(events, view), id=ids.TIMELINE_FOUND, className="for-find"),
+                *drawer(events, view),
             ], id=ids.TIMELINE_DRAWER, **ui.attributes(data_show=_opened(view), aria_label="Details")),
         ], className="timeline-main"),
         _legend(events, view),
@@ -83,13 +81,13 @@ def layout(shown: Shown) -> Component:
 
 
 def setup(shown: Shown, events: Events, found: event_details.Details | None) -> dict[str, Any]:
-    """What the canvas is told once; times in ns from the run's first event, as doubles hold exactly."""
+    """What the canvas is told once; times in ns from the run's origin, as doubles hold exactly."""
     ranks = shown.view.ranks
     window = _first_window(shown, events)
     tracks = [track for track in events.tracks if ranks is None or track.rank in ranks]
     return {
-        "title": units.clean(shown.run.label), "url": timeline_data.address(shown.run.key), "base": str(events.first),
-        "window": [at - events.first for at in window], "bounds": [at - events.first for at in events.window],
+        "title": units.clean(shown.run.label), "url": timeline_data.address(shown.run.key), "base": str(events.origin),
+        "window": [at - events.origin for at in window], "bounds": [at - events.origin for at in events.window],
         "tree": tree(events.tracks, ranks, events.counters),
         "tracks": {
             number: {"rank": track.rank, "label": track.label, "table": event_details.LETTERS[track.table]}
@@ -124,8 +122,8 @@ def _steps(shown: Shown, events: Events) -> list[dict[str, Any]]:
     steps = [one for one in shown.run.report["steps"] if shown.view.has_rank(one["rank"])]
     first = min(((one["rank"], one["device"] or 0) for one in steps), default=None)
     return [
-        {"step": one["step"], "role": one["role"], "start": start - events.first,
-         "end": start + one["dur_ns"] - events.first}
+        {"step": one["step"], "role": one["role"], "start": start - events.origin,
+         "end": start + one["dur_ns"] - events.origin}
         for one in steps if (one["rank"], one["device"] or 0) == first
         for start in [events.clock.shown(one["rank"], one["start_ns"])]
     ]  # fmt: skip
@@ -184,6 +182,16 @@ def _opened(view: View) -> str:
     return "event" if view.event else "range" if view.extra.get("range") else "find" if view.extra.get("find") else ""
 
 
+def drawer(events: Events, view: View) -> list[Component]:
+    """What is said of the event, the range and the search in the address."""
+    found = event_details.details(events, view.event) if view.event else None
+    return [
+        html.Div(_selected(events, view, found), id=ids.TIMELINE_SELECTED, className="for-event"),
+        html.Div(_chosen(events, view), id=ids.TIMELINE_CHOSEN, className="for-range"),
+        html.Div(_found(events, view), id=ids.TIMELINE_FOUND, className="for-find"),
+    ]
+
+
 def _selected(events: Events, view: View, found: event_details.Details | None) -> Component | None:
     if not view.event:
         return None
@@ -194,13 +202,8 @@ def _selected(events: Events, view: View, found: event_details.Details | None) -
 
 def _chosen(events: Events, view: View) -> Component | None:
     """The statistics of the range in the address."""
-    try:
-        start, end = (int(part) for part in view.extra.get("range", "").split(":"))
-    except ValueError:
-        return None
-    if not -(2**62) < start < end < 2**62:
-        return None
-    return event_panel.range_panel(range_statistics(events, (start, end), view.ranks), events, view)
+    span = span_of(view.extra.get("range", ""))
+    return None if span is None else event_panel.range_panel(range_statistics(events, span, view.ranks), events, view)
 
 
 def _found(events: Events, view: View) -> Component | None:

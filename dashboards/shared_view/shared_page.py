@@ -37,7 +37,7 @@ def shared_page(shown: Shown, events: Events, tracks: Sequence[int]) -> str:
     window = shown.view.window or events.window
     chosen = event_details.details(events, shown.view.event) if shown.view.event else None
     told = setup(shown, events, chosen)
-    told["window"] = told["bounds"] = [at - events.first for at in window]
+    told["window"] = told["bounds"] = [at - events.origin for at in window]
     told["tree"] = _pruned(told["tree"], set(tracks))
     own = [events.tracks[number] for number in tracks if number < len(events.tracks)]
     told["overview"] = overview(events, own, MAP_COLUMNS, window)
@@ -91,7 +91,7 @@ def _answers(events: Events, tracks: Sequence[int], window: tuple[int, int]) -> 
     size = 0
     level = max((window[1] - window[0]) // NARROWEST, 1).bit_length()
     while level >= 0:
-        first, last = (at - events.first >> level for at in window)
+        first, last = (at - events.origin >> level for at in window)
         first, last = first // TILE, last // TILE + 1
         if found and (last - first > MAX_TILES or (last - first) * len(tracks) > MAX_CHUNKS):
             break

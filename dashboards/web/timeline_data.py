@@ -63,7 +63,7 @@ def register(server: Flask, runs: Runs) -> None:
             at = np.flatnonzero(track.rows == row)
             place = int(at[0]) + by if len(at) else -1
         else:
-            begun = _asked("at", -(1 << 61), 1 << 61) + events.first
+            begun = _asked("at", -(1 << 61), 1 << 61) + events.origin
             place = int(np.searchsorted(track.start, begun, "left")) - (by < 0)
         return jsonify(_event(events, track, place) if 0 <= place < len(track) else None)
 
@@ -71,8 +71,8 @@ def register(server: Flask, runs: Runs) -> None:
 def _event(events: Events, track: Any, place: int) -> dict[str, int]:
     return {
         "row": int(track.rows[place]),
-        "start": int(track.start[place]) - events.first,
-        "end": int(track.end[place]) - events.first,
+        "start": int(track.start[place]) - events.origin,
+        "end": int(track.end[place]) - events.origin,
     }
 
 

@@ -3,8 +3,9 @@ their peaks, and what their counters showed."""
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
+from gpuscope.schema.event_id import EventId
 from gpuscope.schema.nccl_sections import LinkCounterEntry
 
 Generation = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"]
@@ -39,6 +40,8 @@ class ReducibleEntry(TypedDict):
     """When that one began."""
     longest_ns: int
     """And how long it took."""
+    event: NotRequired[EventId]
+    """Which one that is; reports of gpuscope 0.2 and before lack it."""
 
 
 class PowerEntry(TypedDict):

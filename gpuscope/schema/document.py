@@ -11,6 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from gpuscope.schema.call_tree_section import PlaceEntry
 from gpuscope.schema.compilation_section import CompilationSection
 from gpuscope.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, PowerEntry
+from gpuscope.schema.event_id import EventId
 from gpuscope.schema.experts_section import ExpertsSection
 from gpuscope.schema.hang_section import Hang
 from gpuscope.schema.host_calls_section import HostCallsEntry
@@ -90,6 +91,18 @@ class SetupEntry(TypedDict):
     """Whether Python stacks were recorded."""
 
 
+class ClockEntry(TypedDict):
+    """The run's clock. A rank's own time t is (t − o) − drift · (t − o) after the origin, where o = origin + offset."""
+
+    origin_ns: int
+    """When the first window of any rank starts: every place (`+12.3 ms`) on a page or in a report counts from here."""
+    offset_ns: dict[str, int]
+    """By rank: what its clock shows beyond the run's at the origin; ranks without are left out. Where nothing ties the
+    clocks, the windows of each host start together."""
+    drift_frac: dict[str, float]
+    """By rank: how much faster its clock runs; ranks without are left out."""
+
+
 class TraceEntry(TypedDict):
     """What was analysed."""
 
@@ -106,6 +119,8 @@ class TraceEntry(TypedDict):
     clock_provenance: Provenance | None
     """`measured` by collectives that end together; `assumed` where the slowdown assumes one clock, as the recorder
     states; None where times of different ranks are not compared."""
+    clock: NotRequired[ClockEntry | None]
+    """On which times of all ranks are shown; None without windows. Reports of gpuscope 0.2 and before lack it."""
     frameworks: list[str]
     """Frameworks recognised in the trace: deepspeed, megatron, lightning, fsdp2, ddp…"""
     program: Program | None
@@ -339,12 +354,15 @@ class Evidence(TypedDict):
 
     rank: int
     start_ns: int
-    """On the run's clock."""
+    """On its rank's own clock."""
     dur_ns: int
     name: str
     """What ran there."""
     note: str
     """Why it is evidence."""
+    event: NotRequired[EventId]
+    """The recorded event of that name, which may last longer than the span; absent where none is meant: a step, a gap
+    in which nothing is recorded, several events together."""
     covered_frac: NotRequired[float]
     """Share of an idle span that the named host event covers; absent where there is none."""
     between: NotRequired[bool]

@@ -82,7 +82,7 @@ def exact_ns(ns: int | None) -> str:
 
 
 def offset(ns: int) -> str:
-    """A place relative to a window's start, to the microsecond: `+1.234567 s`, `+47.299 ms`, `+812 µs`."""
+    """A place relative to the run's origin, to the microsecond: `+1.234567 s`, `+47.299 ms`, `+812 µs`."""
     micros = abs(ns) // 1000
     sign = "-" if ns < 0 else "+"
     if micros < 1000:

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import longest
+from gpuscope.analyzers.base.evidence import identity
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.device_time.idleness.host_activity import host_activity
 from gpuscope.schema.document import Evidence
@@ -47,6 +48,8 @@ def evidence(
         one: Evidence = {
             "rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": ended_by, "note": "",
         }  # fmt: skip
+        if event != NA:
+            one["event"] = identity(trace, "device_events", event)
         what = _host_side(trace, view, int(gaps.thread[gap]), one, blocking)
         one["note"] = f"{what}; device idle until {short_kernel(ended_by)}"
         found.append(one)
@@ -60,7 +63,7 @@ def _host_side(trace: Trace, view: LaneView, thread: int, shown: Evidence, block
     if blocking is not None and len(own := blocking[host["start"][blocking] < end]):
         call = int(own[-1])
         around = _around(trace, view.lane.rank, thread, call)
-        shown["name"] = names[int(host["name"][call])]
+        shown["name"], shown["event"] = names[int(host["name"][call])], identity(trace, "host_events", call)
         return "the queue was empty when it returned" + (
             f" in {names[int(host['name'][around])]}" if around != NA else ""
         )
@@ -68,10 +71,12 @@ def _host_side(trace: Trace, view: LaneView, thread: int, shown: Evidence, block
     shown["name"] = found.name or shown["name"]
     if found.between:
         shown["between"] = True
+        shown.pop("event", None)
     if found.sampled:
         shown["sampled"] = True
     if not found.covered:
         return "nothing recorded on the launching thread (Python between operators)"
+    shown["event"] = identity(trace, "host_events", found.row)
     shown["covered_frac"] = found.covered / (end - start)
     share = units.share(shown["covered_frac"])
     return f"samples find the thread in it for {share} of the gap" if found.sampled else f"covers {share} of the gap"

@@ -32,6 +32,8 @@ class Activity:
     between: bool = False
     sampled: bool = False
     """Whether samples of the CPU show it."""
+    row: int = NA
+    """Of `host_events`, where it is one event."""
 
 
 def host_activity(trace: Trace, view: LaneView, thread: int, start: int, end: int) -> Activity:
@@ -52,7 +54,7 @@ def host_activity(trace: Trace, view: LaneView, thread: int, start: int, end: in
         return Activity()
     row = rows[place]
     sampled = int(host["category"][row]) == Category.SAMPLE
-    return Activity(names[int(host["name"][row])], int(cover[place]), sampled=sampled)
+    return Activity(names[int(host["name"][row])], int(cover[place]), sampled=sampled, row=int(row))
 
 
 def _overlapping(trace: Trace, view: LaneView, thread: int, start: int, end: int) -> Times:

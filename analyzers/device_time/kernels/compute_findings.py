@@ -48,7 +48,7 @@ def _finding(
     count = sum(one["count"] for _, one in own)
     evidence: list[Evidence] = [
         {"rank": entry["rank"], "start_ns": one["start_ns"], "dur_ns": one["longest_ns"], "name": one["name"],
-         "note": "the longest of them"}
+         "note": "the longest of them", **({"event": one["event"]} if "event" in one else {})}
         for entry, one in own[:EVIDENCE]
     ]  # fmt: skip
     return made(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
+from gpuscope.analyzers.base.evidence import identity
 from gpuscope.analyzers.base.lanes import LaneView, computing
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import COMPUTE
@@ -129,7 +130,7 @@ def _entry(trace: Trace, code: str, rows: Times, own: Mask, detail: str) -> Iter
     yield {
         "code": code, "dur_ns": int(spent.sum()), "count": len(rows), "detail": detail,
         "name": trace.names[int(device["name"][rows[longest]])], "start_ns": int(device["start"][rows[longest]]),
-        "longest_ns": int(spent[longest]),
+        "longest_ns": int(spent[longest]), "event": identity(trace, "device_events", int(rows[longest])),
     }  # fmt: skip
 
 

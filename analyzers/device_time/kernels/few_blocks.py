@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import EVIDENCE, FileAnalyzer, Result
+from gpuscope.analyzers.base.evidence import shown_by
 from gpuscope.analyzers.base.lanes import LaneView, computing
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.compute import FewBlocks
-from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.schema.document import FindingEntry
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, subtract, union
 from gpuscope.trace.trace import Trace
@@ -49,11 +50,7 @@ def _of_lane(trace: Trace, view: LaneView) -> list[FindingEntry]:
     name = trace.names[int(codes[most])]
     blocks, threads = int(grids["blocks"][place]), int(grids["threads"][place])
     words = FewBlocks(name, blocks, threads, len(own), _OF_LIBRARY.search(name) is not None, share)
-    evidence: list[Evidence] = [
-        {"rank": view.lane.rank, "start_ns": int(device["start"][row]),
-         "dur_ns": int(device["end"][row] - device["start"][row]), "name": name, "note": ""}
-        for row in own[:EVIDENCE].tolist()
-    ]  # fmt: skip
+    evidence = [shown_by(trace, "device_events", row) for row in own[:EVIDENCE].tolist()]
     steps = len(view.judged_steps)
     return [made(words, ranks=[view.lane.rank], share=share, cost_ns=lost, mean_ns=lost // steps, evidence=evidence)]
 

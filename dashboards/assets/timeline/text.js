@@ -16,7 +16,7 @@
     return `${size === 1 ? Math.round(ns) : digits(ns / size)} ${unit}`;
   }
 
-  // `+1.234567 s`, `+47.299 ms`, `+812 µs`: a place relative to the first event.
+  // `+1.234567 s`, `+47.299 ms`, `+812 µs`: a place relative to the run's origin.
   function offset(ns) {
     const micros = Math.floor(Math.abs(ns) / 1000);
     const sign = ns < 0 ? "-" : "+";

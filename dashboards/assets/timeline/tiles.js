@@ -9,7 +9,7 @@ window.gpuscopeTimeline = window.gpuscopeTimeline || {};
     ["cellName", Uint32Array], ["cellLook", Uint8Array],
   ];
 
-  // The header and, by track, its chunk: columns of the tiles [first, last) of one level. Times are ns from the first event.
+  // The header and, by track, its chunk: columns of the tiles [first, last) of one level. Times are ns from the origin.
   function decode(buffer) {
     const size = new Uint32Array(buffer, 0, 1)[0];
     const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.schema.document import Report
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
@@ -13,20 +14,21 @@ from gpuscope.trace.trace import Trace
 class RunClock:
     """The clocks and matched collectives of a run; computed once, then read-only."""
 
-    def __init__(self, trace: Trace) -> None:
-        facts = RunFacts(trace, ())
-        self._matched, self._clocks = facts.matched, facts.clocks
-
-    @property
-    def error(self) -> int | None:
+    def __init__(self, trace: Trace, report: Report) -> None:
+        self._matched = RunFacts(trace, ()).matched
+        self.error = report["trace"]["clock_error_ns"]
         """Bound on the error of times compared across ranks, ns; None if the clocks are not aligned."""
-        return self._clocks.error
+        self.told = report["trace"].get("clock")
+        """As the report states it; None where no rank has a window."""
 
     def common(self, rank: int, times: Times) -> Times:
-        """Times of a rank's own clock on the run's clock, shape (n,)."""
-        if not self._clocks.offset.get(rank) and not self._clocks.drift.get(rank):
+        """Times of a rank's own clock on the run's clock, shape (n,); as `arrangement.Starts` places them."""
+        offset = self.told["offset_ns"].get(str(rank), 0) if self.told else 0
+        drift = self.told["drift_frac"].get(str(rank), 0.0) if self.told else 0.0
+        if not self.told or not (offset or drift):
             return times
-        return self._clocks.common(np.full(len(times), rank), times)
+        since = times - (self.told["origin_ns"] + offset)
+        return np.asarray(times - offset - np.rint(drift * since).astype(np.int64))
 
     def shown(self, rank: int, time: int) -> int:
         """One time of a rank's own clock on the run's clock."""

@@ -61,7 +61,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class _Group:
-    """Neighbouring steps, relative to the window, with their parts summed; no step means the whole window."""
+    """Neighbouring steps, relative to the run's origin, with their parts summed; no step means the whole window."""
 
     start: int
     end: int
@@ -105,8 +105,8 @@ def strips(report: Report, evidence: list[Evidence]) -> list[Strip]:
     for step in report["steps"]:
         steps[step["rank"], step["device"]].append(step)
     room = max(COLUMNS // max(len(entries), 1), 10)
-    groups = [_groups(entry, steps[entry["rank"], entry["device"]], room) for entry in entries]
     starts = arrangement.starts(report)
+    groups = [_groups(entry, steps[entry["rank"], entry["device"]], room, starts) for entry in entries]
     scale = _scale(entries, groups, [place for one in evidence if (place := arrangement.place_ns(one, starts))])
     made: dict[int, Strip] = {}
     found = []
@@ -129,24 +129,28 @@ def _drawn(report: Report, evidence: list[Evidence]) -> list[RankEntry]:
     return sorted(chosen, key=lambda entry: (entry["rank"], entry["device"] or 0))
 
 
-def _groups(entry: RankEntry, steps: list[StepEntry], room: int) -> list[_Group]:
+def _groups(entry: RankEntry, steps: list[StepEntry], room: int, starts: arrangement.Starts) -> list[_Group]:
     """Steps in at most `room` groups; without steps the whole window is one."""
+    zero = starts[entry["rank"]]
     if not steps:
-        return [_Group(0, entry["window_ns"], [], [entry["breakdown_ns"][part.key] for part in PARTS])]
+        start = entry["start_ns"] - zero
+        parts = [entry["breakdown_ns"][part.key] for part in PARTS]
+        return [_Group(start, start + entry["window_ns"], [], parts)]
     ordered = sorted(steps, key=lambda step: step["start_ns"])
     each = math.ceil(len(ordered) / room)
     found = []
     for i in range(0, len(ordered), each):
         some = ordered[i : i + each]
         parts = [sum(step["breakdown_ns"][part.key] for step in some) for part in PARTS]
-        start = some[0]["start_ns"] - entry["start_ns"]
-        end = some[-1]["start_ns"] + some[-1]["dur_ns"] - entry["start_ns"]
+        start = some[0]["start_ns"] - zero
+        end = some[-1]["start_ns"] + some[-1]["dur_ns"] - zero
         found.append(_Group(start, end, some, parts))
     return found
 
 
 def _scale(entries: list[RankEntry], groups: list[list[_Group]], places: list[int]) -> _Scale:
-    window = max((entry["window_ns"] for entry in entries), default=0)
+    of_windows = (entry["window_ns"] for entry in entries)
+    window = max([*of_windows, *(group.end for of_rank in groups for group in of_rank)], default=0)
     # A wait may begin before the first device event; but one absurd stamp may not squash the picture.
     first = max(min([0, *places]), -window // 4)
     means = [group.mean for of_rank in groups for group in of_rank] or [1.0]

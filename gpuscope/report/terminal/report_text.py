@@ -153,7 +153,7 @@ def _findings(report: Report, writer: Writer) -> None:
 _SEVERITY_STYLE = {"high": "bold red", "medium": "bold yellow", "low": "bold"}
 
 
-def _finding(finding: FindingEntry, lost: int | None, unit: str, starts: dict[int, int], writer: Writer) -> None:
+def _finding(finding: FindingEntry, lost: int | None, unit: str, starts: arrangement.Starts, writer: Writer) -> None:
     costs = [
         f"{units.duration(lost)} per {unit}" if lost else "",
         units.share(finding["share_frac"]) if finding["share_frac"] else "",

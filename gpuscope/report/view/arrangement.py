@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
 from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import Diagnosis, Evidence, FindingEntry, RankEntry, Report
+from gpuscope.schema.profile_sections import GapEntry
 from gpuscope.words import units
 
 MANY_RANKS = 16
@@ -130,18 +132,38 @@ def findings(report: Diagnosis) -> list[FindingEntry]:
     return sorted(report["findings"], key=lambda one: (_SEVERITY.get(one["severity"], 3), -one["share_frac"]))
 
 
-def starts(report: Report) -> dict[int, int]:
-    """Each rank's window start, ns: what the places of its evidence are relative to."""
+class Starts(dict[int, int]):
+    """By rank with a window: what its own clock shows at the run's origin, ns."""
+
+    def __init__(self, found: Mapping[int, int], drift: Mapping[int, float]) -> None:
+        super().__init__(found)
+        self.drift = drift
+        """By rank: how much faster its clock runs than the run's."""
+
+    def place(self, rank: int, time: int) -> int | None:
+        """A time of a rank's own clock as ns after the run's origin: what every `+X ms` is made of."""
+        if rank not in self:
+            return None
+        since = time - self[rank]
+        return since - round(self.drift.get(rank, 0.0) * since)
+
+
+def starts(report: Report) -> Starts:
+    """What all places are relative to. Reports of gpuscope 0.2 and before have each rank's own window start alone."""
+    clock = report["trace"].get("clock")
+    if clock is not None:
+        ranks = {entry["rank"] for entry in report["ranks"]}
+        own = {rank: clock["origin_ns"] + clock["offset_ns"].get(str(rank), 0) for rank in ranks}
+        return Starts(own, {rank: clock["drift_frac"].get(str(rank), 0.0) for rank in ranks})
     found: dict[int, int] = {}
     for entry in report["ranks"]:
         found[entry["rank"]] = min(entry["start_ns"], found.get(entry["rank"], entry["start_ns"]))
-    return found
+    return Starts(found, {})
 
 
-def place_ns(evidence: Evidence, window_starts: dict[int, int]) -> int | None:
-    """Evidence relative to its rank's window start; None for a rank without a window."""
-    start = window_starts.get(evidence["rank"])
-    return None if start is None else evidence["start_ns"] - start
+def place_ns(one: Evidence | GapEntry, origin: Starts) -> int | None:
+    """Where a span of a report starts, after the run's origin; None for a rank without a window."""
+    return origin.place(one["rank"], one["start_ns"])
 
 
 def doubts(report: Report) -> list[tuple[str, str]]:

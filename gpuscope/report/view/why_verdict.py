@@ -23,7 +23,7 @@ class Place:
     rank: str
     step: str
     into: str
-    """Time from the step's start, without steps from the window's."""
+    """How far into the step, without steps into the window."""
     lasts: str
     said: str
     """What ran there, and why it is evidence."""

@@ -110,7 +110,7 @@ def _gaps(report: Report, writer: Writer, shown: int) -> None:
     writer.heading(f"Longest idle gaps{where}")
     table = writer.table(">at", ">idle", ">step", "<cause", "~host meanwhile", "~ended by")
     for row in rows[:shown]:
-        at = row["start_ns"] - starts[row["rank"]] if row["rank"] in starts else None
+        at = arrangement.place_ns(row, starts)
         cells = (units.NONE if at is None else units.offset(at), units.duration(row["dur_ns"]),
                  units.NONE if row["step"] is None else str(row["step"]),
                  row["cause"] or units.NONE)  # fmt: skip
