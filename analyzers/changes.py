@@ -201,10 +201,21 @@ class EvenStages:
 
 
 @dataclass(frozen=True)
+class OtherLink:
+    """What a ring of an operation costs over links other than those recorded: fixed cost, and GB/s of bus bandwidth at
+    best, as expected and at worst."""
+
+    op: str
+    latency_ns: float
+    gbps: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
 class MoreRanks:
-    """`factor` times the data-parallel ranks, each with the same batch."""
+    """`factor` times the data-parallel ranks, each with the same batch, over links as recorded or over `links`."""
 
     factor: int
+    links: tuple[OtherLink, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ PREFIXES = (
 """Families of variables that change how fast a job runs."""
 HEADER = frozenset({
     "baseTimeNanoseconds", "cuda_driver_version", "cuda_runtime_version", "deviceProperties", "displayTimeUnit",
-    "distributedInfo", "gpuscope_cores", "gpuscope_gpu", "host_name", "profile_memory", "record_shapes",
-    "schemaVersion", "traceName", "with_flops", "with_modules", "with_stack",
+    "distributedInfo", "gpuscope_cores", "gpuscope_gpu", "hip_driver_version", "hip_runtime_version", "host_name",
+    "profile_memory", "record_shapes", "schemaVersion", "traceName", "with_flops", "with_modules", "with_stack",
 })  # fmt: skip
 """Keys of a trace's header that are kept: scripts add others (`add_metadata_json`), an environment among them."""
 _SECRET = (

@@ -12,6 +12,7 @@ from gpuscope.report.view import places
 from gpuscope.schema import compute_section, document, memory_section, nccl_sections, profile_sections
 from gpuscope.schema.call_tree_section import PlaceEntry
 from gpuscope.schema.compilation_section import CompilationSection
+from gpuscope.schema.compute_section import OperatorWorkEntry
 from gpuscope.schema.document import Diagnosis, KernelEntry
 from gpuscope.schema.experts_section import ExpertsSection
 from gpuscope.schema.hang_section import Hang
@@ -103,6 +104,33 @@ def merge_operators(values: Sequence[list[OperatorEntry]]) -> list[OperatorEntry
     return sorted(rows, key=lambda row: (-(row["device_self_ns"] or 0), -row["host_self_ns"]))
 
 
+WORK_KEPT = 400
+"""Rows of operators by shapes in a report; the others become one."""
+
+
+def merge_work(values: Sequence[list[OperatorWorkEntry]]) -> list[OperatorWorkEntry]:
+    """Rows of all ranks added up by what they are of, the costliest first; the last is of all that are not kept."""
+    same: dict[tuple[str | None, ...], list[OperatorWorkEntry]] = defaultdict(list)
+    for entry in every(values):
+        key = (entry["module"], entry["operator"], entry["shapes"], entry["within"], entry["within_shapes"])
+        same[key].append(entry)
+    rows = sorted((_work(own) for own in same.values()), key=lambda row: -row["dur_ns"])
+    if len(rows) <= WORK_KEPT:
+        return rows
+    rest = _work(rows[WORK_KEPT - 1 :])
+    return [*rows[: WORK_KEPT - 1], rest | {"module": None, "operator": None, "shapes": "", "within": None,
+                                            "within_shapes": ""}]  # fmt: skip
+
+
+def _work(own: Sequence[OperatorWorkEntry]) -> OperatorWorkEntry:
+    needed = [entry["peak_ns"] for entry in own]
+    return max(own, key=lambda entry: entry["dur_ns"]) | {
+        "calls": sum(entry["calls"] for entry in own), "kernels": sum(entry["kernels"] for entry in own),
+        "dur_ns": sum(entry["dur_ns"] for entry in own), "flops": sum(entry["flops"] for entry in own),
+        "bytes": sum(entry["bytes"] for entry in own), "peak_ns": None if None in needed else _added(needed),
+    }  # fmt: skip
+
+
 def _added(values: Iterable[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
@@ -157,6 +185,7 @@ KERNELS = Section[list[KernelEntry]]("kernels", merge_kernels)
 COMPUTE = Section[list[compute_section.ComputeEntry]]("compute", every)
 POWER = Section[list[compute_section.PowerEntry]]("power")
 EFFICIENCY = Section[list[document.EfficiencyEntry]]("efficiency", every)
+OPERATOR_WORK = Section[list[compute_section.OperatorWorkEntry]]("operator_work", merge_work)
 KERNEL_RANKS = Section[list[KernelRankEntry]]("kernel_ranks", merge_kernel_ranks)
 OPERATORS = Section[list[OperatorEntry]]("operators", merge_operators)
 RANGES = Section[list[profile_sections.RangeEntry]]("ranges", every)
@@ -172,8 +201,8 @@ GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 DECLARED: tuple[Section[Any], ...] = (
     COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, WAITS_WITHOUT_CORE, SLOWDOWN, REPLAY,
     PIPELINE, COMPILATION, EXPERTS, SERVING_STEPS, ROLES, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS,
-    DEVICE_COUNTERS, CROSSOVERS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, POWER, KERNEL_RANKS,
-    OPERATORS, RANGES, PHASES, API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, CALL_TREE, GAPS,
+    DEVICE_COUNTERS, CROSSOVERS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, OPERATOR_WORK,
+    POWER, KERNEL_RANKS, OPERATORS, RANGES, PHASES, API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, CALL_TREE, GAPS,
 )  # fmt: skip
 """All of them; what an analysis gives must be one of these."""
 

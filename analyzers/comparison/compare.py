@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuscope.analyzers.comparison import moved
+from gpuscope.analyzers.comparison.by_operator import platform
 from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD, change, judge
 from gpuscope.analyzers.comparison.proof import proofs
 from gpuscope.analyzers.comparison.same_job import differences, same_command
@@ -36,22 +37,28 @@ def compare(before: Side, after: Side, threshold: float = DEFAULT_THRESHOLD, app
     per_step = step["basis"] == "steps"
     per = moved.Unit.of(old, per_step), moved.Unit.of(new, per_step)
     recorded = moved.Unit.recorded(old, per_step), moved.Unit.recorded(new, per_step)
-    return {
+    breakdown = moved.breakdown(old, new, own, other, per_step)
+    by_operator = platform(old, new, step, breakdown)
+    elsewhere = bool(different) or bool(by_operator and by_operator["changed"])
+    document: Diff = {
         "diff_version": DIFF_VERSION,
         "gpuscope_version": __version__,
         "verdict": judge(step, threshold, own, other, different),
         "step": step,
         "before": _side(before, own),
         "after": _side(after, other),
-        "breakdown": moved.breakdown(old, new, own, other, per_step),
+        "breakdown": breakdown,
         "causes": moved.causes(old, new, per),
         "findings": moved.findings(old, new),
         "collectives": moved.collectives(old, new, recorded),
         "kernels": moved.kernels(old, new, recorded),
         "operators": moved.operators(old, new, recorded),
-        "suggestions": proofs(old, new, applied) if applied or not different else [],
+        "suggestions": proofs(old, new, applied) if applied or not elsewhere else [],
         "caveats": _caveats(old, new, step["basis"], recorded),
     }
+    if by_operator is not None:
+        document["platform"] = by_operator
+    return document
 
 
 def _side(side: Side, steps: Series) -> DiffSide:

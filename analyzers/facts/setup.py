@@ -23,6 +23,8 @@ def setup(trace: Trace, folders: Sequence[Path]) -> SetupEntry:
     for source in trace.sources:
         if source.format == "compile-log" and source.format_version:
             versions["torch"] = source.format_version
+        header = source.facts.get("header")
+        versions |= _of_header(header) if isinstance(header, Mapping) else {}
     for one in told.values():
         versions |= {name: value for name, value in one["versions"].items() if isinstance(value, str)}
         variables |= {name: value for name, value in one["variables"].items() if name not in NAMES}
@@ -31,6 +33,19 @@ def setup(trace: Trace, folders: Sequence[Path]) -> SetupEntry:
         "versions": versions, "variables": variables, "cores_per_rank": max(min(counted), 1) if counted else None,
         "stacks": stacks_recorded(trace),
     }  # fmt: skip
+
+
+def _of_header(header: Mapping[str, Any]) -> dict[str, str]:
+    """Versions that Kineto writes: CUDA's as 12040 for 12.4, HIP's as 60443483 for 6.4.43483."""
+    found: dict[str, str] = {}
+    for name, unit in (("cuda", 1_000), ("hip", 10_000_000)):
+        for part in ("runtime", "driver"):
+            number = str(header.get(f"{name}_{part}_version", ""))
+            if number.isdecimal() and int(number):
+                major, rest = divmod(int(number), unit)
+                least = rest // 10 if name == "cuda" else f"{rest // 100_000}.{rest % 100_000}"
+                found[f"{name} {part}"] = f"{major}.{least}"
+    return found
 
 
 _FRAME = re.compile(r"\.py\(\d+\): \S|^<built-in \w+ ")

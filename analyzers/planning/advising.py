@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from gpuscope.analyzers.planning.inputs.model_spec import model_named
 from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.analyzers.planning.plan import plan
 from gpuscope.analyzers.planning.settings.reading import named_model, setup_of, values_of
+from gpuscope.analyzers.planning.settings.values import Setup
 from gpuscope.errors import UsageError
 from gpuscope.report.section_tables import SectionTables
 from gpuscope.schema.plan_document import Plan, PlanCalibration, PlanChange, PlanEntry, PlanRule
@@ -100,52 +101,74 @@ def advise(
     Raises `UsageError` or `InputError` for a model, cluster, network or run that is not known or not possible, or a
     batch that no layout divides.
     """
-    for name, value, least in (
-        ("global_batch", global_batch, 1), ("tokens", tokens, 1), ("gpu_memory", gpu_memory, 1), ("limit", limit, 1),
-        ("ports", ports, 1), ("sequence", sequence, 1), ("link_gbps", link_gbps, 1e-6),
-    ):  # fmt: skip
-        if value is not None and not value >= least:
-            raise UsageError(f"{name}={value} must be at least {least}")
-    if global_batch is not None and tokens is not None:
-        raise UsageError("global_batch and tokens say the same twice", hint="give one of them")
-    if precision not in (None, "bf16", "fp8", "fp4"):
-        raise UsageError(f"precision={precision} is none of bf16, fp8 and fp4")
+    _refuse_odd(
+        global_batch=global_batch, tokens=tokens, gpu_memory=gpu_memory, limit=limit, ports=ports, sequence=sequence,
+        link_gbps=link_gbps,
+    )  # fmt: skip
     values = values_of(Path(config)) if config is not None else None
     model = model or (named_model(values) if values is not None else "") or None
-    shape, machines, rates, found = _inputs(model, cluster, run, sequence, network, gpu_memory, ports, layout)
-    measured: list[str] = []
-    if bench is not None:
-        machines, measured = with_bench(machines, Path(bench))
-    if link_gbps is not None:
-        machines = with_link(machines, link_gbps)
-    setup = None
-    if values is not None:
-        setup = setup_of(values, machines.gpus, shape)
+    links = _Links(bench, link_gbps)
+    shape, machines, rates, found = _inputs(model, cluster, run, sequence, network, gpu_memory, ports, layout, links)
+    setup = setup_of(values, machines.gpus, shape) if values is not None else None
+    if setup is not None:
         shape = replace(shape, sequence=sequence or setup.sequence or shape.sequence)
         global_batch = global_batch if global_batch is not None or tokens is not None else setup.batch
-    precision = precision or (setup.precision if setup is not None else "bf16")
+    batch = global_batch if global_batch is not None else _batch(shape, machines, tokens)
+    question = Question(shape, machines, batch, rates, _precision(precision, setup, machines), lossy)
+    given = (str(config), setup) if setup is not None else None
+    return ParallelismPlan(plan(question, model or str(run), limit, found, links.told, given))
+
+
+def _precision(asked: str | None, setup: Setup | None, machines: Cluster) -> str:
+    """Raises `UsageError` for one that there is not, or that the GPUs have not."""
+    if asked not in (None, "bf16", "fp8", "fp4"):
+        raise UsageError(f"precision={asked} is none of bf16, fp8 and fp4")
+    precision = asked or (setup.precision if setup is not None else "bf16")
     if precision not in machines.peaks:
         raise UsageError(
             f"{machines.gpu} has no {precision} peak", hint=f"give {precision}_tflops in the cluster's file"
         )
-    batch = global_batch if global_batch is not None else _batch(shape, machines, tokens)
-    question = Question(shape, machines, batch, rates, precision, lossy)
-    given = (str(config), setup) if setup is not None else None
-    return ParallelismPlan(plan(question, model or str(run), limit, found, measured, given))
+    return precision
+
+
+def _refuse_odd(**numbers: float | None) -> None:
+    """Raise `UsageError` for numbers that can't be, or say the same twice."""
+    for name, value in numbers.items():
+        least = 1e-6 if name == "link_gbps" else 1
+        if value is not None and not value >= least:
+            raise UsageError(f"{name}={value} must be at least {least}")
+    if numbers["global_batch"] is not None and numbers["tokens"] is not None:
+        raise UsageError("global_batch and tokens say the same twice", hint="give one of them")
+
+
+@dataclass
+class _Links:
+    """What the user measured of the links, for the cluster that is planned for."""
+
+    bench: str | Path | None
+    gbps: float | None
+    told: list[str] = field(default_factory=list)
+
+    def on(self, machines: Cluster) -> Cluster:
+        """The cluster with these links."""
+        if self.bench is not None:
+            machines, self.told = with_bench(machines, Path(self.bench))
+        return machines if self.gbps is None else with_link(machines, self.gbps)
 
 
 def _inputs(
     model: str | None, cluster: str | None, run: str | Path | None, sequence: int | None, network: str | None,
-    gpu_memory: float | None, ports: int | None, layout: str | None,
+    gpu_memory: float | None, ports: int | None, layout: str | None, links: _Links,
 ) -> tuple[Model, Cluster, Rates, PlanCalibration | None]:  # fmt: skip
     shape = model_named(model, sequence) if model is not None else None
     on_cpu = re.fullmatch(r"([1-9]\d{0,4})xCPU", cluster or "") if run is not None else None
-    machines = cluster_of(cluster, network, gpu_memory, ports) if cluster is not None and not on_cpu else None
+    machines = links.on(cluster_of(cluster, network, gpu_memory, ports)) if cluster and not on_cpu else None
     if run is not None:
         from gpuscope.analyzers.planning.calibration.calibrating import calibrated
 
         processes = int(on_cpu[1]) if on_cpu else None
-        own, machines, rates, told = calibrated(Path(run), shape, machines, layout, processes)
+        own, planned, rates, told = calibrated(Path(run), shape, machines, layout, processes)
+        machines = planned if machines is not None else links.on(planned)
         return shape or (replace(own, sequence=sequence) if sequence else own), machines, rates, told
     if layout is not None:
         raise UsageError("a layout is that of a recorded run", hint="name the run with --from")

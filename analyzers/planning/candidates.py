@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from gpuscope.analyzers.planning.costs.plan_memory import memory, offloaded
 from gpuscope.analyzers.planning.costs.rates import Rates
@@ -180,9 +180,13 @@ def as_it_is(question: Question, layout: Layout) -> Scored:
     return Scored(question, layout, *_needs(question, layout))
 
 
+_memory = lru_cache(1 << 17)(memory)
+"""The same search on other links or less memory asks for the same layouts again."""
+
+
 def _needs(question: Question, layout: Layout) -> tuple[dict[str, float], float]:
     cluster, stages = question.cluster, stages_of(question.model, layout)
-    needs = memory(question.model, layout, stages, question.batch, question.precision)
+    needs = dict(_memory(question.model, layout, stages, question.batch, question.precision))
     needs["activations"] *= question.rates.activation_factor
     lacks = max(sum(needs.values()) - cluster.usable, 0.0)
     if layout.offload == CPU and cluster.host_memory:

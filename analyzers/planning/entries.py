@@ -11,11 +11,10 @@ from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, 
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.layout import CPU, FULL, NO, SELECTIVE, SQRT, Layout, bubble, micro_batches
 from gpuscope.collective_costs.fixed_part import LEAST_USED
+from gpuscope.collective_costs.message_cost import OTHER_GROUP_ERROR
 from gpuscope.schema.plan_document import PlanEntry
 from gpuscope.words import units
 
-LINK_ERROR = 0.25
-"""Of a link's measured cost, for other sizes and groups than those measured."""
 MATTERS = 0.05
 """Of the step: what a slow network adds below it is not worth a measurement."""
 COMPUTE_ERROR = 0.15
@@ -54,15 +53,16 @@ def range_of(question: Question, layout: Layout) -> tuple[int, int]:
     rates, error = question.rates, question.rates.error_frac or COMPUTE_ERROR
 
     def at(side: float) -> int:
+        longer = 1 + side * OTHER_GROUP_ERROR
         links = {
-            kind: Link(link.alpha_ns * (1 + side * LINK_ERROR), link.busbw_gbps / (1 + side * LINK_ERROR), link.ranks)
+            kind: Link(link.alpha_ns * longer, link.busbw_gbps / longer, link.ranks)
             for kind, link in rates.links.items()
         }
         scale = 1 + side * error
         own: Rates = replace(rates, slower=scale, links=links, step_ns=rates.step_ns * scale)
         cluster = question.cluster
         if cluster.measured:
-            cluster = with_network(cluster, 1 / (1 + side * LINK_ERROR))
+            cluster = with_network(cluster, 1 / longer)
         elif side > 0 and not links:
             cluster = with_network(cluster, LEAST_USED)
         made: Estimate = estimate(question.model, cluster, layout, question.batch, own, question.precision)

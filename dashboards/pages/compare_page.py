@@ -21,7 +21,7 @@ from gpuscope.dashboards.data.typical_step import typical_step
 from gpuscope.dashboards.figures import comparison_figure as figures
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.errors import GpuscopeError
-from gpuscope.report.terminal import diff_text
+from gpuscope.report.terminal import diff_text, platform_text
 from gpuscope.schema.diff_document import Diff, Proof
 from gpuscope.schema.document import Report
 from gpuscope.words import units
@@ -97,11 +97,36 @@ def _compared(shown: Shown) -> Iterator[Component]:
         yield ui.card("What makes them unlike", ui.sentences(diff["caveats"]))
     if diff["breakdown"]:
         yield ui.card("Where the time went", ui.figure(figures.parts(diff, shown.dark), "compare", 220))
+    yield from _platform(diff, shown.dark)
     yield from _aligned(before, after, shown.dark)
     yield _causes(diff, shown.dark)
     yield _kernels(diff, shown.dark)
     if diff["suggestions"]:
         yield ui.card("Predicted and gained", ui.sentences([_proof(one) for one in diff["suggestions"]]))
+
+
+def _platform(diff: Diff, dark: bool) -> Iterator[Component]:
+    """What explains the difference, by operator, where the platform changed."""
+    found = platform_text.platform_of(diff)
+    if found is None:
+        return
+    lines = [platform_text.heading_line(found), platform_text.basis_line(found)]
+    yield ui.card("Another platform", ui.sentences([units.clean(line) for line in lines]))
+    if found["comparable"]:
+        pairs = [platform_text.pair_cells(pair) for pair in found["pairs"]]
+        titles, rows = platform_text.explained_table(diff, found)
+        yield ui.card("What explains the difference", _text_grid(rows, titles, "explained", dark),
+                      note=platform_text.NOTE)  # fmt: skip
+        names_first = [(row[-1], *row[:-1]) for row in (platform_text.PAIRS, *pairs)]
+        yield ui.card("By operator", _text_grid(names_first[1:], names_first[0], "pairs", dark))
+
+
+def _text_grid(rows: Sequence[tuple[str, ...]], titles: Sequence[str], name: str, dark: bool) -> Component:
+    """Cells as the terminal shows them, in the order of the changes."""
+    fields = [{f"c{place}": units.clean(cell) for place, cell in enumerate(row)} for row in rows]
+    first = {"flex": 2, "minWidth": 240, "tooltipField": "c0"}
+    columns = [ui.column(f"c{place}", title, **({} if place else first)) for place, title in enumerate(titles)]
+    return ui.grid(fields, columns, name, dark, defaultColDef={"sortable": False})
 
 
 def _ignored(shown: Shown, others: Sequence[_Other]) -> Iterator[Component]:

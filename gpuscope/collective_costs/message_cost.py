@@ -18,6 +18,8 @@ MIN_RANGE = 4.0
 MAX_ERROR = 0.3
 """A fit needs this many distinct sizes over this range, and this relative error (root mean square) at most."""
 
+OTHER_GROUP_ERROR = 0.25
+"""Of a link's measured cost, for other sizes and groups than those measured."""
 PLAUSIBLE = 10
 """An assumed fixed cost is trusted within this factor."""
 SURELY_NOT_FIXED_NS = 400_000

@@ -1,5 +1,5 @@
-"""The sections `compute`, `ideal` and `device_counters`: what the devices' work consists of, what it would take at
-their peaks, and what their counters showed."""
+"""The sections `compute`, `operator_work`, `ideal` and `device_counters`: what the devices' work consists of, what it
+would take at their peaks, and what their counters showed."""
 
 from __future__ import annotations
 
@@ -80,6 +80,36 @@ class ComputeEntry(TypedDict):
     """Kernels that another setting would make shorter or needless."""
     why: str
     """Why floors are not known, or not of all kernels; empty where all are."""
+
+
+class OperatorWorkEntry(TypedDict):
+    """Compute kernels by the operator that launched them: sums over the ranks of a mean judged step of each."""
+
+    module: str | None
+    """Class of the innermost module around it; null where modules were not recorded, or it is in none."""
+    operator: str | None
+    """The innermost operator around the launch; null where none is recorded."""
+    shapes: str
+    """Of its inputs that are tensors; empty where they were not recorded."""
+    within: str | None
+    """The outermost operator around it."""
+    within_shapes: str
+    """Of that one's inputs."""
+    calls: float
+    """Calls of the operator that launched any."""
+    kernels: float
+    kernel: str
+    """The kernel with most of the time."""
+    category: str
+    """What most of the time does, as in `kernels[]`."""
+    dur_ns: int
+    """Summed over streams."""
+    flops: int
+    """0 where they can't be counted from shapes."""
+    bytes: int
+    """That are moved at least; 0 where they can't be counted."""
+    peak_ns: int | None
+    """What that work needs at the device's peaks; null where these or half of the work are not known."""
 
 
 class IdealPart(TypedDict):

@@ -216,6 +216,108 @@ class Proof(TypedDict):
     """Where the measured step lies in the predicted range."""
 
 
+class VersionChange(TypedDict):
+    """Software whose version differs, or is recorded on one side only."""
+
+    name: str
+    """As in `trace.setup.versions`."""
+    before: str | None
+    """Null where not recorded."""
+    after: str | None
+    """Null where not recorded."""
+
+
+class OperatorSide(TypedDict):
+    """Kernels of an operator in one of the runs, per step and rank."""
+
+    calls: float
+    """Calls."""
+    kernels: float
+    """Kernels launched in them."""
+    kernel: str
+    """The kernel with most of the time."""
+    dur_ns: int
+    """Their time."""
+    share_frac: float
+    """Of the step."""
+    flops_per_s: float | None
+    """Achieved; null where FLOPs are not known."""
+    bytes_per_s: float | None
+    """Achieved, of the bytes moved at least; null where not known."""
+    bound: Literal["flops", "bytes"] | None
+    """Which of the device's peaks takes longer for this work."""
+    peak_frac: float | None
+    """Share of that peak; above 1 where a cache holds the data."""
+
+
+class OperatorPair(TypedDict):
+    """One operator with its input shapes on both platforms, or what stands for it on each."""
+
+    module: str | None
+    """Class of the module it runs in."""
+    operator: str
+    """Its name; of a whole module, what most of its time is on the side before."""
+    shapes: str
+    """Of its inputs."""
+    category: str
+    """What it does."""
+    matched_by: Literal["operator", "within", "module"] | None
+    """Name and shapes; those of the outermost operator around it, inside which other operators run; the module, in
+    which the operators differ. Null where only one run has it."""
+    before: OperatorSide | None
+    """Null where only the other run has it."""
+    after: OperatorSide | None
+    """Null where only the other run has it."""
+    change_ns: int
+    """After − before."""
+
+
+class ExplainedChange(TypedDict):
+    """A part of the step's change. `work_ns`, `peak_ns` and `speed_ns` sum to `change_ns`, or are all null."""
+
+    what: Literal["operators", "unmatched", "overlap", "exposed_communication", "exposed_memory", "idle"]
+    """Operators that both have, those that one has, kernels that run beside each other, a part of the breakdown."""
+    category: str | None
+    """Of the operators."""
+    before_ns: int
+    """Before; of `overlap` negative, for it shortens the step."""
+    after_ns: int
+    """After."""
+    change_ns: int
+    """After − before."""
+    work_ns: int | None
+    """By more or less work: FLOPs, else bytes, else calls."""
+    peak_ns: int | None
+    """By the devices' peaks, were as much of them reached as before."""
+    speed_ns: int | None
+    """The rest: by how much of the peak is reached; where work or peaks are not known, all that work is not."""
+
+
+class PlatformChange(TypedDict):
+    """Two runs by operators and not by kernels, whose names differ between GPUs and versions."""
+
+    changed: bool
+    """Whether the devices differ, or a version of software that both recorded."""
+    device_before: str | None
+    """Model."""
+    device_after: str | None
+    """Model."""
+    versions: list[VersionChange]
+    """Versions that differ."""
+    by: list[Literal["module", "operator", "shapes"]]
+    """What operators are matched by: what both runs recorded."""
+    matched_frac: float
+    """Share of the compute time that is matched, of the run where it is less."""
+    comparable: bool
+    """Whether enough is."""
+    why: str
+    """Why not, or what the match lacks; what to record. Else empty."""
+    explained: list[ExplainedChange]
+    """What makes up `step.change_ns`, to the nanosecond, the largest first; empty where not comparable."""
+    pairs: list[OperatorPair]
+    """Operators, the one whose time changed most first; empty where not comparable."""
+
+
 class CheckCase(TypedDict):
     """One thing that `gpuscope check` checks."""
 
@@ -254,8 +356,10 @@ class Diff(TypedDict):
     """Device events by name and category, the largest change first."""
     operators: list[OperatorChange]
     """Operators of the framework, without those in them, the largest change first; empty where a run records none."""
+    platform: NotRequired[PlatformChange]
+    """The runs by operator; **absent** without device kernels in both, and for reports that older versions wrote."""
     suggestions: list[Proof]
-    """Suggestions of BEFORE's report, the one followed first."""
+    """Suggestions of BEFORE's report, the one followed first; of another platform only one that was named."""
     caveats: list[str]
     """Other differences of the runs, in words."""
     checks: NotRequired[list[CheckCase]]

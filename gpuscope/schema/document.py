@@ -10,7 +10,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from gpuscope.schema.call_tree_section import PlaceEntry
 from gpuscope.schema.compilation_section import CompilationSection
-from gpuscope.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, PowerEntry
+from gpuscope.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, OperatorWorkEntry, PowerEntry
 from gpuscope.schema.event_id import EventId
 from gpuscope.schema.experts_section import ExpertsSection
 from gpuscope.schema.hang_section import Hang
@@ -785,6 +785,8 @@ class Diagnosis(TypedDict):
     """MFU by rank and step; **absent** without device kernels."""
     compute: NotRequired[list[ComputeEntry]]
     """What each rank's kernels are, and which another setting would shorten; **absent** without device kernels."""
+    operator_work: NotRequired[list[OperatorWorkEntry]]
+    """Compute time and work by module, operator and shapes, the costliest first; **absent** without device kernels."""
     ideal: NotRequired[list[IdealEntry]]
     """What an ideal step of each rank would take; **absent** without device kernels."""
     power: NotRequired[list[PowerEntry]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 PLAN_VERSION = 3
 
@@ -168,6 +168,39 @@ class PlanCost(TypedDict):
     """By `gpu_hour_price`."""
 
 
+class PlanScaled(TypedDict):
+    """The run replayed on a larger cluster, which more data parallelism fills."""
+
+    ranks_before: int
+    """Of the run."""
+    ranks_after: int
+    """Of the cluster."""
+    scaling: Literal["weak"]
+    """`weak`: each rank's batch as recorded."""
+    global_batch: int
+    """Sequences per step then."""
+    data_before: int
+    """Size of data parallelism."""
+    data_after: int
+    """And then."""
+    step_ns_before: int | None
+    """As measured."""
+    step_ns_after: int | None
+    """As replayed; null where that can't be told."""
+    low_ns: int | None
+    """Lower end of its range."""
+    high_ns: int | None
+    """Upper end."""
+    efficiency_frac: float | None
+    """Throughput per rank, by that of the run."""
+    basis: str
+    """What the replay rests on."""
+    why: str
+    """Why it can't be told; else empty."""
+    untold: list[str]
+    """What stays as recorded, and why it can't be replayed otherwise."""
+
+
 class PlanCalibration(TypedDict):
     """What a recorded run gave."""
 
@@ -187,6 +220,8 @@ class PlanCalibration(TypedDict):
     """What its links gave, in words."""
     notes: list[str]
     """What limits it."""
+    scaled: PlanScaled | None
+    """The run itself on the cluster, replayed; null where the cluster has as many ranks."""
 
 
 class PlanRemark(TypedDict):

@@ -56,6 +56,21 @@ def span(first_ns: float, last_ns: float, between: str = " to ") -> str:
     return f"{number if unit == last.partition(' ')[2] else first}{between}{last}"
 
 
+def change(ns: float | None) -> str:
+    """A change of time with its sign: `+1.234 ms`, `-812 ns`."""
+    if ns is None:
+        return NONE
+    return f"{'+' if ns > 0 else '-' if ns < 0 else ''}{duration(abs(ns))}"
+
+
+def both(before: str, after: str) -> str:
+    """Two values side by side, once where they are equal and with one unit where they share it: `12 → 16 %`."""
+    if before == after:
+        return before
+    number, _, unit = before.partition(" ")
+    return f"{number if unit and unit == after.partition(' ')[2] else before} → {after}"
+
+
 def long_duration(ns: float) -> str:
     """Minutes, hours and days too: `7.350 h`, `33.01 days`."""
     seconds = ns / 1e9

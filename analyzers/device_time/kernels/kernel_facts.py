@@ -41,8 +41,11 @@ class KernelFacts:
     """Place in `PRECISIONS`; of kernels that multiply."""
     bytes: Array
     """That its operator moves at least, split over its kernels by time; 0 where not known."""
+    needed: Array
+    """ns that its FLOPs need at the peak of their precision or its bytes at that of the memory, whichever is more; 0
+    where not known."""
     floor: Times
-    """ns that its FLOPs need at the peak of their precision and its bytes at that of the memory; 0 where not known."""
+    """The same, no longer than it took: what a cache held was not read from memory."""
     chain: Array
     """Number of the chain of memory-bound kernels that it is part of; `NO_CHAIN` outside one."""
     layout: Mask
@@ -82,10 +85,13 @@ def _facts(trace: Trace) -> KernelFacts:
     compute = device["kind"] == Kind.COMPUTE
     layout = _named(device, compute, names.matching(lambda name: _LAYOUT.search(name) is not None))
     flash = _named(device, compute, names.matching(lambda name: _FLASH_2.search(name) is not None))
-    floor = _floor(trace, work, moved, precision)
+    needed = _needed(trace, work, moved, precision)
+    floor = constant(0, len(device), np.int64)
+    if not is_constant(needed):
+        floor = np.minimum(np.rint(needed).astype(np.int64), device["end"] - device["start"])
     odd = _odd(trace, work, precision)
     copied = gradient_copies(trace)
-    return KernelFacts(category, work, precision, moved, floor, chain, layout, attention, flash, odd, copied)
+    return KernelFacts(category, work, precision, moved, needed, floor, chain, layout, attention, flash, odd, copied)
 
 
 def _named(device: Table, own: Mask, wanted: Mask) -> Mask:
@@ -187,13 +193,12 @@ def _element_of(kernel: str) -> int:
     return next((size for pattern, size in _ELEMENT if pattern.search(kernel)), 0)
 
 
-def _floor(trace: Trace, work: Work, moved: Array, precision: Array) -> Times:
-    """ns, no longer than the kernel took."""
+def _needed(trace: Trace, work: Work, moved: Array, precision: Array) -> Array:
+    """ns at the peaks of each device."""
     device, models = trace["device_events"], device_models(trace)
     if is_constant(work.flops) and is_constant(moved):  # nothing is known of either
-        return constant(0, len(device), np.int64)
-    duration = device["end"] - device["start"]
-    floor = np.zeros(len(duration), np.float64)
+        return constant(0, len(device), np.float64)
+    needed = np.zeros(len(device), np.float64)
     for (rank, number), model in models.items():
         own = (device["rank"] == rank) & (device["device"] == number)
         peaks, bandwidth = peaks_of(model), memory_bandwidth(model)
@@ -201,11 +206,11 @@ def _floor(trace: Trace, work: Work, moved: Array, precision: Array) -> Times:
             [peaks.get(name, peaks.get("tf32", 0.0) if name == PRECISIONS[1] else 0.0) for name in PRECISIONS]
         )
         counted = own & (work.flops > 0) & (rate[precision] > 0)
-        floor[counted] = work.flops[counted] / rate[precision][counted] * 1e9
+        needed[counted] = work.flops[counted] / rate[precision][counted] * 1e9
         if bandwidth:
             sized = own & (moved > 0)
-            floor[sized] = np.maximum(floor[sized], moved[sized] / bandwidth * 1e9)
-    return np.asarray(np.minimum(np.rint(floor).astype(np.int64), duration), np.int64)
+            needed[sized] = np.maximum(needed[sized], moved[sized] / bandwidth * 1e9)
+    return needed
 
 
 MEMORY_BOUND = codes("normalisation", "softmax", "reduction", "copy", "elementwise")

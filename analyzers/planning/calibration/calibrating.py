@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpuscope.analyzers.planning.calibration.measured_links import measured_links
 from gpuscope.analyzers.planning.calibration.recorded_job import Job, job_of
+from gpuscope.analyzers.planning.calibration.scaled_run import scaled
 from gpuscope.analyzers.planning.costs.plan_memory import memory
 from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.costs.step_estimate import estimate, stages_of
@@ -44,7 +45,8 @@ def calibrated(
     """
     from gpuscope.analyzers.run.runner import analyze
 
-    report = analyze(path).report
+    run = analyze(path, advice=False, replay=True)
+    report = run.report
     folder = path if path.is_dir() else path.parent
     step = report["step_time"]
     ranks = [rank for rank in report["ranks"] if rank["steps"]]
@@ -69,7 +71,7 @@ def calibrated(
     return job.model, wanted, rates, {
         "run": str(path), "layout": job.layout.name, "measured_step_ns": step["median_ns"],
         "estimated_step_ns": round(again.seconds * 1e9), "compute_frac": gemm, "attention_frac": attention,
-        "links": told, "notes": notes,
+        "links": told, "notes": notes, "scaled": scaled(run, job, world, recorded, wanted),
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 ATTENTION_BACKWARD = 2.5
 """Backward by forward of fused attention: five multiplications where the forward pass has two (Dao, FlashAttention-2,
@@ -11,7 +12,8 @@ arXiv:2307.08691, section 2.3)."""
 
 @dataclass(frozen=True)
 class Model:
-    """A transformer's shape. `gated`: three matrices in the feed-forward part (SwiGLU) instead of two."""
+    """A transformer's shape. `gated`: three matrices in the feed-forward part (SwiGLU) instead of two. Its sizes are
+    kept, because a search asks for them some hundred thousand times."""
 
     layers: int
     width: int
@@ -50,22 +52,22 @@ class Model:
         """Width of a head, of its part without position."""
         return self.head_width or self.width // self.heads
 
-    @property
+    @cached_property
     def query(self) -> int:
         """Width of a head's queries and keys."""
         return self.head + self.rope_width
 
-    @property
+    @cached_property
     def value(self) -> int:
         """Width of a head's values."""
         return self.value_width or self.head
 
-    @property
+    @cached_property
     def kv(self) -> int:
         """Elements of a token's keys and values as attention reads them."""
         return (self.heads if self.kv_rank else self.kv_heads or self.heads) * (self.query + self.value)
 
-    @property
+    @cached_property
     def attention(self) -> int:
         """Parameters of a layer's attention."""
         out = self.heads * self.value * self.width
@@ -76,7 +78,7 @@ class Model:
         compressed = self.width * (self.kv_rank + self.rope_width)
         return asked + compressed + self.kv_rank * self.heads * (self.head + self.value) + out
 
-    @property
+    @cached_property
     def moe_layers(self) -> int:
         """Layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
@@ -86,17 +88,17 @@ class Model:
         """Width between an expert's matrices."""
         return self.expert_ffn or self.ffn
 
-    @property
+    @cached_property
     def expert(self) -> int:
         """Parameters of one expert."""
         return self._matrices * self.width * self.expert_width
 
-    @property
+    @cached_property
     def routed(self) -> float:
         """Parameters of a layer's routed experts, mean over all layers."""
         return self.experts * self.expert * self.moe_layers / self.layers
 
-    @property
+    @cached_property
     def layer(self) -> float:
         """Parameters of a layer without its routed experts, mean over all layers: attention, two norms, the
         feed-forward part or the router and shared experts."""
@@ -104,7 +106,7 @@ class Model:
         sparse = self.moe_layers * (self.width * self.experts + self.shared_experts * self.expert)
         return self.attention + 2 * self.width + (dense + sparse) / self.layers
 
-    @property
+    @cached_property
     def active(self) -> float:
         """Parameters of a layer that a token meets, mean over all layers."""
         return self.layer + self.experts_per_token * self.expert * self.moe_layers / self.layers
@@ -156,6 +158,6 @@ class Model:
         operands = self.heads * self.value + outputs * 2 * self.width + activated + copies
         return 2 * plain + operand * operands
 
-    @property
+    @cached_property
     def _matrices(self) -> int:
         return 3 if self.gated else 2

@@ -11,6 +11,7 @@ from gpuscope.analyzers.changes import LineRate, LinkSpeed, MeasuredTransfers, M
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
 from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, nodes_by_call
+from gpuscope.collective_costs.message_cost import OTHER_GROUP_ERROR
 from gpuscope.collective_costs.nccl_model import more_steps
 
 GRADIENT_OPS = ("all_reduce", "reduce_scatter")
@@ -147,28 +148,38 @@ def measured_transfers(graph: Graph, change: MeasuredTransfers, setting: Setting
 
 
 def more_ranks(graph: Graph, change: MoreRanks, setting: Setting) -> Rewritten:
-    """Gradient transfers around a larger ring: its bytes by nccl-tests' factor, its fixed cost by its steps.
+    """Collectives of the groups that carry gradients around a larger ring: bytes by nccl-tests' factor, fixed cost by
+    steps; over other links at what those cost.
 
-    Where it turns out well, the fixed cost stays (trees grow with the logarithm only). More ranks wait for a slower
-    slowest one: not in it.
+    Where it turns out well, the fixed cost stays (trees grow with the logarithm only); where not, the bytes too take
+    longer than the links measured for fewer ranks say. More ranks wait for a slower slowest one: not in it.
     """
     if change.factor < 1:
         raise UnreplayableError("more ranks need a factor of at least 1")
-    calls, found = gradients(graph), costs(graph, setting)
+    reductions, found = gradients(graph), costs(graph, setting)
+    groups = {(graph.calls[call].rank, graph.calls[call].group) for call in reductions}
+    own = [place for place, call in enumerate(graph.calls) if (call.rank, call.group) in groups and call.bytes]
+    links = {link.op: link for link in change.links}
+    worse = 1 + (OTHER_GROUP_ERROR if setting.bias > 0 else 0.0)
     ratio: dict[int, float] = {}
-    for call in calls:
-        members = graph.calls[call].group_size
-        size = bus_bytes(graph, call)
-        if not members or not size:
+    for calls in alike(graph, own):
+        one = graph.calls[calls[0]]
+        size = bus_bytes(graph, calls[0])
+        if not one.group_size or not size:
             raise UnreplayableError("the collectives' groups are not recorded")
-        many = members * change.factor
-        hops = {-1: 1.0, 0: 1 + np.log2(change.factor), 1: more_steps(members, many)}[setting.bias]
-        bytes_ratio = (bus_bytes(graph, call, members=many) or size) / size
-        share = _fixed_share(graph, found, call, size, setting.bias)
-        ratio[call] = share * float(hops) + (1 - share) * bytes_ratio
+        many = one.group_size * change.factor
+        then = bus_bytes(graph, calls[0], members=many) or size
+        if (link := links.get(one.op)) is not None:
+            taken = link.latency_ns + then / link.gbps[setting.bias + 1]  # a GB/s is a byte per ns
+            ratio |= {call: taken / max(int(found.transfer[call]), 1) for call in calls}
+            continue
+        hops = {-1: 1.0, 0: 1 + np.log2(change.factor), 1: more_steps(one.group_size, many)}[setting.bias]
+        share = _fixed_share(graph, found, calls[0], size, setting.bias)
+        ratio |= dict.fromkeys(calls, share * float(hops) + (1 - share) * worse * then / size)
+    where = "at what the new links cost" if links else "links as fast between more ranks"
     return Rewritten(
         rescaled(graph, found, ratio),
-        found.basis(graph, calls) + "; links as fast between more ranks, no rank slower than those recorded",
-        found.provenance(graph, calls),
-        found.lacking(graph, calls),
+        f"{found.basis(graph, own)}; {where}, no rank slower than those recorded",
+        "assumed" if links else found.provenance(graph, own),
+        "" if links else found.lacking(graph, own),
     )

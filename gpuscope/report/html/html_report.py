@@ -17,7 +17,7 @@ from gpuscope.catalogue.hang_reasons import DOING, SOURCES
 from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moment, Moments
 from gpuscope.report.html.flame_drawing import flame
-from gpuscope.report.terminal import diff_text
+from gpuscope.report.terminal import diff_text, platform_text
 from gpuscope.report.terminal.sections import (
     compile_text,
     experts_text,
@@ -144,8 +144,19 @@ def render_comparison_cell(diff: Diff) -> str:
             before=diff_text.side_line(diff["before"]),
             after=diff_text.side_line(diff["after"]),
             moved=moved,
+            platform=_platform(diff),
         )
     )
+
+
+def _platform(diff: Diff) -> dict[str, Any] | None:
+    """The comparison by operator, where the platform changed."""
+    found = platform_text.platform_of(diff)
+    if found is None:
+        return None
+    pairs = [platform_text.pair_cells(pair) for pair in found["pairs"][: platform_text.SHOWN]]
+    tables = [platform_text.explained_table(diff, found), (platform_text.PAIRS, pairs)] if found["comparable"] else []
+    return {"lines": [platform_text.heading_line(found), platform_text.basis_line(found)], "tables": tables}
 
 
 def _kernels(report: Report) -> list[tuple[KernelEntry, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuscope.catalogue.cause_table import cause_label
+from gpuscope.report.terminal import platform_text
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.diff_document import CollectiveSide, Diff, DiffSide, Proof
 from gpuscope.words import units
@@ -41,11 +42,15 @@ def render(diff: Diff, writer: Writer) -> None:
     for word, side in (("before", diff["before"]), ("after", diff["after"])):
         writer.line(f"{word:<8}", side_line(side), hang=8)
     _proofs(diff, writer)
+    elsewhere = platform_text.platform_of(diff)
+    if elsewhere is not None:
+        platform_text.render(diff, elsewhere, writer)
     _breakdown(diff, writer)
     _causes(diff, writer)
     _collectives(diff, writer)
-    _kernels(diff, writer)
-    _operators(diff, writer)
+    if elsewhere is None or elsewhere["device_before"] == elsewhere["device_after"] or not elsewhere["comparable"]:
+        _kernels(diff, writer)
+        _operators(diff, writer)
     if diff["caveats"]:
         writer.heading("Differences between the runs")
         for caveat in diff["caveats"]:
@@ -91,7 +96,7 @@ def _proof(proof: Proof, writer: Writer) -> None:
     writer.line(
         f"predicted {units.duration(proof['predicted_ns'])} ({low} to {high}), measured "
         f"{units.duration(proof['measured_ns'])}: {_HELD[proof['held']]}; predicted gain "
-        f"{_time(proof['predicted_gain_ns'])}, measured gain {_time(proof['gained_ns'])}",
+        f"{units.change(proof['predicted_gain_ns'])}, measured gain {units.change(proof['gained_ns'])}",
         indent=2,
     )
 
@@ -108,9 +113,10 @@ def _breakdown(diff: Diff, writer: Writer) -> None:
             (row["total_before_ns"], row["total_after_ns"]) if summed else (row["before_ns"], row["after_ns"])
         )
         low, high = row["low_ns"], row["high_ns"]
-        interval = f"{_time(low)} to {_time(high)}" if low is not None and high is not None else units.NONE
+        bounded = low is not None and high is not None
+        interval = f"{units.change(low)} to {units.change(high)}" if bounded else units.NONE
         label = next(text for key, text in labels.items() if key == row["part"])
-        cells = (label, units.duration(before), units.duration(after), _time(after - before), interval)
+        cells = (label, units.duration(before), units.duration(after), units.change(after - before), interval)
         table.add_row(*(writer.text(cell) for cell in cells))
     writer.show(table)
 
@@ -123,7 +129,7 @@ def _causes(diff: Diff, writer: Writer) -> None:
         for row in rows:
             class_name = CLASSES[row["class"]] if row["class"] else units.NONE
             cells = (class_name, cause_label(row["cause"]), units.duration(row["before_ns"]),
-                     units.duration(row["after_ns"]), _time(row["change_ns"]))  # fmt: skip
+                     units.duration(row["after_ns"]), units.change(row["change_ns"]))  # fmt: skip
             table.add_row(*(writer.text(cell) for cell in cells))
         writer.show(table)
     for word, codes in (
@@ -161,8 +167,9 @@ def _kernels(diff: Diff, writer: Writer) -> None:
     writer.heading(f"Kernels that moved most, per {_unit(diff)} and rank")
     table = writer.table(">before", ">after", ">change", ">count", "~kernel")
     for row in rows:
-        counts = _both(f"{row['before_count']:.4g}", f"{row['after_count']:.4g}")
-        cells = (units.duration(row["before_ns"]), units.duration(row["after_ns"]), _time(row["change_ns"]), counts)
+        counts = units.both(f"{row['before_count']:.4g}", f"{row['after_count']:.4g}")
+        times = units.duration(row["before_ns"]), units.duration(row["after_ns"])
+        cells = (*times, units.change(row["change_ns"]), counts)
         table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
     writer.show(table)
     more = sum(1 for row in diff["kernels"] if row["change_ns"]) - len(rows)
@@ -179,12 +186,12 @@ def _operators(diff: Diff, writer: Writer) -> None:
     writer.heading(f"Operators that moved most, on the {place}, per {_unit(diff)} and rank")
     table = writer.table(">before", ">after", ">change", ">calls", "~operator")
     for row in rows[:SHOWN]:
-        counts = _both(f"{row['before_count']:.4g}", f"{row['after_count']:.4g}")
+        counts = units.both(f"{row['before_count']:.4g}", f"{row['after_count']:.4g}")
         before, after = (
             (row["before_device_ns"], row["after_device_ns"]) if on_device
             else (row["before_host_ns"], row["after_host_ns"])
         )  # fmt: skip
-        cells = (units.duration(before), units.duration(after), _time(row["change_ns"]), counts)
+        cells = (units.duration(before), units.duration(after), units.change(row["change_ns"]), counts)
         table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
     writer.show(table)
     if len(rows) > SHOWN:
@@ -197,18 +204,7 @@ def _unit(diff: Diff) -> str:
 
 def _pair(sides: tuple[CollectiveSide | None, CollectiveSide | None], of: Callable[[CollectiveSide], str]) -> str:
     before, after = (of(side) if side else units.NONE for side in sides)
-    return _both(before, after)
-
-
-def _both(before: str, after: str) -> str:
-    return before if before == after else f"{before} → {after}"
-
-
-def _time(ns: int | None) -> str:
-    """A change of time with its sign."""
-    if ns is None:
-        return units.NONE
-    return f"{'+' if ns > 0 else '-' if ns < 0 else ''}{units.duration(abs(ns))}"
+    return units.both(before, after)
 
 
 def _percent(frac: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.schema.plan_document import Plan, PlanEntry
+from gpuscope.schema.plan_document import Plan, PlanEntry, PlanScaled
 from gpuscope.words import units
 
 _FRAMEWORKS = {
@@ -67,6 +67,26 @@ def _calibration(plan: Plan, writer: Writer) -> None:
     )
     for sentence in [*own["links"], *own["notes"]]:
         writer.line(sentence, indent=4, hang=2)
+    if own["scaled"] is not None:
+        _scaled(own["scaled"], writer)
+
+
+def _scaled(own: PlanScaled, writer: Writer) -> None:
+    grown = f"The run itself with dp {own['data_before']} → {own['data_after']}"
+    if own["step_ns_after"] is None:
+        writer.line(f"The run itself on {units.plural(own['ranks_after'], 'rank')}: can't tell, because {own['why']}",
+                    indent=2, hang=2)  # fmt: skip
+        return
+    writer.line(
+        writer.text(f"{grown}: ", "bold"),
+        f"step {units.duration(own['step_ns_before'])} → {units.duration(own['step_ns_after'])} "
+        f"({units.duration(own['low_ns'])} to {units.duration(own['high_ns'])}), "
+        f"{units.share(own['efficiency_frac'])} of its throughput per rank; each rank's batch as recorded (weak "
+        f"scaling), {own['global_batch']:,} sequences in all",
+        indent=2, hang=2,
+    )  # fmt: skip
+    for sentence in [own["basis"], *(f"can't tell: {text}" for text in own["untold"])]:
+        writer.line(writer.text(sentence, "dim"), indent=4, hang=2)
 
 
 def _given(plan: Plan, writer: Writer) -> None:

@@ -100,8 +100,11 @@ class RecordedRun:
         trained_on_cpu = not devices and not self.on_device and _trained_on_cpu(header, info, chunks, builder)
         if trained_on_cpu:
             builder.host_is_device(self.rank)
+        # A process that sees some of its host's devices lists these from 0 on; events may have the host's numbers.
+        alike = set(models.values())
+        only = alike.pop() if len(alike) == 1 else None
         for device in devices or [NA]:
-            model = models.get(device)
+            model = models.get(device, only if device != NA else None)
             values = {
                 "rank": self.rank,
                 "device": device,

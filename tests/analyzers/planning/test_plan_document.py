@@ -11,14 +11,17 @@ from typing import get_type_hints
 import pytest
 from helpers.cli import call
 
+from gpuscope.analyzers.changes import MoreRanks, Predicted
 from gpuscope.analyzers.planning.advising import advise
 from gpuscope.analyzers.planning.calibration.calibrating import efficiencies
 from gpuscope.analyzers.planning.calibration.measured_links import measured_links
 from gpuscope.analyzers.planning.calibration.recorded_job import Job
+from gpuscope.analyzers.planning.calibration.scaled_run import scaled
 from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.costs.step_estimate import estimate, stages_of
 from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
 from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
+from gpuscope.analyzers.planning.inputs.model_spec import model_named
 from gpuscope.analyzers.planning.launchers import commands
 from gpuscope.analyzers.planning.layout import Layout
 from gpuscope.errors import GpuscopeError
@@ -71,8 +74,62 @@ def test_a_run_calibrates_the_plan() -> None:
         assert high is not None
         assert low < entry["estimate_ns"] < high
     assert told["goodput"] is None
+    assert own["scaled"] is None
     four = advise(run=RUN, cluster="4xCPU", global_batch=16).document
     assert four["cluster"]["gpus"] == 4
+    assert four["calibration"] is not None
+    grown = four["calibration"]["scaled"]
+    assert grown is not None
+    assert (grown["data_before"], grown["data_after"], grown["global_batch"]) == (2, 4, 32)
+    assert grown["step_ns_before"] == own["measured_step_ns"]
+    assert grown["step_ns_after"] is not None
+    assert grown["low_ns"] is not None
+    assert grown["high_ns"] is not None
+    assert grown["step_ns_before"] < grown["step_ns_after"]
+    assert grown["low_ns"] < grown["step_ns_after"] < grown["high_ns"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch", "world", "wanted", "factor", "across", "why"),
+    [
+        (Layout(8), 64, 8, "2x8xH100", 2, True, ""),
+        (Layout(8), 64, 8, "64x8xH100", 64, True, ""),
+        (Layout(16), 64, 16, "4x8xH100", 2, False, ""),  # over two hosts already
+        (Layout(2, tensor=4), 8, 8, "8x8xH100", 8, True, ""),
+        (Layout(2, tensor=4), 8, 8, "16xH100", 2, False, ""),
+        (Layout(8), 64, 8, "12xH100", 0, False, "no multiple of the 8 recorded"),
+        (Layout(8), 64, 8, "2x8xMI300X", 0, False, "how fast the kernels recorded on H100"),
+        (Layout(1, tensor=8), 8, 8, "2x8xH100", 0, False, "no rank of the run exchanges gradients"),
+        (Layout(8, expert=4), 8, 8, "2x8xH100", 0, False, "which tokens go to which experts"),
+        (Layout(16, zero=3, shard=8), 16, 16, "4x8xH100", 0, False, "hybrid sharding"),
+    ],
+)
+def test_a_run_is_replayed_on_more_ranks_or_it_is_said_why_not(
+    layout: Layout, batch: int, world: int, wanted: str, factor: int, across: bool, why: str
+) -> None:
+    """By the change that its replay is asked for. Over hosts a ring has the ports of all its members there."""
+    asked: list[MoreRanks] = []
+    cluster = cluster_of(wanted)
+
+    class Run:
+        hosts: tuple[str, ...] = ()
+
+        def predict(self, change: MoreRanks) -> Predicted:
+            asked.append(change)
+            return Predicted(100, 125, 110, 150, "replayed")
+
+    job = Job(model_named("llama-3-8b", None), layout, batch, 0, 0)
+    found = scaled(Run(), job, world, cluster_of(f"{world}xH100"), cluster)  # type: ignore[arg-type]
+    assert found is not None
+    assert why in found["why"]
+    assert bool(asked) == (not why)
+    if asked:
+        assert (asked[0].factor, bool(asked[0].links), found["efficiency_frac"]) == (factor, across, 0.8)
+        assert found["global_batch"] == batch * factor
+    for link in asked[0].links if asked else ():
+        best, expected, worst = link.gbps
+        assert best == expected == min(cluster.inside.usable, cluster.port_gbps * (8 // layout.tensor))
+        assert worst == pytest.approx(0.2 * expected)
 
 
 def test_what_a_run_does_not_say_can_be_given(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from gpuscope.analyzers.changes import (
     NoAllocatorStalls,
     NoCollector,
     NoHostWork,
+    OtherLink,
     Overlap,
     PinnedCopies,
     Prefetch,
@@ -365,10 +366,18 @@ def test_a_barrier_gone_lets_ranks_drift() -> None:
 
 def test_more_ranks() -> None:
     """Four ranks for two: 2·3/4 for 2·1/2 of the bytes is 1.5 times, the fixed part twice (log2), at best as it was, at
-    worst three times (a ring of 3 steps for 1): 5000 + 3·1000·f + 1.5·7000."""
+    worst three times (a ring of 3 steps for 1) and the bytes by a quarter slower: 5000 + 3·1000·f + 1.5·7000."""
     graph = job(*THREE)
     found = [after(graph, MoreRanks(2), bias=bias) for bias in (-1, 0, 1)]
-    assert found == [5000 + 3000 * factor + 10500 for factor in (1, 2, 3)]
+    assert found == [5000 + 3000 * factor + part for factor, part in ((1, 10500), (2, 10500), (3, 13125))]
+
+
+def test_more_ranks_over_another_link() -> None:
+    """7000 bytes in three messages are 10500 on the bus of four ranks: 2000 each and 0.5, 1 or 3 bytes a ns."""
+    graph = job(*THREE)
+    link = OtherLink("all_reduce", 2000, (3.0, 1.0, 0.5))
+    found = [after(graph, MoreRanks(2, (link,)), bias=bias) for bias in (-1, 0, 1)]
+    assert found == pytest.approx([5000 + 6000 + 10500 / rate for rate in (3.0, 1.0, 0.5)], abs=3)
 
 
 def modules(*gathers: tuple[int, int]) -> list[Program]:
