@@ -55,7 +55,7 @@ from gpuscope.schema.memory_section import MemoryEntry
 from gpuscope.sources.companion_files import files_of, is_timeline
 from gpuscope.sources.remote import shown
 from gpuscope.trace.breakdown import Breakdown
-from gpuscope.trace.naming.frameworks import SERVERS, frameworks, parallelism
+from gpuscope.trace.naming.frameworks import frameworks, parallelism
 from gpuscope.trace.naming.programs import program
 from gpuscope.trace.schema import NA
 from gpuscope.trace.steps import KERNEL_SEQUENCE
@@ -137,11 +137,11 @@ def _diagnosis(
     diagnosis = cast(Diagnosis, {**found, **given.printed()})
     lines = {row["kernel"]: row["place"] for row in facts.trace.rows("compiled_kernels")}
     if sections.SERVING_STEPS in given:
-        served = served_steps(facts, causes, given[sections.SERVING_STEPS])
-        server = next((name for name in diagnosis["trace"]["frameworks"] if name in SERVERS), None)
-        diagnosis["serving"] = serving_section(served, server, captured_sizes(facts.trace))
-        step_ns = facts.step_ns
-        diagnosis["findings"] += [with_per_step(one, step_ns) for one in serving_findings(served, diagnosis["serving"])]
+        measured = given[sections.SERVING_STEPS]
+        served = served_steps(facts, causes, measured)
+        diagnosis["serving"] = serving_section(served, diagnosis["trace"]["frameworks"], captured_sizes(facts.trace))
+        of_server = serving_findings(served, diagnosis["serving"])
+        diagnosis["findings"] += [with_per_step(one, facts.step_ns) for one in of_server]
     diagnosis["call_tree"] = places.led_to_lines(diagnosis["call_tree"], lines)
     if ideal := ideal_steps(diagnosis):
         diagnosis["ideal"] = ideal

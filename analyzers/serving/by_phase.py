@@ -18,10 +18,11 @@ from gpuscope.schema.serving_section import (
     ServingSection,
     ServingWork,
 )
+from gpuscope.trace.naming.frameworks import SERVERS
 from gpuscope.trace.naming.serving_names import Phase
 
 
-def serving_section(steps: Sequence[ServedStep], server: str | None, captured: Iterable[int]) -> ServingSection:
+def serving_section(steps: Sequence[ServedStep], frameworks: Sequence[str], captured: Iterable[int]) -> ServingSection:
     """The section of a server's steps, which captured graphs of these sizes."""
     own: dict[Phase | None, list[ServedStep]] = defaultdict(list)
     for step in steps:
@@ -33,7 +34,8 @@ def serving_section(steps: Sequence[ServedStep], server: str | None, captured: I
     alone = [wait.dur for wait in waits if wait.alone]
     first = [step.dur for step in steps if step.judged and step.phase in ("prefill", "mixed")]
     return {
-        "server": server, "phases": sorted(phases, key=lambda one: -one["share_frac"]),
+        "server": next((name for name in frameworks if name in SERVERS), None),
+        "phases": sorted(phases, key=lambda one: -one["share_frac"]),
         "batches": _batches(own["decode"]),
         "token_interval": _interval([wait.dur for wait in waits]),
         "decode_alone_ns": round(median(alone)) if alone else None, "first_token": _interval(first),
@@ -118,7 +120,7 @@ def _work(steps: Sequence[ServedStep]) -> list[ServingWork]:
             found.append({
                 "kind": kind, "dur_ns": spent // len(steps), "floor_frac": floor / known if known else None,
                 "known_frac": known / spent,
-            })  # type: ignore[typeddict-item]  # fmt: skip
+            })  # fmt: skip
     return found
 
 

@@ -60,7 +60,7 @@ class ServedStep:
 
     def told(self, count: str) -> int | None:
         """One of `COUNTS`; None where it is not told."""
-        return None if self.batch is None else self.batch[count]  # type: ignore[literal-required, no-any-return]
+        return None if self.batch is None else self.batch[count]  # type: ignore[literal-required]
 
 
 def batches_of(trace: Trace) -> dict[tuple[int, int], tuple[Phase | None, BatchEntry | None]]:

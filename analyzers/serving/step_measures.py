@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -12,12 +13,12 @@ from gpuscope.analyzers.base.needs import OF_A_SERVER
 from gpuscope.analyzers.base.sections import SERVING_STEPS
 from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
 from gpuscope.analyzers.device_time.kernels.launching_operators import codes
-from gpuscope.schema.serving_section import ServingStep
+from gpuscope.schema.serving_section import ServingStep, Work
 from gpuscope.trace.columns.table import Array, Times, picked
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 
-KINDS = ("attention", "gemm", "communication", "other")
+KINDS: tuple[Work, ...] = ("attention", "gemm", "communication", "other")
 """Experts' products count as matrix products."""
 
 
@@ -37,35 +38,40 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[ServingStep]:
     calls = _calls(trace, rows[kernels], place[kernels], count)
     communicates = device["kind"][rows] == Kind.COMMUNICATION
     collectives = np.bincount(place[communicates], minlength=count)
+    sent = rows[communicates]
+    edges = np.append(0, np.cumsum(collectives))
     for number, step in enumerate(steps):
-        own = rows[communicates & (place == number)] if collectives[number] else rows[:0]
+        own = sent[edges[number] : edges[number + 1]]
         spent = device["end"][own] - device["start"][own]
         longest = trace.names[int(device["name"][own[spent.argmax()]])] if len(own) else ""
+        host, launches, graphs, launched, graphed, call = calls[number]
         yield {
             "rank": view.lane.rank, "device": view.lane.device, "step": step.step,
-            "gap_ns": int(max(ends[number] - last[number], 0)), **calls[number],
+            "gap_ns": int(max(ends[number] - last[number], 0)), "host_ns": host, "launches": launches,
+            "graphs": graphs, "kernels": launched, "graphed": graphed, "call_ns": call,
             "collectives": int(collectives[number]), "longest": longest, "work": work[number],
-        }  # type: ignore[typeddict-item]  # fmt: skip
+        }  # fmt: skip
 
 
-def _calls(trace: Trace, rows: Times, place: Times, count: int) -> list[dict[str, int | None]]:
-    """What launched the kernels of each step."""
+def _calls(trace: Trace, rows: Times, place: Times, count: int) -> list[tuple[int | None, int, int, int, int, int]]:
+    """Of each step: from the first launch to the end of the last one, ns; launches; graphs among them; kernels; those
+    that graphs launched; ns in the calls."""
     device, host = trace["device_events"], trace["host_events"]
     launch = device.at("launch", rows)
     known = np.flatnonzero(launch != NA)
     graph = trace.names.matching(lambda name: "GraphLaunch" in name)
     graphed = np.zeros(len(rows), np.bool_)
     graphed[known] = graph[host["name"][launch[known]]]
-    found: list[dict[str, int | None]] = []
-    for number in range(count):
-        own = place == number
-        calls = np.unique(launch[own & (launch != NA)])
+    found: list[tuple[int | None, int, int, int, int, int]] = []
+    edges = np.searchsorted(place, np.arange(count + 1))  # events are in order of their start, as steps are
+    for low, high in pairwise(edges.tolist()):
+        own = launch[low:high]
+        calls = np.unique(own[own != NA])
         begin, end = host["start"][calls], host["end"][calls]
-        found.append({
-            "host_ns": int(end.max() - begin.min()) if len(calls) else None, "launches": len(calls),
-            "graphs": int(graph[host["name"][calls]].sum()), "kernels": int(own.sum()),
-            "graphed": int(graphed[own].sum()), "call_ns": int((end - begin).sum()),
-        })  # fmt: skip
+        found.append((
+            int(end.max() - begin.min()) if len(calls) else None, len(calls), int(graph[host["name"][calls]].sum()),
+            high - low, int(graphed[low:high].sum()), int((end - begin).sum()),
+        ))  # fmt: skip
     return found
 
 

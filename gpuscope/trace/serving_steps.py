@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -84,24 +85,25 @@ def _begins(device: Table, kernels: Times, attention: Times) -> Times | None:
     between any other two, more than once; of several such names the rarest, and where it runs after the longest
     pause, the kernel behind that."""
     order = kernels[np.argsort(device["start"][kernels], kind="stable")]
-    name = device["name"][order]
-    codes, count = np.unique(name[~np.isin(order, attention)], return_counts=True)
-    for code in codes[np.argsort(count, kind="stable")].tolist():
+    name, start = device["name"][order], device["start"][order]
+    attends = np.isin(order, attention)
+    _, which = np.unique(name[attends], return_inverse=True)
+    codes, count = np.unique(name[~attends], return_counts=True)
+    likely = (count >= FEWEST) & (2 * count <= len(which) + 2)
+    for code in codes[likely][np.argsort(count[likely], kind="stable")].tolist():
         at = np.flatnonzero(name == code)
-        if len(at) < FEWEST:
-            continue
-        if _once_per_step(device, device["start"][order[at]], attention):
+        if _once_per_step(start[at], start[attends], which):
             return order[_after_the_pause(device, order, at)]
     return None
 
 
-def _once_per_step(device: Table, marks: Times, attention: Times) -> bool:
+def _once_per_step(marks: Times, attention: Times, which: Times) -> bool:
     """Whether between consecutive marks every kernel of attention runs equally often wherever it runs."""
-    place = np.searchsorted(marks, device["start"][attention], "right") - 1
+    kinds = int(which.max(initial=0)) + 1
+    place = np.searchsorted(marks, attention, "right") - 1
     inside = (place >= 0) & (place < len(marks) - 1)
-    kinds, which = np.unique(device["name"][attention], return_inverse=True)
-    counts = np.zeros((len(marks) - 1, len(kinds)), np.int64)
-    np.add.at(counts, (place[inside], which[inside]), 1)
+    key = place[inside] * kinds + which[inside]
+    counts = np.bincount(key, minlength=(len(marks) - 1) * kinds).reshape(-1, kinds)
     usual = np.array([np.median(column[column > 0]) if column.any() else 0 for column in counts.T])
     alike = ((counts == 0) | (counts == usual)).all(axis=1) & counts.any(axis=1)
     return bool(alike.mean() >= ALIKE and usual.max() > 1)
@@ -126,16 +128,26 @@ def _phases(host: Table, device: Table, names: NamePool, attention: Times, start
     captured = launch != NA
     captured[captured] = graphs[host["name"][launch[captured]]]
     place = np.searchsorted(start, device["start"][attention], "right") - 1
-    told = {code: attention_phase(names[code]) for code in np.unique(device["name"][attention]).tolist()}
-    found: list[Phase | None] = []
-    for step in range(len(start)):
-        own = place == step
-        said = {told[code] for code in device["name"][attention[own]].tolist()} - {None}
-        if own.any() and captured[own].all():
-            found.append("decode")
-        else:
-            found.append("mixed" if len(said) > 1 else next(iter(said), None))
-    return found
+
+    def counted(wanted: Mask) -> list[int]:
+        found: list[int] = np.bincount(place[wanted & (place >= 0)], minlength=len(start)).tolist()
+        return found
+
+    told = {
+        phase: names.matching(partial(_is_for, phase))[device["name"][attention]] for phase in ("decode", "prefill")
+    }
+    columns = (counted(np.ones(len(place), np.bool_)), counted(captured), *(counted(own) for own in told.values()))
+    return [_phase(*counts) for counts in zip(*columns, strict=True)]
+
+
+def _is_for(phase: str, name: str) -> bool:
+    return attention_phase(name) == phase
+
+
+def _phase(attention: int, captured: int, decodes: int, prefills: int) -> Phase | None:
+    if attention and captured == attention:
+        return "decode"
+    return ("mixed" if prefills else "decode") if decodes else "prefill" if prefills else None
 
 
 def _captured(batches: Sequence[Batch], host: Table, names: NamePool, start: Times) -> tuple[Batch, ...]:

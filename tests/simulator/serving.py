@@ -34,7 +34,7 @@ NORM = "void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>"
 EMBED = "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16, long, unsigned int, 2>"
 SAMPLE = "void flashinfer::sampling::TopKTopPSamplingFromProbKernel<1024u, (cub::BlockScanAlgorithm)2, float>"
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-STREAM = 7
+STREAM, HIDDEN = 7, 4_096
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,15 @@ class Server:
         if self.ranks > 1:
             for layer in range(self.layers):
                 works = self._layer(batch)
-                yield from [Graph(works)] if graphed else self._eager(works)
+                yield from [Graph(works)] if graphed else self._eager(works, batch.prompt_tokens + batch.answers)
                 yield self._all_reduce(number * self.layers + layer)
         else:
             works = [work for _ in range(self.layers) for work in self._layer(batch)]
-            yield from [Graph(works, dur=10_000 + 40 * len(works))] if graphed else self._eager(works)
+            yield from (
+                [Graph(works, dur=10_000 + 40 * len(works))]
+                if graphed
+                else self._eager(works, batch.prompt_tokens + batch.answers)
+            )
         if batch.capture:
             yield Allocate("cudaStreamBeginCapture", 2_000)
             yield Host(400_000)
@@ -149,9 +153,11 @@ class Server:
             product,
         ]
 
-    def _eager(self, works: list[Work]) -> Iterator[Instruction]:
+    def _eager(self, works: list[Work], tokens: int = 0) -> Iterator[Instruction]:
         for work in works:
-            yield Begin("aten::mm" if work.name == GEMM else "aten::op")
+            shapes = {"Input Dims": [[tokens, HIDDEN], [HIDDEN, HIDDEN]], "Input type": ["c10::BFloat16"] * 2}
+            product = work.name == GEMM
+            yield Begin("aten::mm" if product else "aten::op", args=shapes if product and tokens else {})
             yield Host(9_000)
             yield Launch(replace(work, args={"grid": [264, 1, 1], "block": [256, 1, 1]}))
             yield Host(3_000)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 Phase = Literal["prefill", "decode", "mixed", "capture"]
@@ -34,7 +33,7 @@ def _counts(prefills: int, prefill_tokens: int | None, decodes: int, decode_toke
 
 
 def _vllm(found: re.Match[str]) -> Batch:
-    return _counts(*(int(text) for text in found.groups()))  # type: ignore[arg-type]
+    return _counts(*(int(text) for text in found.groups()))
 
 
 def _older_vllm(found: re.Match[str]) -> Batch:
@@ -87,19 +86,20 @@ _NAMES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], Batch | None
 
 
 _DIGITS = 18
+"""Of an integer that fits a column."""
 
 
-@cache
 def batch_of(name: str) -> Batch | None:
     """The batch of the step that a range of this name is; None where it is no server's step.
 
     >>> batch_of("execute_context_1(512)_generation_32(32)")
     Batch(phase='mixed', prefill_requests=1, prefill_tokens=512, decode_requests=32, decode_tokens=32)
     """
-    if any(len(digits) > _DIGITS for digits in re.findall(r"\d+", name)):  # fits no column
-        return None
-    found = ((pattern.match(name), read) for _, pattern, read in _NAMES)
-    return next((read(match) for match, read in found if match), None)
+    for _, pattern, read in _NAMES:
+        if found := pattern.match(name):
+            fits = all(len(digits) <= _DIGITS for digits in re.findall(r"\d+", name))
+            return read(found) if fits else None
+    return None
 
 
 def server_of(name: str) -> str:

@@ -133,6 +133,8 @@ def test_figures_of_a_server(tmp_path: Path) -> None:
     assert serving["first_token"]["median_ns"] == prefill["step_ns"]
     assert {one["kind"] for one in decode["work"]} == {"attention", "gemm", "other"}
     assert [one["requests"] for one in serving["batches"]] == [32]
+    (products,) = [one for one in prefill["work"] if one["kind"] == "gemm"]  # of an H100 with 989.4 TFLOP/s
+    assert products["floor_frac"] == pytest.approx(2 * 2_000 * 4_096**2 / 989.4e3 / 86_000, rel=0.01)
     assert 'id="serving"' in html_report.render(found)
 
 

@@ -33,12 +33,13 @@ def section(report: Report, writer: Writer) -> None:
 
 def row(one: ServingPhase) -> list[str]:
     """The cells of one phase, as `HEAD` names them."""
-    parts, spent = one["breakdown_ns"], max(sum(one["breakdown_ns"].values()), 1)  # type: ignore[call-overload]
-    shares = (parts["compute"], parts["exposed_communication"], parts["exposed_memory"], parts["idle"], one["cpu_ns"])
+    parts = one["breakdown_ns"]
+    columns = (parts["compute"], parts["exposed_communication"], parts["exposed_memory"], parts["idle"])
+    spent = max(sum(columns), 1)
     rate = one["tokens_per_s"]
     return [
         f"{one['steps']} {one['phase'] or 'unknown'}", units.duration(one["step_ns"]),
-        *(units.share(part / spent) for part in shares), units.duration(one["gap_ns"]),
+        *(units.share(part / spent) for part in (*columns, one["cpu_ns"])), units.duration(one["gap_ns"]),
         units.NONE if rate is None else units.count(round(rate)),
     ]  # fmt: skip
 
