@@ -117,6 +117,16 @@ def _row(device_name: str, names: Iterable[str]) -> str | None:
     return max(named, key=len, default=None)
 
 
+def same_model(one: str, other: str) -> bool:
+    """Whether two names are of one model, as far as the table tells models apart.
+
+    >>> same_model("NVIDIA H100 80GB HBM3", "H100")
+    True
+    """
+    rows = _row(one, _TFLOPS), _row(other, _TFLOPS)
+    return one == other or (rows[0] is not None and rows[0] == rows[1])
+
+
 def peaks_of(device_name: str) -> _Peaks:
     """FLOP/s by precision (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`, `fp4`); empty for a device that is not in the table.
 

@@ -16,6 +16,7 @@ from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
 from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.errors import InputError, UsageError
+from gpuscope.hardware.device_peaks import same_model
 from gpuscope.hardware.link_rates import Link as HardwareLink
 from gpuscope.schema.plan_document import PlanCalibration
 from gpuscope.trace.naming.kernel_categories import ATTENTION
@@ -109,7 +110,7 @@ def efficiencies(
 
 def _same_links(recorded: Cluster, wanted: Cluster) -> bool:
     """Whether messages of the one run over what was measured on the other."""
-    return recorded.gpu == wanted.gpu and (recorded.hosts == 1) == (wanted.hosts == 1)
+    return same_model(recorded.gpu, wanted.gpu) and (recorded.hosts == 1) == (wanted.hosts == 1)
 
 
 def _memory(report: Report, job: Job) -> tuple[float, list[str]]:

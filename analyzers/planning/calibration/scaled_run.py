@@ -11,6 +11,7 @@ from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.collective_costs.fixed_part import LEAST_USED
 from gpuscope.collective_costs.message_cost import OTHER_GROUP_ERROR
 from gpuscope.collective_costs.nccl_model import Place, steps
+from gpuscope.hardware.device_peaks import same_model
 from gpuscope.hardware.link_rates import base_latency_ns
 from gpuscope.schema.plan_document import PlanScaled
 from gpuscope.words import units
@@ -48,7 +49,7 @@ def _why(job: Job, world: int, recorded: Cluster, wanted: Cluster, rest: int) ->
     own = job.layout
     if wanted.gpus < world or rest:
         return f"{units.plural(wanted.gpus, 'rank')} are no multiple of the {world} recorded"
-    if recorded.gpu != wanted.gpu:
+    if not same_model(recorded.gpu, wanted.gpu):
         return f"how fast the kernels recorded on {recorded.gpu} are on {wanted.gpu} is not in the trace"
     if own.data * own.context == 1:
         return "no rank of the run exchanges gradients with another: when they would be sent is not in the trace"

@@ -149,7 +149,7 @@ def measured_transfers(graph: Graph, change: MeasuredTransfers, setting: Setting
 
 def more_ranks(graph: Graph, change: MoreRanks, setting: Setting) -> Rewritten:
     """Collectives of the groups that carry gradients around a larger ring: bytes by nccl-tests' factor, fixed cost by
-    steps; over other links at what those cost.
+    steps; also over other links at what those cost, if that is more.
 
     Where it turns out well, the fixed cost stays (trees grow with the logarithm only); where not, the bytes too take
     longer than the links measured for fewer ranks say. More ranks wait for a slower slowest one: not in it.
@@ -169,14 +169,14 @@ def more_ranks(graph: Graph, change: MoreRanks, setting: Setting) -> Rewritten:
             raise UnreplayableError("the collectives' groups are not recorded")
         many = one.group_size * change.factor
         then = bus_bytes(graph, calls[0], members=many) or size
-        if (link := links.get(one.op)) is not None:
-            taken = link.latency_ns + then / link.gbps[setting.bias + 1]  # a GB/s is a byte per ns
-            ratio |= {call: taken / max(int(found.transfer[call]), 1) for call in calls}
-            continue
         hops = {-1: 1.0, 0: 1 + np.log2(change.factor), 1: more_steps(one.group_size, many)}[setting.bias]
         share = _fixed_share(graph, found, calls[0], size, setting.bias)
-        ratio |= dict.fromkeys(calls, share * float(hops) + (1 - share) * worse * then / size)
-    where = "at what the new links cost" if links else "links as fast between more ranks"
+        same = share * float(hops) + (1 - share) * worse * then / size
+        link = links.get(one.op)
+        taken = link.latency_ns + then / link.gbps[setting.bias + 1] if link else 0.0  # a GB/s is a byte per ns
+        ratio |= {call: max(same, taken / max(int(found.transfer[call]), 1)) for call in calls}
+    newer = "at what the new links cost, or the recorded ones if that is more"
+    where = newer if links else "links as fast between more ranks"
     return Rewritten(
         rescaled(graph, found, ratio),
         f"{found.basis(graph, own)}; {where}, no rank slower than those recorded",

@@ -98,7 +98,7 @@ def test_a_run_calibrates_the_plan() -> None:
         (Layout(2, tensor=4), 8, 8, "8x8xH100", 8, True, ""),
         (Layout(2, tensor=4), 8, 8, "16xH100", 2, False, ""),
         (Layout(8), 64, 8, "12xH100", 0, False, "no multiple of the 8 recorded"),
-        (Layout(8), 64, 8, "2x8xMI300X", 0, False, "how fast the kernels recorded on H100"),
+        (Layout(8), 64, 8, "2x8xMI300X", 0, False, "how fast the kernels recorded on NVIDIA H100"),
         (Layout(1, tensor=8), 8, 8, "2x8xH100", 0, False, "no rank of the run exchanges gradients"),
         (Layout(8, expert=4), 8, 8, "2x8xH100", 0, False, "which tokens go to which experts"),
         (Layout(16, zero=3, shard=8), 16, 16, "4x8xH100", 0, False, "hybrid sharding"),
@@ -119,7 +119,7 @@ def test_a_run_is_replayed_on_more_ranks_or_it_is_said_why_not(
             return Predicted(100, 125, 110, 150, "replayed")
 
     job = Job(model_named("llama-3-8b", None), layout, batch, 0, 0)
-    found = scaled(Run(), job, world, cluster_of(f"{world}xH100"), cluster)  # type: ignore[arg-type]
+    found = scaled(Run(), job, world, cluster_of(f"{world}xNVIDIA H100 80GB HBM3"), cluster)  # type: ignore[arg-type]
     assert found is not None
     assert why in found["why"]
     assert bool(asked) == (not why)

@@ -44,7 +44,8 @@ def holds(outcome: Outcome) -> None:
         "half_bytes_full_queue", "half_bytes_drained", "half_bytes_contended", "overlapped", "prefetch_deeper",
         "syncs_removed", "tiny_graphs", "too_few_workers", "copies_pinned", "late_host_replaced",
         "two_of_four_replaced", "late_for_two_reasons", "one_by_one", "one_by_one_on_two", "one_by_one_contended",
-        "all_forwards_first", "even_stages", "unnamed_even_stages_1f1b",
+        "all_forwards_first", "even_stages", "unnamed_even_stages_1f1b", "more_ranks", "more_ranks_hidden",
+        "more_ranks_sharded",
     ],
 )  # fmt: skip
 def test_the_prediction_is_the_truth(name: str, tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_waits_of_streams_are_inferred_where_they_are_not_recorded(name: str, tm
     assert "between streams inferred" in outcome.told.basis
 
 
-@pytest.mark.parametrize("name", ["buckets_1_to_25", "buckets_1_to_25_full_queue"])
+@pytest.mark.parametrize("name", ["buckets_1_to_25", "buckets_1_to_25_full_queue", "more_ranks_small_messages"])
 def test_where_the_recording_leaves_the_fixed_cost_open_the_range_says_so(name: str, tmp_path: Path) -> None:
     """All buckets are of one size: how much of a transfer is its bytes is bounded by what links can be alone."""
     outcome = predict(BY_NAME[name], tmp_path)
