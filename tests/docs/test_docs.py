@@ -189,6 +189,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "memory",
         "efficiency",
         "compute",
+        "operator_work",
         "ideal",
         "power",
         "host_calls",
