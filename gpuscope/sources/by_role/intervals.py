@@ -96,7 +96,7 @@ def _event(row: Any) -> _Interval | None:
     if not isinstance(row, dict):
         return None
     name, rank = row.get("role") or row.get("name"), row.get("rank_id")
-    start, end = (_ns(row.get(key)) for key in ("start_time_ms", "end_time_ms"))
+    start, end = _ns(row.get("start_time_ms")), _ns(row.get("end_time_ms"))
     if not isinstance(name, str) or not isinstance(rank, int) or start is None or end is None:
         return None
     return _Interval(name, rank, start, end - start) if 0 <= rank < MOST_RANKS and start <= end else None
@@ -105,7 +105,7 @@ def _event(row: Any) -> _Interval | None:
 def _ns(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | Decimal) or not abs(value) < 1 << 44:
         return None
-    return int((value * 1_000_000).to_integral_value()) if isinstance(value, Decimal) else value * 1_000_000
+    return round(value * 1_000_000)
 
 
 def _of_nsys(path: Path, builder: TraceBuilder, options: ReadOptions) -> tuple[list[_Interval], int]:
