@@ -22,6 +22,7 @@ from gpuscope.words.role_names import role_of
 _RANGE = 60
 """nsys' `eventType` of a range that one thread opened and closed (`NvtxStartEndRange`); 59 is a push and pop."""
 _RANGES = (59, _RANGE)
+_LAST_MS = 1 << 44
 _RANK = re.compile(r'^(?:RANK|OMPI_COMM_WORLD_RANK|SLURM_PROCID)="?(\d+)"?$')
 
 
@@ -103,7 +104,7 @@ def _event(row: Any) -> _Interval | None:
 
 
 def _ns(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | Decimal) or not abs(value) < 1 << 44:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal) or not -_LAST_MS < value < _LAST_MS:
         return None
     return round(value * 1_000_000)
 
