@@ -17,7 +17,7 @@ from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.roles.role_gains import Job, gains
 from gpuscope.analyzers.roles.role_replay import Schedule, bounding, step_ns, times_of
 from gpuscope.analyzers.roles.rollout_model import USUAL_SAMPLES, Lengths, fitted
-from gpuscope.catalogue.finding import made
+from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings import roles as words
 from gpuscope.problems import roles as problems
 from gpuscope.schema.roles_section import RoleEntry, RolePool, RolesSection, RoleStepEntry, RolloutTail
@@ -205,7 +205,7 @@ def _add_findings(result: Result, section: RolesSection, job: Job) -> None:
         _found(result, words.SlowWeightSync(synced["per_step_ns"]), synced["share_frac"], synced["per_step_ns"], job)
 
 
-def _found(result: Result, told: words.Finding, share: float, per_step: int, job: Job) -> None:
+def _found(result: Result, told: Finding, share: float, per_step: int, job: Job) -> None:
     steps = len(job.steps)
     result.findings.append(
         made(told, ranks=(), share=min(share, 1.0), cost_ns=per_step * steps, mean_ns=per_step)

@@ -289,7 +289,9 @@ def run(job: Job, log: Path) -> None:
     gpus = 1 if job.kind == "separate" else 2
     log.write_text(f"+ python3 -m verl.{module} trainer.n_gpus_per_node={gpus}{own}\n", encoding="utf-8")
     with TemporaryDirectory() as folder:
-        mp.start_processes(_process, (job, f"{folder}/meeting", str(log)), nprocs=2, start_method="fork")
+        mp.start_processes(  # type: ignore[attr-defined, no-untyped-call]
+            _process, (job, f"{folder}/meeting", str(log)), nprocs=2, start_method="fork"
+        )
 
 
 @click.command()

@@ -177,6 +177,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "slowdown",
         "hang",
         "pipeline",
+        "roles",
         "nccl",
         "bandwidth",
         "traffic",

@@ -22,6 +22,7 @@ from gpuscope.words.role_names import role_of
 _RANGE = 60
 """nsys' `eventType` of a range that one thread opened and closed (`NvtxStartEndRange`); 59 is a push and pop."""
 _RANGES = (59, _RANGE)
+_LAST_MS = 1 << 44
 _RANK = re.compile(r'^(?:RANK|OMPI_COMM_WORLD_RANK|SLURM_PROCID)="?(\d+)"?$')
 
 
@@ -96,16 +97,16 @@ def _event(row: Any) -> _Interval | None:
     if not isinstance(row, dict):
         return None
     name, rank = row.get("role") or row.get("name"), row.get("rank_id")
-    start, end = (_ns(row.get(key)) for key in ("start_time_ms", "end_time_ms"))
+    start, end = _ns(row.get("start_time_ms")), _ns(row.get("end_time_ms"))
     if not isinstance(name, str) or not isinstance(rank, int) or start is None or end is None:
         return None
     return _Interval(name, rank, start, end - start) if 0 <= rank < MOST_RANKS and start <= end else None
 
 
 def _ns(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | Decimal) or not abs(value) < 1 << 44:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal) or not -_LAST_MS < value < _LAST_MS:
         return None
-    return int((value * 1_000_000).to_integral_value()) if isinstance(value, Decimal) else value * 1_000_000
+    return round(value * 1_000_000)
 
 
 def _of_nsys(path: Path, builder: TraceBuilder, options: ReadOptions) -> tuple[list[_Interval], int]:

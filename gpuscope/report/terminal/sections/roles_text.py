@@ -48,8 +48,8 @@ def sentences(roles: RolesSection) -> list[str]:
 
 def _idle(pool: RolePool) -> str:
     whose = "GPUs" if pool["gpus"] is None else units.plural(pool["gpus"], "GPU")
-    of = "shared by all roles" if pool["pool"] == "all" else f"of the {pool['pool']}"
-    return f"{whose} {of}: none of their roles runs {units.share(pool['idle_frac'])} of the time"
+    of = "of all roles" if pool["pool"] == "all" else f"of the {pool['pool']}"
+    return f"{whose} {of}: none of these runs {units.share(pool['idle_frac'])} of the time"
 
 
 def _tail(roles: RolesSection) -> Iterator[str]:

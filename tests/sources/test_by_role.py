@@ -1,0 +1,161 @@
+"""Logs, tracker exports and events of trainers for reinforcement learning; what is damaged in them is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+import gpuscope
+from gpuscope.errors import InputError
+from gpuscope.sources.opening import open_trace
+from gpuscope.words.role_names import role_of
+
+RAY = "\x1b[36m(TaskRunner pid=4711)\x1b[0m "
+VERL = (
+    "step:{n} - global_seqlen/min:484 - training/global_step:{n} - response_length/mean:2000.0 - response_length/max:"
+    "8000.0 - timing_s/start_profile:8.4e-05 - timing_s/agent_loop/generate_sequences/max:np.float64(19.5) - "
+    "timing_s/gen:20.0 - timing_s/reward:1.5 - timing_s/old_log_prob:3.0 - timing_s/ref:2.5 - timing_s/adv:0.25 - "
+    "timing_s/update_actor:np.float64(8.0) - timing_s/update_weights:1.0 - timing_s/step:36.5 - "
+    "timing_per_token_ms/gen:0.01"
+)
+ONE_STEP_OFF = (
+    "step:{n} - timing_s/gen:4.0 - timing_s/sync_rollout_weights:1.0 - timing_s/old_log_prob:5.0 - "
+    "timing_s/update_actor:10.0 - timing_s/step:20.5 - timing_s/generate_async:19.0"
+)
+NEMO = """========================= Step {n}/10 =========================
+⏱️  Timing:
+  • Total step time: 36.50s
+  • policy_training: 8.00s (30.7%)
+  • generation: 20.00s (13.9%)
+  • policy_and_reference_logprobs: 5.50s (8.8%)
+  • policy_logprobs: 3.00s (8.2%)
+  • prepare_for_generation/total: 1.00s (6.2%)
+  • prepare_for_generation/transfer_and_update_weights: 0.60s (1.7%)
+  • reward_calculation: 1.50s (4.1%)"""
+SLIME = """(RolloutManager pid=2) perf {n}: {{'rollout/response_len/mean': 20.5, 'perf/rollout_time': np.float64(20.0)}}
+(TrainRayActor pid=1) utils.py:50 - perf {n}: {{'perf/train_wait_time': 22.5, 'perf/update_weights_time': 1.0,\
+ 'perf/log_probs_time': 3.0, 'perf/ref_log_probs_time': 2.5, 'perf/actor_train_time': 8.0, 'perf/train_time': 14.0,\
+ 'perf/step_time': 36.5, 'perf/wait_time_ratio': 0.6}}
+(RolloutManager pid=2) eval {n}: {{'perf/rollout_time': 999.0}}"""
+OPENRLHF = (
+    "✨ Global step {n}: {{'policy_loss': 0.1, 'response_length': 512.0, 'timing/make_experience': 7.0, "
+    "'timing/ppo_train': 8.0, 'timing/broadcast': 1.0, 'timing/generation': 20.0, 'timing/step_total': 36.0}}"
+)
+TRL = "\n".join(
+    json.dumps(row).replace("{", "{{").replace("}", "}}")
+    for row in (
+        {"profiling/Time taken: GRPOTrainer.vLLM.generate": 20.0},
+        {"profiling/Time taken: GRPOTrainer._calculate_rewards": 1.5},
+        {"profiling/Time taken: GRPOTrainer._prepare_inputs": 22.0},
+        {"profiling/Time taken: GRPOTrainer.compute_loss": 4.0},
+        {"profiling/Time taken: GRPOTrainer.compute_loss": 4.0},
+        {"step_time": 36.5, "completions/mean_length": 300.0},
+    )
+)
+JSON = '{{"step": {n}, "data": {{"timing_s/gen": 20.0, "timing_s/update_actor": 8, "timing_s/step": 36.5}}}}'
+CSV = "Step,run-1 - timing_s/gen,run-1 - timing_s/gen__MIN,run-1 - timing_s/update_actor,run-1 - timing_s/step\n"
+FORMATS = {
+    "verl.log": (RAY + VERL, "verl", {"rollout": 20.0, "reward": 1.5, "log_probs": 3.0, "reference": 2.5,
+                 "advantages": 0.25, "update_actor": 8.0, "weight_sync": 1.0, "other": 0.25}),
+    "off.log": (ONE_STEP_OFF, "verl", {"waiting": 4.0, "weight_sync": 1.0, "log_probs": 5.0, "update_actor": 10.0,
+                "other": 0.5}),
+    "nemo.log": (NEMO, "nemo-rl", {"rollout": 20.0, "log_probs": 5.5, "weight_sync": 1.0, "reward": 1.5,
+                 "update_actor": 8.0, "other": 0.5}),
+    "slime.out": (SLIME, "slime", {"rollout": 20.0, "weight_sync": 1.0, "log_probs": 3.0, "reference": 2.5,
+                  "update_actor": 8.0, "other": 2.0}),
+    "rlhf.log": (OPENRLHF, "openrlhf", {"experience": 7.0, "update_actor": 8.0, "weight_sync": 1.0, "rollout": 20.0}),
+    "trl.jsonl": (TRL, "trl", {"rollout": 20.0, "reward": 1.5, "update_actor": 8.0, "other": 7.0}),
+    "verl.jsonl": (JSON, "verl", {"rollout": 20.0, "update_actor": 8.0, "other": 8.5}),
+    "wandb.csv": ("{n},20.0,19.0,8.0,36.5", "verl", {"rollout": 20.0, "update_actor": 8.0, "other": 8.5}),
+}  # fmt: skip
+
+
+def written(folder: Path, name: str, line: str, numbers: range = range(1, 5)) -> Path:
+    text = (CSV if name.endswith(".csv") else "") + "\n".join(line.format(n=number) for number in numbers) + "\n"
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_framework_has_its_step_by_role(tmp_path: Path, name: str) -> None:
+    line, framework, seconds = FORMATS[name]
+    roles = gpuscope.analyze(written(tmp_path, name, line)).report["roles"]
+    assert roles["framework"] == framework
+    assert len(roles["steps"]) == 4
+    for step in roles["steps"]:
+        assert {role: ns / 1e9 for role, ns in step["by_role_ns"].items()} == pytest.approx(seconds)
+        assert sum(step["by_role_ns"].values()) == step["dur_ns"]
+
+
+def problems(path: Path, *, partial: bool = False) -> dict[str, int]:
+    return {one.code: one.count for one in open_trace(path, partial=partial).problems}
+
+
+def test_what_is_damaged_is_counted(tmp_path: Path) -> None:
+    whole = written(tmp_path, "a.log", RAY + VERL)
+    text = whole.read_text()
+    cases = {
+        "cut in the last step": (text[: text.rindex("timing_s/adv")], {"record_unreadable": 1}),
+        "not a number": (text.replace("timing_s/ref:2.5", "timing_s/ref:nan", 1), {"record_unreadable": 1}),
+        "negative": (text.replace("timing_s/ref:2.5", "timing_s/ref:-2.5", 1), {"record_unreadable": 1}),
+        "another version's timer": (text.replace("timing_s/ref", "timing_s/teacher"), {"role_timers_unknown": 1}),
+        "resumed": (text + text.splitlines()[-1], {"role_steps_repeated": 1}),
+        "no step": (text.replace("timing_s/step", "other/step"), {"role_step_assumed": 1}),
+    }
+    for what, (damaged, expected) in cases.items():
+        whole.write_text(damaged)
+        assert problems(whole) == expected, what
+
+
+def test_what_cannot_be_used_says_how_to_mend_it(tmp_path: Path) -> None:
+    bare = tmp_path / "a.log"
+    bare.write_text("python3 -m verl.trainer.main_ppo\nstep:1 - actor/loss:0.5 - training/global_step:1\n")
+    events = tmp_path / "events.json"
+    events.write_text('[{"role": "actor_update", "start_time_ms": 1.0, "end_time_ms": 2.0, "rank_id": 0}')
+    packed = tmp_path / "b.log.gz"
+    packed.write_bytes(gzip.compress((VERL.format(n=1) + "\n").encode() * 50)[:-20])
+    for path, words in ((bare, "timers of its roles"), (events, "not a whole list"), (packed, "cut off")):
+        with pytest.raises(InputError, match=words) as error:
+            open_trace(path)
+        assert error.value.hint
+
+
+def test_a_step_that_contradicts_itself_is_left_out_and_most_of_them_are_asynchronous(tmp_path: Path) -> None:
+    log = written(tmp_path, "a.log", VERL)
+    log.write_text(log.read_text().replace("timing_s/gen:20.0", "timing_s/gen:30.0", 1))
+    report = gpuscope.analyze(log).report
+    assert [step["step"] for step in report["roles"]["steps"]] == [2, 3, 4]
+    assert "role_steps_contradict" in {one["code"] for one in report["problems"]}
+    log = written(tmp_path, "b.log", OPENRLHF.replace("'timing/step_total': 36.0", "'timing/step_total': 21.0"))
+    roles = gpuscope.analyze(log).report["roles"]
+    assert roles["asynchronous"]
+    assert roles["steps"][0]["by_role_ns"]["waiting"] == 5_000_000_000
+    assert roles["steps"][0]["beside_ns"] == {"rollout": 20_000_000_000}
+
+
+def test_names_of_folders_and_ranges_say_their_role() -> None:
+    names = {
+        "actor_compute_log_prob": "log_probs", "ref_compute_log_prob": "reference", "actor_update": "update_actor",
+        "agent_loop_rollout_replica_0": "rollout", "compute_values": "values", "update_critic": "update_critic",
+        "update_weights": "weight_sync", "compute_rm_score": "reward", "generate_sequences": "rollout",
+        "critic_compute_values": "values", "prefetch": None, "buffer": None, "refine": None,
+    }  # fmt: skip
+    assert {name: role_of(name) for name in names} == names
+
+
+def test_public_examples(shared_traces: Path) -> None:
+    folder = shared_traces / "rl" / "rl_insight"
+    events = gpuscope.analyze(folder / "summary_event_data").report
+    [step] = events["roles"]["steps"]
+    spent = {role: round(ns / 1e6) for role, ns in step["by_role_ns"].items()}
+    assert spent == {"rollout": 2397, "log_probs": 3942, "other": 7950}
+    assert any("no interval of ranks 0,2" in one["message"] for one in events["problems"])
+    nsys = gpuscope.analyze(folder / "nvtx_data").report["roles"]
+    assert {one["role"]: one["ranks"] for one in nsys["roles"] if one["ranks"]} == {
+        "log_probs": [0, 1], "values": [0, 1], "update_critic": [0, 1]
+    }  # fmt: skip
+    with pytest.raises(InputError, match="timers of its roles"):
+        gpuscope.analyze(folder / "verl_data" / "good_minimal_verl.log")
