@@ -9,13 +9,11 @@ from dash import Dash
 from flask import Flask
 from flask_compress import Compress
 
-from gpuscope.dashboards import shell
+from gpuscope.dashboards import shell, theme
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.page import pages
 from gpuscope.dashboards.web import access, downloads, limits, own_files, timeline_data
-from gpuscope.words import palette
 
-SCHEMES = (("", False), ("[data-mantine-color-scheme=dark]", True))
 ASSETS = Path(__file__).resolve().with_name("assets")
 """By its own path: looked up by the name of a module, Dash would take the working folder's where it finds none."""
 
@@ -52,8 +50,7 @@ def new_app() -> Dash:
         pages_folder="",
         add_log_handler=False,
     )
-    colours = (f":root{scheme} {{ {palette.page_css(dark)} }}" for scheme, dark in SCHEMES)
-    head = f"<style>{' '.join(colours)}</style></head>"
+    head = f"<style>{theme.PAGE_CSS}</style></head>"
     app.index_string = app.index_string.replace("<html>", '<html lang="en">').replace("</head>", head)
     return app
 

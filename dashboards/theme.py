@@ -34,6 +34,9 @@ MANTINE: dict[str, Any] = {
 """The components' theme: shades dark enough that text on them, or in them, has a contrast of 4.5; links within text
 are told by more than their colour."""
 
+PAGE_CSS = f":root {{ {palette.page_css(False)} }} :root[data-mantine-color-scheme=dark] {{ {palette.page_css(True)} }}"
+"""The colours of pages, which assets/gpuscope.css uses."""
+
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 

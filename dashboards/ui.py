@@ -190,6 +190,12 @@ def severity(word: str, colour: str) -> Component:
     return dmc.Badge(word, color=colour, variant="light", miw="max-content")
 
 
+def prose(text: str) -> list[Any]:
+    """A sentence, what stands between backticks as code."""
+    parts = units.clean(text).split("`")
+    return [dmc.Code(part) if at % 2 else part for at, part in enumerate(parts)]
+
+
 def facts(pairs: Sequence[tuple[Any, Any]]) -> Component:
     """Names and values, one pair a row; text is cleaned of control characters."""
     rows = [

@@ -12,6 +12,8 @@ from gpuscope.report.view.step_bars import Changed, kinds, pieces
 from gpuscope.schema.document import RankEntry
 from gpuscope.words import palette, units
 
+ROOM = 0.25
+"""Of the step must be saved for certain, for the gain to be written there."""
 Place = Callable[[RankEntry, str], str]
 """Where a piece of a rank's bar leads to, by the code of its cause."""
 
@@ -66,8 +68,10 @@ def _after(fig: go.Figure, change: Changed, size: int, dark: bool) -> None:
         hovertemplate=f"{label[0]}: {words}<extra></extra>", error_x=None if change.bound else error, customdata=[""],
     )  # fmt: skip
     gain = f"−{units.duration(saved)} ({units.share(saved / change.before)})"
+    room = change.before - (change.after if change.bound else change.high) >= ROOM * change.before
     fig.add_bar(
-        orientation="h", y=label, x=[saved / size], showlegend=False, marker_color="rgba(0,0,0,0)", text=[gain],
+        orientation="h", y=label, x=[saved / size], showlegend=False, marker_color="rgba(0,0,0,0)",
+        text=[gain if room else ""],
         marker_line={"color": palette.PAGE["faint"][dark], "width": 1}, insidetextanchor="end",
         textfont_color=palette.PAGE["ink"][dark], hovertemplate=f"saved: {gain}<extra></extra>", customdata=[""],
     )  # fmt: skip

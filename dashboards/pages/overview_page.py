@@ -23,6 +23,8 @@ from gpuscope.words import units
 LEADS = "Click to see it in the timeline."
 FINDINGS_SHOWN = 8
 EVIDENCE_SHOWN = 3
+LATER = ("risk", "verify")
+"""Rows of the change's card that one opens."""
 ROW, FRAME = 36, 118
 """Pixels of a bar, and of what stands around all of them."""
 
@@ -125,7 +127,12 @@ def _fix(shown: Shown, said: Summary) -> Component | None:
         body.append(
             dmc.CopyButton("Copy", copiedChildren="Copied", value=card.typed, size="xs", variant="default", mt="xs")
         )
-    body.append(ui.facts(card.rows))
+    first, later = (
+        [(label, ui.prose(text)) for label, text in card.rows if (label in LATER) is over] for over in (False, True)
+    )
+    body.append(ui.facts(first))
+    if later:
+        body.append(html.Details([html.Summary("Risk, and how to verify"), ui.facts(later)], className="missing"))
     others = len(shown.run.report["suggestions"]) + len(shown.run.report["advice"]["unpredicted"]) - 1
     more = f"{units.plural(others, 'other change')}, and what if" if others > 0 else "What if"
     return ui.card(card.title, *body, corner=dmc.Anchor(more, href=shown.view.link("/advice"), size="sm"))

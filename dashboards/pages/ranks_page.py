@@ -132,7 +132,7 @@ def _ranks(shown: Shown) -> Component:
     )  # fmt: skip
 
 
-TIMES = (
+TIMES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("each", "waits caused per step", {"minWidth": 116}), ("root", "root cause of", {}), ("step", "own step", {}),
 )  # fmt: skip
 SHARES = (

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from markupsafe import escape
 
+from gpuscope.dashboards import theme
 from gpuscope.dashboards.data import event_details
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.rows.track_tree import Node
@@ -54,7 +55,7 @@ def shared_page(shown: Shown, events: Events, tracks: Sequence[int]) -> str:
 <html lang="en" data-mantine-color-scheme="{"dark" if shown.dark else "light"}"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width"><title>{escape(title)} · gpuscope</title>
-<style>{"".join(path.read_text(encoding="utf-8") for path in styles)}</style></head>
+<style>{theme.PAGE_CSS}{"".join(path.read_text(encoding="utf-8") for path in styles)}</style></head>
 <body class="shared"><h1>{escape(title)}</h1><p>{escape(units.clean(first_lines(shown.run.report).one_line()))}</p>
 <div class="timeline-tools"><input id="timeline-search" type="search" placeholder="Search by name  ( / )"
 aria-label="Search by name">{_buttons()}</div><main><div id="timeline"></div></main>

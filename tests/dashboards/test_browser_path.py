@@ -57,7 +57,7 @@ def test_the_overview_says_the_terminals_sentence(browser: Browser, served: str,
     figures = first_figures(slow_rank.report, said.lines)
     assert [one.label for one in figures] == ["Step now", "After the fix", "Communication-bound", "Confidence"]
     shown = browser.script("return [...document.querySelectorAll('.figure')].map(one => one.parentElement.innerText)")
-    assert [one.split("\n") for one in shown] == [[one.label, one.value, one.note] for one in figures]
+    assert [one.split("\n\n") for one in shown] == [[one.label, one.value, one.note] for one in figures]
 
 
 def keys(browser: Browser, *pressed: str) -> None:

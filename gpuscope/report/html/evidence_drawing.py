@@ -72,6 +72,9 @@ class Moments:
         for one in evidence:
             self.spans[one["rank"]].append(one)
         self.compared = report["trace"]["clock_error_ns"] is not None
+        clock = report["trace"].get("clock")
+        self.offsets = clock["offset_ns"] if clock is not None else {}
+        """By rank, how far its own clock is ahead, ns."""
 
     def around(self, one: Evidence, ranks: Sequence[int], start: int | None) -> Moment | None:
         """The picture of `one`, with the `ranks` of its finding where clocks are comparable; None where its rank has no
@@ -82,7 +85,10 @@ class Moments:
         begin, end = one["start_ns"] - margin, one["start_ns"] + one["dur_ns"] + margin
         others = [rank for rank in ranks if rank != one["rank"] and rank in self.steps] if self.compared else []
         shown = [one["rank"], *others[:OTHER_RANKS]]
-        lanes = [self._lane(rank, TOP + i * LANE, begin, end, one) for i, rank in enumerate(shown)]
+        ahead = [self.offsets.get(str(rank), 0) - self.offsets.get(str(one["rank"]), 0) for rank in shown]
+        lanes = [
+            self._lane(rank, TOP + i * LANE, begin + ahead[i], end + ahead[i], one) for i, rank in enumerate(shown)
+        ]
         height = TOP + LANE * len(shown) + 12
         at = LEFT + (WIDTH - LEFT) / 2
         lasts = units.duration(one["dur_ns"])

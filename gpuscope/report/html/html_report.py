@@ -76,8 +76,8 @@ def render(report: Report) -> str:
         figures=first_figures(report, first.lines),
         fix=fix_card(first.lines),
         change=changed(first.lines.told),
-        kinds=(shown := kinds(report["ranks"])),
-        kind_fills=[(f"of-{kind.code}", kind.label) for kind in shown],
+        kinds=(drawn := kinds(report["ranks"])),
+        kind_fills=[(f"of-{kind.code}", kind.label) for kind in drawn],
         culprits=culprits(report),
         part_fills=[(part.key, part.label) for part in PARTS],
         first_ranks=[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from gpuscope.catalogue.prediction_sentences import bound_change, bound_share, gain, is_copied, setting_words
 from gpuscope.report.view import memory_sentences
@@ -47,7 +48,7 @@ def _now(report: Report) -> Figure | None:
 
 
 def _after(lines: FirstLines) -> Figure | None:
-    told = lines.told
+    told: Any = lines.told
     if told is not None and "memory_bound" in told:
         return Figure(
             "After the change", f"≥ {units.memory(told['memory_bound']['peak_bytes_low'])}", "if all is saved"
@@ -104,11 +105,12 @@ def fix_card(lines: FirstLines) -> FixCard | None:
 
 def gain_of(told: SuggestionEntry | UnpredictedEntry) -> str:
     """What the change of the first lines gains, in words; empty where nobody knows."""
-    if "bound" in told:
-        return f"{bound_share(told['bound'])}: {bound_change(told['bound'])}"
-    if "memory_bound" in told:
-        return f"at most {memory_sentences.saving(told)}: {told['memory_bound']['basis']}"
-    if "predicted" not in told:
+    found: Any = told  # which of the two it is, its keys tell
+    if "bound" in found:
+        return f"{bound_share(found['bound'])}: {bound_change(found['bound'])}"
+    if "memory_bound" in found:
+        return f"at most {memory_sentences.saving(found)}: {found['memory_bound']['basis']}"
+    if "predicted" not in found:
         return ""
-    before = told["predicted"]["step_ns_before"]
-    return f"{gain(told)}; {told['predicted']['basis']}" if before else told["predicted"]["basis"]
+    basis: str = found["predicted"]["basis"]
+    return f"{gain(found)}; {basis}" if found["predicted"]["step_ns_before"] else basis

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, Look
 from gpuscope.catalogue.cause_table import BY_CODE, CAUSES
@@ -82,13 +83,14 @@ def culprits(report: Report) -> list[int]:
 
 def changed(told: SuggestionEntry | UnpredictedEntry | None) -> Changed | None:
     """What the change of the first lines makes of the step; None where nothing is predicted."""
-    if told is None:
+    found: Any = told  # which of the two it is, its keys tell
+    if found is None:
         return None
-    if "bound" in told:
-        bound = told["bound"]
+    if "bound" in found:
+        bound = found["bound"]
         low, before = bound["step_ns_low"], bound["step_ns_before"]
         return Changed(before, low, low, before, True)
-    if "predicted" not in told or not told["predicted"]["step_ns_before"]:
+    if "predicted" not in found or not found["predicted"]["step_ns_before"]:
         return None
-    one = told["predicted"]
+    one = found["predicted"]
     return Changed(one["step_ns_before"], one["step_ns_after"], one["low_ns"], one["high_ns"], False)

@@ -207,6 +207,11 @@ def test_a_small_timeline_around_evidence(input_bound: Report) -> None:
     assert [(span.x, span.width, span.own) for span in own.spans] == [(174.7, 112.6, True)]
     assert own.bounds == [(320.0, "step 2")]
     assert (peer.label, len(peer.spans)) == ("rank 1", 1)
+    input_bound["trace"]["clock"] = {"origin_ns": 0, "offset_ns": {"1": 10_000_000}, "drift_frac": {}}  # type: ignore[typeddict-item]
+    later = Moments(input_bound, evidence).around(evidence[0], [0, 1], input_bound["ranks"][0]["start_ns"])
+    assert later is not None
+    assert later.lanes[1].spans[0].x < peer.spans[0].x  # rank 1's clock is ahead by 10 ms
+    assert later.lanes[0] == own
 
 
 def test_where_events_are_at_hand_a_picture_is_as_high_as_a_rank_is_busy(hostile: Report) -> None:
