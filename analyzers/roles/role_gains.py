@@ -194,7 +194,7 @@ def _predicted(job: Job, change: RoleChange, changed: Changed, schedule: Schedul
     after_steps = changed(model.shares, 1 - UNDIVIDED / 2)
     after = step_ns(after_steps, schedule)
     chance = median_by_chance(np.array(durations(after_steps, schedule), float)) or 0.0
-    least, most = bounds(after, cases, [after * chance, job.before * job.error])
+    least, most = bounds([after, *cases], [after * chance, job.before * job.error])
     basis = f"{len(job.steps)} steps replayed role by role"
     return {
         "change": change, "gpus_rollout": None, "gpus_trainer": None, "tokens": None, "at_least_ns": None,
