@@ -183,7 +183,7 @@ def _careful(outcome: Predicted) -> Predicted:
     """Where the trace does not show what a gain hangs on: the range as it is, the promise careful, and what is expected
     beside it."""
     certain = outcome.before - outcome.high
-    least = outcome.before - round(max(UNSHOWN_TIMES * certain, UNSHOWN_FRAC * outcome.before))
+    least = outcome.before - int(max(UNSHOWN_TIMES * certain, UNSHOWN_FRAC * outcome.before))
     if not outcome.unshown or outcome.after >= least:
         return outcome
     told = f"{units.duration(outcome.after)} is expected, but what that hangs on is not in the trace: {outcome.basis}"

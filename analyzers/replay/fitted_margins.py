@@ -34,7 +34,7 @@ MARGINS: Mapping[type[Change], Margin] = {
     changes.Prefetch: Margin(0.0105, 77),
     changes.GroupModules: Margin(0.0423, 51),
     changes.MicroBatches: Margin(0.0446, 66),
-    changes.EarlyMessages: Margin(0.0077, 75),
+    changes.EarlyMessages: Margin(0.0028, 75),
     changes.Schedule: Margin(0.0046, 67),
     changes.EvenStages: Margin(0.0003, 51),
     changes.NoCollector: Margin(0.0002, 51),

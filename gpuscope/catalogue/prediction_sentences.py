@@ -62,11 +62,11 @@ def gain_share(predicted: Prediction) -> str:
 
 
 def gain_cell(predicted: Prediction, certain: bool) -> str:
-    """`24.9 %`: the part of the step that is gained, `-3.1 %` where it gets longer; `24.9 % or less` where the range
+    """`24.9 %`: the part of the step that is gained, `-3.1 %` where it gets longer; `24.9 %, unsure` where the range
     reaches past the step as it is."""
     frac = 1 - predicted["step_ns_after"] / predicted["step_ns_before"]
     gain = f"{100 * frac:.1f} %" if abs(frac) >= 0.0005 else "0 %"
-    return gain + ("" if certain or frac <= 0 else " or less")
+    return gain + ("" if certain or frac <= 0 else ", unsure")
 
 
 def bound_share(bound: StepBound) -> str:

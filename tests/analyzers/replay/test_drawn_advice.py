@@ -17,18 +17,25 @@ from benchmarks.verdicts.advised import advised
         pytest.param(89, "caching_allocator", id="reads_that_wait_for_frees"),
         pytest.param(28, "late_host", id="one_of_two_late_ranks"),
         pytest.param(264, "remove_syncs", id="without_the_limit_of_gathers"),
+        pytest.param(20004, "plan", id="buckets_of_the_last_pass_alone"),
+        pytest.param(20013, "wire_bytes", id="backward_in_graphs"),
+        pytest.param(20034, "fsdp_prefetch", id="forward_prefetch"),
+        pytest.param(20066, "pipeline_schedule", id="work_that_runs_in_the_next_step"),
+        pytest.param(26025, "pipeline_schedule", id="contention_that_settles"),
+        pytest.param(26015, "overlapped_messages", id="slowed_by_the_other_end"),
+        pytest.param(26039, "wire_bytes", id="gradients_reduced_by_hand"),
     ],
 )
 def test_what_answers_the_trouble_comes_true(seed: int, code: str, tmp_path: Path) -> None:
     found = advised(draw(seed), tmp_path)
     (one,) = (figure for figure in found.figures if figure.code == code)
     assert one.after is not None
-    assert one.error < 0.01
+    assert one.error < 0.02
     assert found.answer == "replayed"
 
 
-@pytest.mark.parametrize(("seed", "code"), [(12, "pipeline_schedule"), (12, "cuda_graphs"), (61, "cuda_graphs")])
-def test_what_gains_nothing_in_a_pipeline_bound_by_its_hosts_is_not_promised(
-    seed: int, code: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("seed", "code"), [(12, "pipeline_schedule"), (12, "cuda_graphs"), (61, "cuda_graphs"), (26022, "overlap")]
+)
+def test_what_gains_nothing_is_not_promised(seed: int, code: str, tmp_path: Path) -> None:
     assert code not in [figure.code for figure in advised(draw(seed), tmp_path).figures]

@@ -140,7 +140,7 @@ def test_an_unknown_gain_stands_only_where_nothing_else_answers(input_bound: Rep
 
 def test_a_gain_that_may_be_none_says_so() -> None:
     one = change("a", "b", 90, high_ms=120)
-    assert gain_cell(one["predicted"], certain=False) == "10.0 % or less"
+    assert gain_cell(one["predicted"], certain=False) == "10.0 %, unsure"
     assert gain_cell(one["predicted"], certain=True) == "10.0 %"
 
 
