@@ -91,7 +91,7 @@ def _column(field: str, name: str, values: Sequence[Any]) -> dict[str, Any]:
     """A column as wide as its texts, up to a point; numbers to the right, exact."""
     number = all(value is None or isinstance(value, int | float) for value in values)
     longest = max([len(name) + 3, *(len(str(value)) for value in values[:200] if value is not None)])
-    width = min(30 + 8 * longest, 460)
+    width = min(40 + 9 * longest, 460)
     more = {"type": "rightAligned", "filter": "agNumberColumnFilter"} if number else {"tooltipField": field}
     return ui.column(field, units.clean(name), width=width, minWidth=70, **more)
 

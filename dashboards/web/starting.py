@@ -107,12 +107,12 @@ class Starting:
 
     def _state(self) -> dict[str, Any]:
         """What is going on, in words and as a share of the bytes."""
-        passed = units.duration(1_000_000_000 * round(time.monotonic() - self._begun)) + " so far"
+        passed = f"{round(time.monotonic() - self._begun)} s so far"
         progress = self.progress
         if progress is None:
             return {"said": "Starting", "share": None, "passed": passed}
-        total = max(progress.total_bytes or 0, progress.done_bytes, 1)
-        read = units.size(progress.done_bytes)
-        of = f"file {progress.begun_files} of {progress.files}, " if progress.files > 1 and progress.begun_files else ""
-        said = f"{units.clean(progress.label)}: {of}{read} of {units.size(total)} read"
-        return {"said": said, "share": progress.done_bytes / total, "passed": passed}
+        done, total = progress.done_bytes, max(progress.total_bytes or 0, progress.done_bytes, 1)
+        doing = "Analysing" if done == total else "Reading"
+        of = f" (file {progress.begun_files} of {progress.files})" if progress.files > 1 and progress.begun_files else ""
+        said = f"{doing} {units.clean(progress.label)}{of}: {units.size(done)} of {units.size(total)} read."
+        return {"said": said, "share": done / total, "passed": passed}

@@ -41,7 +41,7 @@ def test_it_says_how_far_it_is_and_then_hands_on() -> None:
     starting.progress.file("rank2.json")
     starting.progress(1_000)
     now = client.get(STATE).get_json()
-    assert (now["share"], now["said"].partition(",")[0]) == (0.25, "rank2.json: file 1 of 8")
+    assert (now["share"], now["said"].partition(":")[0]) == (0.25, "Reading rank2.json (file 1 of 8)")
     go, failed = Event(), Event()
 
     def work() -> Flask:
