@@ -17,12 +17,10 @@ from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.queries import MOST_ROWS, asked
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.page_links import around
-from gpuscope.dashboards.state import MAX_VALUE
+from gpuscope.dashboards.state import MAX_SQL, SQL
 from gpuscope.errors import GpuscopeError
 from gpuscope.words import units
 
-SQL = "sql"
-"""Parameter of the address: the query."""
 PLACE = "at"
 """Field of a row: the address of its place in the timeline."""
 
@@ -42,7 +40,7 @@ def _box(sql: str) -> list[Component]:
         html.Label("SQL: one SELECT over the tables below", htmlFor=ids.QUERY_SQL, className="sql-label"),
         dcc.Textarea(
             id=ids.QUERY_SQL, value=sql, className="sql", rows=max(6, min(sql.count("\n") + 2, 16)),
-            maxLength=MAX_VALUE, spellCheck="false",
+            maxLength=MAX_SQL, spellCheck=False,
         ),
         dmc.Group([
             dmc.Button("Run", id=ids.QUERY_RUN, size="xs"),

@@ -113,6 +113,7 @@ class Starting:
             return {"said": "Starting", "share": None, "passed": passed}
         done, total = progress.done_bytes, max(progress.total_bytes or 0, progress.done_bytes, 1)
         doing = "Analysing" if done == total else "Reading"
-        of = f" (file {progress.begun_files} of {progress.files})" if progress.files > 1 and progress.begun_files else ""
+        several = progress.files > 1 and progress.begun_files
+        of = f" (file {progress.begun_files} of {progress.files})" if several else ""
         said = f"{doing} {units.clean(progress.label)}{of}: {units.size(done)} of {units.size(total)} read."
         return {"said": said, "share": done / total, "passed": passed}
