@@ -12,6 +12,7 @@ from flask_compress import Compress
 from gpuscope.dashboards import shell, theme
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.page import pages
+from gpuscope.dashboards.shared_view import download as shared_view
 from gpuscope.dashboards.web import access, downloads, limits, own_files, timeline_data
 
 ASSETS = Path(__file__).resolve().with_name("assets")
@@ -30,6 +31,7 @@ def create_app(runs: Runs, token: str, local: bool = True) -> Dash:
     for page in pages():
         page.register(app, runs)
     downloads.register(app.server, runs)
+    shared_view.register(app.server, runs)
     timeline_data.register(app.server, runs)
     protect(app, token, local)
     return app

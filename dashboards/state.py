@@ -17,8 +17,11 @@ from gpuscope.commands.options import RankSet, StepRange
 from gpuscope.words import units
 
 MAX_PARAMETERS = 40
-MAX_VALUE = 2_500
-"""Parameters of an address, and characters of each; a query is the longest."""
+MAX_VALUE = 1_000
+"""Parameters of an address, and characters of each; a search for a name is the longest."""
+SQL = "sql"
+MAX_SQL = 2_500
+"""The parameter of a query, which may be longer."""
 MAX_RANKS = 1 << 16
 """Ranks in a filter: more than any run has."""
 _OWN = ("run", "ranks", "steps", "from", "to", "event")
@@ -96,7 +99,7 @@ def parse(search: object) -> View:
         given = dict(parse_qsl(text(search).removeprefix("?"), max_num_fields=MAX_PARAMETERS))
     except ValueError as error:
         raise MalformedStateError(str(error)) from error
-    if any(len(value) > MAX_VALUE for value in given.values()):
+    if any(len(value) > (MAX_SQL if key == SQL else MAX_VALUE) for key, value in given.items()):
         raise MalformedStateError(f"a parameter is longer than {MAX_VALUE} characters")
     wrong: dict[str, str] = {}
     ranks = _converted(RankSet(MAX_RANKS), given, "ranks", wrong)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -44,7 +45,12 @@ with tempfile.TemporaryDirectory() as working:
             assert match is not None
             place = match[0].partition("/?")[0]
             opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-            page = opener.open(match[0], timeout=60).read().decode()
+            opener.open(match[0], timeout=60).read()
+            while answer(opener, place + "/starting")[1].startswith(
+                "{"
+            ):  # how far reading is, until the dashboard is there
+                time.sleep(0.2)
+            page = answer(opener, place)[1]
             loaded = set(re.findall(r'(?:src|href)="(/assets/[^"?]*)', page))
             assert loaded >= OWN, f"the page lacks {OWN - loaded}"
             assert not loaded & set(foreign), f"the page runs files of the working folder: {loaded & set(foreign)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,13 @@ from gpuscope.errors import UsageError
 from gpuscope.store.location import located, store_option
 
 if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
+
     from dash import Dash
 
     from gpuscope.dashboards.data.open_runs import Runs
+    from gpuscope.dashboards.web.server import Server
+    from gpuscope.dashboards.web.starting import Starting
 
 
 @click.command(short_help="Look at runs in a browser.")
@@ -44,21 +49,41 @@ def command(
     gpuscope dashboard before/ after/ --port 0
     gpuscope dashboard runs/today --watch
     """
-    from gpuscope.dashboards.app import create_app
     from gpuscope.dashboards.web import access
     from gpuscope.dashboards.web.server import address, listen
 
     token = access.new_token()
     with listen(host, port) as server:  # before the work, so that a port in use is reported at once
         local = access.is_loopback(host)
+        check = _begun(server, paths, token, local, (ranks, partial, nsys, located(store))) if not watch else None
         if watch:
-            app = _followed(paths, token, local)
-        else:
-            app = create_app(_open(paths, ranks, partial, nsys, located(store)), token, local)
-        server.set_app(app.server)
+            server.set_app(_followed(paths, token, local).server)
         click.echo(f"gpuscope dashboard: {address(host, server.port, token)}\nCtrl-C ends it.")
         server.serve_forever()
+        if check is not None:
+            check()
         click.echo("Ended.", err=True)
+
+
+def _begun(
+    server: Server, paths: tuple[str, ...], token: str, local: bool,
+    how: tuple[frozenset[int] | None, bool, str | None, Path],
+) -> Callable[[], None]:  # fmt: skip
+    """Serve how far reading is, until it is done and the dashboard itself; what is returned raises what went wrong."""
+    from gpuscope.commands.options import cache_wanted
+    from gpuscope.dashboards.web.starting import Starting
+
+    starting = Starting(paths, token, local)
+    cache = cache_wanted()  # asked here: another thread has no command
+
+    def work() -> WSGIApplication:
+        from gpuscope.dashboards.app import create_app
+
+        return create_app(_open(paths, *how, cache, starting), token, local).server
+
+    server.set_app(starting)
+    starting.begin(work, server.shutdown)
+    return starting.check
 
 
 def _followed(paths: tuple[str, ...], token: str, local: bool) -> Dash:
@@ -69,23 +94,24 @@ def _followed(paths: tuple[str, ...], token: str, local: bool) -> Dash:
     return create_live_app(Path(paths[0]), token, local)
 
 
-def _open(paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, store: Path) -> Runs:
+def _open(
+    paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, store: Path, cache: bool,
+    starting: Starting,
+) -> Runs:  # fmt: skip
     from gpuscope.analyzers.run.runner import Options
-    from gpuscope.commands.options import cache_wanted
     from gpuscope.dashboards.data.open_runs import open_runs
     from gpuscope.progress import reading
     from gpuscope.sources.source import ReadOptions
 
-    size = sum(_size(Path(path)) for path in paths)
-    with reading(size, "reading", files=len(paths)) as progress:
-        read = ReadOptions(partial, nsys, progress, cache=cache_wanted(), status=progress.say)
-        options = Options(ranks, None, 1, read)
-        runs = open_runs(paths, options, progress.file, store)
+    files = [file for path in paths for file in _files(Path(path))]
+    with reading(sum(file.stat().st_size for file in files), "reading", files=len(files)) as progress:
+        starting.progress = progress
+        read = ReadOptions(partial, nsys, progress, cache=cache, status=progress.say)
+        runs = open_runs(paths, Options(ranks, None, 1, read), progress.file, store)
     for one in runs.not_opened:  # the dashboard shows them too, in its frame
         click.echo(f"Not opened: {one.error}", err=True)
     return runs
 
 
-def _size(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+def _files(path: Path) -> list[Path]:
+    return [file for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]

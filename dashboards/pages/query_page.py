@@ -17,12 +17,10 @@ from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.queries import MOST_ROWS, asked
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.page_links import around
-from gpuscope.dashboards.state import MAX_VALUE
+from gpuscope.dashboards.state import MAX_SQL, SQL
 from gpuscope.errors import GpuscopeError
 from gpuscope.words import units
 
-SQL = "sql"
-"""Parameter of the address: the query."""
 PLACE = "at"
 """Field of a row: the address of its place in the timeline."""
 
@@ -42,7 +40,7 @@ def _box(sql: str) -> list[Component]:
         html.Label("SQL: one SELECT over the tables below", htmlFor=ids.QUERY_SQL, className="sql-label"),
         dcc.Textarea(
             id=ids.QUERY_SQL, value=sql, className="sql", rows=max(6, min(sql.count("\n") + 2, 16)),
-            maxLength=MAX_VALUE, spellCheck="false",
+            maxLength=MAX_SQL, spellCheck=False,
         ),
         dmc.Group([
             dmc.Button("Run", id=ids.QUERY_RUN, size="xs"),
@@ -91,7 +89,7 @@ def _column(field: str, name: str, values: Sequence[Any]) -> dict[str, Any]:
     """A column as wide as its texts, up to a point; numbers to the right, exact."""
     number = all(value is None or isinstance(value, int | float) for value in values)
     longest = max([len(name) + 3, *(len(str(value)) for value in values[:200] if value is not None)])
-    width = min(30 + 8 * longest, 460)
+    width = min(40 + 9 * longest, 460)
     more = {"type": "rightAligned", "filter": "agNumberColumnFilter"} if number else {"tooltipField": field}
     return ui.column(field, units.clean(name), width=width, minWidth=70, **more)
 

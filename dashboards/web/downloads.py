@@ -14,10 +14,7 @@ from gpuscope.analyzers.run import chrome_trace_export
 from gpuscope.dashboards.data.kernel_rows import filtered, kernel_rows
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.queries import asked
-from gpuscope.dashboards.page import Shown
-from gpuscope.dashboards.shared_view.shared_page import shared_page
-from gpuscope.dashboards.state import MalformedStateError, View, parse
-from gpuscope.dashboards.web.timeline_data import tracks_of
+from gpuscope.dashboards.state import SQL, MalformedStateError, View, parse
 from gpuscope.dashboards.web.window_cut import cut
 from gpuscope.errors import GpuscopeError
 
@@ -35,7 +32,7 @@ def register(server: Flask, runs: Runs) -> None:
     def _csv(key: str, section: str) -> Response:
         if section == "query":
             return csv(_queried(runs, key), section)
-        table = _table(runs.named(key), section, _asked())
+        table = _table(runs.named(key), section, asked_view())
         if table is None:
             abort(404)
         return csv(table, section)
@@ -45,7 +42,7 @@ def register(server: Flask, runs: Runs) -> None:
         events = runs.named(key).events
         if events is None:
             abort(404)
-        view = _asked()
+        view = asked_view()
         if not exporting.acquire(blocking=False):  # no thread waits: the others go on answering
             return Response(f"{EXPORTS} windows are being saved: go back and try again", 503, {"Retry-After": "5"})
         try:
@@ -56,34 +53,17 @@ def register(server: Flask, runs: Runs) -> None:
         finally:
             exporting.release()
 
-    @server.get("/download/<key>/view.html")
-    def _view(key: str) -> Response:
-        run = runs.named(key)
-        if run.events is None:
-            abort(404)
-        view = _asked()
-        tracks = tracks_of(view.extra.get("tracks", ""), len(run.events.tracks) + len(run.events.counters))
-        if not exporting.acquire(blocking=False):
-            return Response(f"{EXPORTS} windows are being saved: go back and try again", 503, {"Retry-After": "5"})
-        try:
-            shown = Shown(run, view, runs, view.extra.get("theme") == "dark")
-            return attachment(
-                shared_page(shown, run.events, tracks).encode(), "timeline.html", "text/html; charset=utf-8"
-            )
-        finally:
-            exporting.release()
-
 
 def _queried(runs: Runs, key: str) -> pd.DataFrame:
     """The rows of the query in the address. Raises `MalformedStateError` where it is refused."""
     try:
-        found = asked(runs, key, _asked().extra.get("sql", ""))
+        found = asked(runs, key, asked_view().extra.get(SQL, ""))
     except GpuscopeError as error:
         raise MalformedStateError(str(error)) from None
     return pd.DataFrame(found.rows, columns=list(found.columns), dtype=object)
 
 
-def _asked() -> View:
+def asked_view() -> View:
     """The state in the address. Raises `MalformedStateError` where a part of it is invalid."""
     view = parse(request.query_string.decode())
     if view.wrong:

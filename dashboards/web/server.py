@@ -12,10 +12,9 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from flask import Flask
 from waitress import wasyncore
 from waitress.adjustments import Adjustments
 from waitress.channel import HTTPChannel
@@ -24,6 +23,9 @@ from waitress.task import ThreadedTaskDispatcher
 
 from gpuscope.dashboards.web.limits import MAX_BODY, MAX_HEADERS
 from gpuscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
 
 THREADS = 8
 """Requests answered at once: a viewer has at most six connections open, and most requests are short."""
@@ -75,7 +77,7 @@ class Server:
         self._bound = bound
         self._running: Any = None
 
-    def set_app(self, app: Flask) -> None:
+    def set_app(self, app: WSGIApplication) -> None:
         """What answers the requests."""
         logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns of queued requests, which a page has at times
         bound = self._bound

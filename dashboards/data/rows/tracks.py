@@ -107,6 +107,7 @@ def make_track(
     shorter = np.empty(len(rows), np.int32)
     shorter[by_length] = np.arange(len(rows), dtype=np.int32)
     reach = np.maximum.accumulate(end) if len(end) else end
+    reach = end if np.array_equal(reach, end) else reach  # as in all tracks of one depth: kept once
     before = np.concatenate((start[:1], reach[:-1]))
     covered = np.cumsum(np.maximum(end - np.maximum(start, before), 0))
     return Track(

@@ -58,8 +58,10 @@ def test_the_terminal_names_them_and_goes_on(runs: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert "http://127.0.0.1" in server.stdout.readline()
+        assert server.stderr is not None
+        said = server.stderr.readline()  # comes when the runs are read
         server.terminate()
-        _, said = server.communicate(timeout=30)
+        server.communicate(timeout=30)
     assert str(runs / "absent") in said
 
 
