@@ -137,7 +137,7 @@ class Browser:
             self.wait(lambda: self.script(now) == scheme)
 
     def violations(self) -> list[str]:
-        """What axe-core finds serious or critical on the page; nothing where it is not installed."""
+        """What axe-core finds on the page; nothing where it is not installed."""
         if not self.axe:
             return []
         self.script(f"if (!window.axe) {{ {self.axe} }}")
@@ -146,11 +146,7 @@ class Browser:
             "axe.run(document, {resultTypes: ['violations'], rules}).then(r => arguments[1](r.violations))",
             AXE_RULES,
         )
-        return [
-            f"{one['id']}: {[node['html'][:200] for node in one['nodes'][:4]]}"
-            for one in found
-            if one["impact"] in ("serious", "critical")
-        ]
+        return [f"{one['id']} ({one['impact']}): {[node['html'][:200] for node in one['nodes'][:4]]}" for one in found]
 
     def errors(self) -> list[str]:
         """What the console has complained of since the last call."""

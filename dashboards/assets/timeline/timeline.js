@@ -2,6 +2,7 @@
 (() => {
   const space = window.gpuscopeTimeline = window.gpuscopeTimeline || {};
   const KEPT = ["from", "to", "event", "mark", "range", "pin", "tree", "colour", "find"];
+  const SNAP = 6; // pixels within which an end of a range is drawn to an event's edge
   const BEYOND = 240; // pixels above and below the screen whose rows are fetched too
 
   // What of the address is not the timeline's own.
@@ -37,7 +38,7 @@
       this.map = make("canvas", "timeline-map", { "aria-hidden": "true" });
       this.axis = make("canvas", "timeline-axis", { "aria-hidden": "true" });
       this.scroller = make("div", "timeline-scroll", {
-        tabindex: "0", role: "application", "aria-label": "Timeline", "aria-describedby": "timeline-keys timeline-said",
+        id: "timeline-rows", tabindex: "0", role: "application", "aria-label": "Timeline", "aria-describedby": "timeline-keys timeline-said",
       });
       this.canvas = make("canvas", "timeline-canvas", { "aria-hidden": "true" });
       this.room = make("div", "timeline-room");
@@ -393,7 +394,8 @@
       if (!flows) return;
       this.flows = flows;
       this.selected = flows.event;
-      this.say(flows.said);
+      this.say(this.why ? `${this.why}: ${flows.said}` : flows.said);
+      this.why = "";
       this.reveal();
       this.change(false);
     }
@@ -435,6 +437,62 @@
       this.tip.classList.remove("shown"); // rows and columns move
       const wide = this.root.clientWidth;
       requestAnimationFrame(() => this.root.clientWidth !== wide && this.resize());
+    }
+
+    // The next of what the page lists: gaps and steps become the range, a collective is selected.
+    jump(kind, by) {
+      const all = this.setup.jumps[kind];
+      if (!all.length) return this.say("There is none.");
+      const known = this.jumped && this.jumped.kind === kind;
+      const place = known ? (this.jumped.place + by + all.length) % all.length : by > 0 ? 0 : all.length - 1;
+      this.jumped = { kind, place };
+      const one = all[place];
+      const room = Math.max(one.end - one.start, 1000);
+      this.mark = [one.start, one.end];
+      this.selected = this.flows = this.range = null;
+      this.why = one.said;
+      this.show(one.start - room, one.end + room);
+      this.say(one.said);
+      this.write(false); // the mark is part of what is said of the event
+      if (one.ref) return this.ask(one.ref);
+      return this.choose([one.start, one.end]);
+    }
+
+    // What the selected event leads to: both stay in sight.
+    async follow() {
+      const from = this.selected;
+      if (!from) return this.say("Choose an event first.");
+      const answer = await fetch(`${this.setup.url}/follow?ref=${from.ref}`);
+      const found = answer.ok ? await answer.json() : null;
+      if (!found) return this.say("Nothing recorded leads on from here.");
+      this.why = found.why;
+      const [low, high] = [Math.min(from.start, found.start), Math.max(from.end, found.end)];
+      if (low < this.from || high > this.to) this.show(low - (high - low) / 4, high + (high - low) / 4);
+      return this.ask(found.ref);
+    }
+
+    // The first call keeps an edge of the selected event, the second makes a range from there to an edge of another.
+    ruler(edge) {
+      if (!this.selected) return this.say("Choose an event first.");
+      const at = this.selected[edge];
+      if (this.edge === undefined || this.edge === at) {
+        this.edge = at;
+        return this.say(`Ruler from ${space.offset(at)}: choose another event, then E for its start, Shift + E for its end.`);
+      }
+      const range = [Math.min(this.edge, at), Math.max(this.edge, at)];
+      this.edge = undefined;
+      return this.choose(range);
+    }
+
+    // The edge of an event of a row that is next to a place, at most some pixels away; else the place itself.
+    snapped(track, x) {
+      let [best, off] = [this.time(x), SNAP];
+      if (track >= 0 && !this.counter(track)) this.visible(track, (event) => {
+        for (const at of [event.start, event.end]) {
+          if (Math.abs(this.x(at) - x) < off) [best, off] = [at, Math.abs(this.x(at) - x)];
+        }
+      });
+      return best;
     }
 
     // The neighbour of the selected event in the row of the cursor.
