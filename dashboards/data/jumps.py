@@ -1,12 +1,14 @@
-"""Where to look next: the longest gaps, the collectives in which a rank is latest, the slowest steps."""
+"""Where to look next: the longest gaps, the collectives in which a rank is latest, the slowest steps;
+what an event leads to, and the critical path."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from gpuscope.analyzers.replay.critical_path import PathSpan
 from gpuscope.dashboards.data.event_details import ended_before, event, last_to_come
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.range_statistics import longest_compute
@@ -55,6 +57,14 @@ def _steps(events: Events, report: Report, view: View) -> Iterator[dict[str, Any
         seen.add(one["step"])  # once, by its slowest rank
         said = f"step {one['step']} takes {units.duration(one['dur_ns'])} on rank {one['rank']}"
         yield _placed(events, one["rank"], one["start_ns"], one["dur_ns"], said)
+
+
+def critical_path(events: Events, path: Sequence[PathSpan]) -> list[tuple[int, str, int, int]]:
+    """(rank, what runs, start, end) of each stretch, for the canvas."""
+    return [
+        (one.rank, one.on, *(events.clock.shown(one.rank, at) - events.origin for at in (one.start, one.end)))
+        for one in path
+    ]
 
 
 def follow(events: Events, ref: str) -> tuple[str, str] | None:

@@ -53,6 +53,7 @@ KEYS = (
     ("E", "ruler: from this event's start to another's; Shift + E: ends"),
     ("/", "search; Enter: the first found, and the keys are the timeline's again"), ("N", "the next found"),
     ("G, L, T", "the next longest gap, late collective, slow step"),
+    ("K", "the critical path, in the line of each rank"),
     ("C", "from launch to kernel, what it waited for, who was late"), ("Shift G, L, T, N", "the one before"),
     ("Esc", "select nothing; leave the search"), ("↑ ↓", "rows"),
     ("← →", "events of a row"), (", .", "the same, wherever the focus is"),
@@ -154,6 +155,8 @@ def _tools(run: OpenRun, view: View) -> Component:
         html.Div(buttons, className="tools"), html.Div(jumping, className="tools"),
         html.Button("Colour by name", className="tool", **ui.attributes(
             data_act="colour", aria_pressed="true" if by_name else "false")),
+        html.Button("Critical path", className="tool", title="What each next thing waited for, up to the end (K)",
+                    **ui.attributes(data_act="path", aria_pressed="true" if view.extra.get("path") else "false")),
         html.Button("Save for Perfetto", className="tool", title="The window, on the common clock, for ui.perfetto.dev",
                     **ui.attributes(data_act="export", data_href=f"/download/{run.key}/perfetto.json.gz")),
         html.Div([

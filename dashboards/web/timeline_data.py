@@ -10,7 +10,7 @@ import numpy as np
 from flask import Flask, Response, abort, jsonify, request
 
 from gpuscope.dashboards.data.events import Events
-from gpuscope.dashboards.data.jumps import follow
+from gpuscope.dashboards.data.jumps import critical_path, follow
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.data.window_columns import TILE, window_columns
 from gpuscope.dashboards.state import MalformedStateError
@@ -77,6 +77,11 @@ def register(server: Flask, runs: Runs) -> None:
             return jsonify(None)
         start, end = (at - events.origin for at in place[1])
         return jsonify({"ref": found[0], "start": start, "end": end, "why": found[1]})
+
+    @server.get("/timeline-data/<key>/<build>/path")
+    def _path(key: str, build: str) -> Response:
+        events, what_if = _events(runs, key, build), runs.named(key).what_if
+        return jsonify(critical_path(events, what_if.critical_path() if what_if is not None else ()))
 
 
 def _event(events: Events, track: Any, place: int) -> dict[str, int]:

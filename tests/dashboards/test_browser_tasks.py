@@ -221,3 +221,14 @@ def test_a_ruler_between_two_edges(tasks: Tasks) -> None:
         tasks.press(key)
     tasks.drawer("range", "550.0 µs from")
     tasks.done("ruler between two edges", 9)
+
+
+def test_the_critical_path(tasks: Tasks) -> None:
+    """All of it on the slow rank; it stands in the address, and is drawn again from there."""
+    tasks.begin("1")
+    tasks.page("Timeline", "/timeline")
+    tasks.press("k")
+    tasks.browser.wait(lambda: "Critical path over 1 rank:" in tasks.browser.text("#timeline-said"))
+    assert set(tasks.browser.script(f"return {NOW}.path.map(one => one[0])")) == {1}
+    assert "path=1" in tasks.browser.script("return location.search")
+    tasks.done("critical path", 2)

@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 AXE_RULES = ("label-content-name-mismatch", "link-in-text-block")
 """Rules that axe-core leaves out unless asked for, or has left out."""
-LIVE = ("from", "to", "event", "mark", "range", "pin", "tree", "colour", "find")
+LIVE = ("from", "to", "event", "mark", "range", "pin", "tree", "colour", "find", "path")
 """What the timeline reads from the address by itself: the page is not drawn anew for it."""
 
 

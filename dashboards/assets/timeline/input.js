@@ -124,7 +124,7 @@
         const { y } = place(timeline, moved);
         const ends = [[begin.x, row], [x, rowAt(timeline, y)]].map(([at, over]) => {
           const inside = Math.max(timeline.label, Math.min(at, timeline.label + timeline.plot));
-          return moved.altKey || !over ? timeline.time(inside) : timeline.snapped(over.track, inside);
+          return moved.altKey || !over ? timeline.time(inside) : space.snapped(timeline, over.track, inside);
         });
         timeline.range = [Math.min(...ends), Math.max(...ends)];
         timeline.draw();
@@ -237,8 +237,8 @@
       f: () => timeline.fit(), m: () => timeline.marked(), r: () => timeline.ranged(),
       ",": () => timeline.next(-1), ".": () => timeline.next(1), 0: () => timeline.show(...timeline.setup.bounds),
       "/": () => (document.querySelector("#timeline-search") || timeline.scroller).focus(), Escape: () => timeline.clear(),
-      g: () => timeline.jump("gap", by), l: () => timeline.jump("late", by), t: () => timeline.jump("step", by), n: () => found(by),
-      c: () => timeline.follow(), e: () => timeline.ruler(event.shiftKey ? "end" : "start"), "?": () => toggleKeys(),
+      g: () => space.jump(timeline, "gap", by), l: () => space.jump(timeline, "late", by), t: () => space.jump(timeline, "step", by), n: () => found(by),
+      c: () => space.follow(timeline), e: () => space.ruler(timeline, event.shiftKey ? "end" : "start"), k: () => space.criticalPath(timeline, true), "?": () => toggleKeys(),
     }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!act) return;
     event.preventDefault();
@@ -287,8 +287,8 @@
     const act = {
       in: () => timeline.zoom(0.5), out: () => timeline.zoom(2), left: () => timeline.pan(-0.5), right: () => timeline.pan(0.5),
       all: () => timeline.show(...timeline.setup.bounds), steady: () => timeline.show(...timeline.setup.window), fit: () => timeline.fit(),
-      close: () => timeline.clear(), follow: () => timeline.follow(),
-      ...Object.fromEntries(Object.keys(timeline.setup.jumps).map((kind) => [kind, () => timeline.jump(kind, 1)])),
+      close: () => timeline.clear(), follow: () => space.follow(timeline), path: () => space.criticalPath(timeline, true),
+      ...Object.fromEntries(Object.keys(timeline.setup.jumps).map((kind) => [kind, () => space.jump(timeline, kind, 1)])),
       colour: () => {
         timeline.byName = !timeline.byName;
         timeline.recolour();

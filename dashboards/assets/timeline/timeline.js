@@ -1,8 +1,7 @@
 // The timeline: what it shows (window, rows, selection), kept in the address, and drawn when it changes.
 (() => {
   const space = window.gpuscopeTimeline = window.gpuscopeTimeline || {};
-  const KEPT = ["from", "to", "event", "mark", "range", "pin", "tree", "colour", "find"];
-  const SNAP = 6; // pixels within which an end of a range is drawn to an event's edge
+  const KEPT = ["from", "to", "event", "mark", "range", "pin", "tree", "colour", "find", "path"];
   const BEYOND = 240; // pixels above and below the screen whose rows are fetched too
 
   // What of the address is not the timeline's own.
@@ -80,6 +79,7 @@
       this.byName = query.get("colour") === "name";
       this.search = (query.get("find") || "").trim().toLowerCase();
       this.recolour();
+      if (Boolean(this.path) !== (query.get("path") === "1")) space.criticalPath(this);
       const event = query.get("event") || "";
       if (!event) this.selected = this.flows = null;
       else if (first && this.setup.flows) this.selected = this.setup.flows.event;
@@ -102,6 +102,7 @@
       put("pin", this.pins.join(","));
       put("tree", [...this.toggled].join(","));
       put("colour", this.byName ? "name" : "");
+      put("path", this.path ? "1" : "");
       put("find", this.search ? query.get("find") || this.search : "");
       const text = `?${query.toString().replace(/%3A/g, ":").replace(/%2C/g, ",")}`;
       if (text === window.location.search) return;
@@ -437,62 +438,6 @@
       this.tip.classList.remove("shown"); // rows and columns move
       const wide = this.root.clientWidth;
       requestAnimationFrame(() => this.root.clientWidth !== wide && this.resize());
-    }
-
-    // The next of what the page lists: gaps and steps become the range, a collective is selected.
-    jump(kind, by) {
-      const all = this.setup.jumps[kind];
-      if (!all.length) return this.say("There is none.");
-      const known = this.jumped && this.jumped.kind === kind;
-      const place = known ? (this.jumped.place + by + all.length) % all.length : by > 0 ? 0 : all.length - 1;
-      this.jumped = { kind, place };
-      const one = all[place];
-      const room = Math.max(one.end - one.start, 1000);
-      this.mark = [one.start, one.end];
-      this.selected = this.flows = this.range = null;
-      this.why = one.said;
-      this.show(one.start - room, one.end + room);
-      this.say(one.said);
-      this.write(false); // the mark is part of what is said of the event
-      if (one.ref) return this.ask(one.ref);
-      return this.choose([one.start, one.end]);
-    }
-
-    // What the selected event leads to: both stay in sight.
-    async follow() {
-      const from = this.selected;
-      if (!from) return this.say("Choose an event first.");
-      const answer = await fetch(`${this.setup.url}/follow?ref=${from.ref}`);
-      const found = answer.ok ? await answer.json() : null;
-      if (!found) return this.say("Nothing recorded leads on from here.");
-      this.why = found.why;
-      const [low, high] = [Math.min(from.start, found.start), Math.max(from.end, found.end)];
-      if (low < this.from || high > this.to) this.show(low - (high - low) / 4, high + (high - low) / 4);
-      return this.ask(found.ref);
-    }
-
-    // The first call keeps an edge of the selected event, the second makes a range from there to an edge of another.
-    ruler(edge) {
-      if (!this.selected) return this.say("Choose an event first.");
-      const at = this.selected[edge];
-      if (this.edge === undefined || this.edge === at) {
-        this.edge = at;
-        return this.say(`Ruler from ${space.offset(at)}: choose another event, then E for its start, Shift + E for its end.`);
-      }
-      const range = [Math.min(this.edge, at), Math.max(this.edge, at)];
-      this.edge = undefined;
-      return this.choose(range);
-    }
-
-    // The edge of an event of a row that is next to a place, at most some pixels away; else the place itself.
-    snapped(track, x) {
-      let [best, off] = [this.time(x), SNAP];
-      if (track >= 0 && !this.counter(track)) this.visible(track, (event) => {
-        for (const at of [event.start, event.end]) {
-          if (Math.abs(this.x(at) - x) < off) [best, off] = [at, Math.abs(this.x(at) - x)];
-        }
-      });
-      return best;
     }
 
     // The neighbour of the selected event in the row of the cursor.
