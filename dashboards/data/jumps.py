@@ -61,10 +61,11 @@ def _steps(events: Events, report: Report, view: View) -> Iterator[dict[str, Any
 
 def critical_path(events: Events, path: Sequence[PathSpan]) -> list[tuple[int, str, int, int]]:
     """(rank, what runs, start, end) of each stretch, for the canvas."""
-    return [
-        (one.rank, one.on, *(events.clock.shown(one.rank, at) - events.origin for at in (one.start, one.end)))
-        for one in path
-    ]
+
+    def at(one: PathSpan, time: int) -> int:
+        return events.clock.shown(one.rank, time) - events.origin
+
+    return [(one.rank, one.on, at(one, one.start), at(one, one.end)) for one in path]
 
 
 def follow(events: Events, ref: str) -> tuple[str, str] | None:
