@@ -4,6 +4,9 @@
   const SNAP = 6; // pixels within which an end of a range is drawn to an event's edge
   const PATH = { host: "#009e73", device: "#0072b2", communication: "#e69f00" }; // gpuscope/words/palette.py
 
+  // Null where nobody answers, as in a file that was shared.
+  const asked = (timeline, what) => fetch(`${timeline.setup.url}/${what}`).then((answer) => (answer.ok ? answer.json() : null)).catch(() => null);
+
   // The next of what the page lists: gaps and steps become the range, a collective is selected.
   function jump(timeline, kind, by) {
     const all = timeline.setup.jumps[kind];
@@ -26,8 +29,7 @@
   async function follow(timeline) {
     const from = timeline.selected;
     if (!from) return timeline.say("Choose an event first.");
-    const answer = await fetch(`${timeline.setup.url}/follow?ref=${from.ref}`);
-    const found = answer.ok ? await answer.json() : null;
+    const found = await asked(timeline, `follow?ref=${from.ref}`);
     if (!found) return timeline.say("Nothing recorded leads on from here.");
     timeline.why = found.why;
     const [low, high] = [Math.min(from.start, found.start), Math.max(from.end, found.end)];
@@ -66,8 +68,7 @@
     if (button) button.setAttribute("aria-pressed", String(Boolean(timeline.path)));
     if (keep) timeline.change(false);
     if (!timeline.path || timeline.knownPath) return timeline.draw();
-    const answer = await fetch(`${timeline.setup.url}/path`);
-    timeline.knownPath = answer.ok ? await answer.json() : [];
+    timeline.knownPath = (await asked(timeline, "path")) || [];
     if (timeline.path) timeline.path = timeline.knownPath;
     const ranks = new Set(timeline.knownPath.map(([rank]) => rank));
     const sums = timeline.knownPath.reduce((sum, [, on, start, end]) => ({ ...sum, [on]: (sum[on] || 0) + end - start }), {});
