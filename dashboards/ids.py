@@ -27,6 +27,8 @@ def extra(key: str) -> dict[str, str]:
 
 
 TIMELINE = "timeline"
+TIMELINE_ROWS = "timeline-rows"
+"""The canvas's rows, which take the keys; made by assets/timeline."""
 TIMELINE_SETUP = "timeline-setup"
 TIMELINE_READY = "timeline-ready"
 TIMELINE_EVENT = "timeline-event"

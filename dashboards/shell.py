@@ -30,6 +30,7 @@ def layout(runs: Runs) -> Component:
             dcc.Store(id=ids.DRAWN),
             dcc.Store(id=ids.THEME, storage_type="local"),
             html.A("Skip to the page", href=f"#{ids.CONTENT}", className="skip"),
+            html.A("Skip to the timeline", href=f"#{ids.TIMELINE_ROWS}", className="skip skip-rows"),
             html.Div(
                 [
                     html.Header(_header(runs), className="frame-head"),

@@ -25,6 +25,7 @@ from gpuscope.analyzers.changes import (
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
+from gpuscope.analyzers.replay.critical_path import PathSpan, critical_path
 from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.fitted_margins import margin
@@ -114,12 +115,20 @@ class Replayer:
         self.steps = int(self._counted.sum())
         self.measured_step_ns, self.replayed_step_ns = round(measured), round(replayed)
         self.error_frac = abs(replayed - measured) / measured if measured > 0 else 0.0
-        self._graph = paced_by_kernels(graph)
+        self._graph, self._recorded = paced_by_kernels(graph), graph
         if self.error_frac > MAX_ERROR:
             self.why = (
                 f"the replay is off by {self.error_frac:.1%} of the unchanged step, more than {MAX_ERROR:.0%}: "
                 "operations waited for something that is not in the trace"
             )
+
+    @cached_property
+    def critical_path(self) -> list[PathSpan]:
+        """Of what is replayed, as recorded; empty where it can't be replayed."""
+        if self.why:
+            return []
+        offset = self._facts.clocks.offset if self.ranks > 1 else {}
+        return critical_path(self._recorded, self._unchanged, offset)
 
     def predict(self, change: Change | Sequence[Change]) -> Predicted | Refused:
         """The step time with a change, or with several made one after the other."""

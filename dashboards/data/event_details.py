@@ -131,6 +131,28 @@ def enclosing(events: Events, row: int) -> Iterator[int]:
     yield from (one for _, _, one in sorted(open_now))
 
 
+def last_to_come(events: Events, ref: str) -> tuple[Event, Event] | None:
+    """Of an event's collective, the event of the rank that came last and that of the first; None where it has none."""
+    row = events.collective_row(ref)
+    members = [] if row is None else [events.event_of_collective(one) for one in events.clock.same(row).tolist()]
+    found = sorted((one for one in (event(events, ref) for ref in members) if one), key=lambda one: one.shown)
+    return (found[-1], found[0]) if len(found) > 1 else None
+
+
+def ended_before(events: Events, own: Event) -> str:
+    """The operation after which a device event of the same rank could start: that which ends last before; or empty."""
+    ended, latest = "", -(1 << 62)
+    for track in events.tracks:
+        if track.group != "streams" or track.rank != own.rank:
+            continue
+        for place in range(int(np.searchsorted(track.start, own.shown, "left")) - 1, -1, -1):
+            if track.end[place] <= own.shown:
+                if int(track.end[place]) > latest:
+                    ended, latest = f"d{int(track.rows[place])}", int(track.end[place])
+                break
+    return ended
+
+
 def _launched(events: Events, row: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Rows of device_events launched by this host event or by what runs within it on its thread."""
     host, device = events.trace["host_events"], events.trace["device_events"]

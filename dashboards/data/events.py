@@ -49,6 +49,12 @@ class Events:
         """What kinds of events there are (`Track.look`)."""
         return {look for look in range(STEP + 1) if any(bool((track.look == look).any()) for track in self.tracks)}
 
+    @cached_property
+    def latest(self) -> list[tuple[int, int]]:
+        """(row of the last rank in `collectives`, ns it comes after the first) of each matched collective, the latest
+        first."""
+        return self.clock.latest(self.trace["collectives"])
+
     @property
     def window(self) -> tuple[int, int]:
         """All events, with a small margin on both sides."""

@@ -150,7 +150,8 @@ def open_run(key: str, path: str, options: Options, begun: Callable[[str], None]
     analysis = run(found, options, begun, keep=traces.append)
     trace = merge(traces)
     has_events = len(trace["device_events"]) or len(trace["host_events"])
-    what_if = WhatIf(analysis.replayer.predict) if analysis.replayer is not None else None
+    replayer = analysis.replayer
+    what_if = WhatIf(replayer.predict, lambda: replayer.critical_path) if replayer is not None else None
     files = _real(item.url or str(item.path) for item in found)
     return OpenRun(
         key, label, analysis.report, trace, Events(trace, analysis.report) if has_events else None, what_if, files

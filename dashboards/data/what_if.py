@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -23,6 +23,7 @@ from gpuscope.analyzers.changes import (
     ReplacedRank,
     WireBytes,
 )
+from gpuscope.analyzers.replay.critical_path import PathSpan
 
 MIB = 1 << 20
 
@@ -65,8 +66,10 @@ SWITCHED, RANK = "without", "replaced"
 class WhatIf:
     """Predictions of changes by replay; what was once refused outright is remembered."""
 
-    def __init__(self, predict: Predict) -> None:
+    def __init__(self, predict: Predict, critical_path: Callable[[], Sequence[PathSpan]] = list) -> None:
         self.predict = predict
+        self.critical_path = critical_path
+        """Of what is replayed, as recorded."""
         self._lock = Lock()
         self._impossible: dict[str, str] | None = None
 

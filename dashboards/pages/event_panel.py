@@ -12,7 +12,7 @@ from gpuscope.dashboards import ui
 from gpuscope.dashboards.data.event_details import Details, Event
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.kernel_rows import WITHIN
-from gpuscope.dashboards.data.range_statistics import RangeStatistics
+from gpuscope.dashboards.data.range_statistics import KernelInRange, RangeStatistics
 from gpuscope.dashboards.page_links import around
 from gpuscope.dashboards.state import View, span_of
 from gpuscope.words import units
@@ -80,8 +80,8 @@ def range_panel(found: RangeStatistics, events: Events, view: View) -> Component
     head = html.H3(
         f"{units.duration(end - start)} from {units.offset(start - events.origin)}", className="drawer-title"
     )
-    if not found.events:
-        return html.Div([head, dmc.Text("No device event runs in this range.", size="sm")])
+    if not found.events and not found.host:
+        return html.Div([head, dmc.Text("No event runs in this range.", size="sm")])
     shares = [
         dmc.TableTr([dmc.TableTh(f"rank {rank}"), *(
             dmc.TableTd(html.Span(units.share(part / (end - start)), title=units.duration(part)))
@@ -90,7 +90,22 @@ def range_panel(found: RangeStatistics, events: Events, view: View) -> Component
         for rank, one in found.ranks
     ]  # fmt: skip
     columns = dmc.TableTr([dmc.TableTh(name) for name in ("", "compute", "comm.", "memory", "idle")])
-    kernels = [
+    return html.Div([
+        head,
+        dmc.Table([dmc.TableThead(columns), dmc.TableTbody(shares)], verticalSpacing=2, className="range-ranks"),
+        dmc.Text(f"{units.plural(found.events, 'device event')}, clipped at the range; communication and "
+                 "memory where nothing is computed.", size="sm", my="xs"),
+        _by_name("longest kernels", found.kernels, view),
+        _by_name("operators and calls, own time", found.host, view),
+        dmc.Anchor("All kernels of this range", size="sm", href=view.link(
+            "/kernels", window=found.window, event="", extra={**view.extra, "range": "", WITHIN: "window"})),
+    ])  # fmt: skip
+
+
+def _by_name(title: str, found: list[KernelInRange], view: View) -> Component | None:
+    if not found:
+        return None
+    rows = [
         dmc.TableTr([
             dmc.TableTd(dmc.Anchor(
                 html.Span(units.clean(short), title=units.clean(one.name)), size="sm",
@@ -98,18 +113,10 @@ def range_panel(found: RangeStatistics, events: Events, view: View) -> Component
             )),
             dmc.TableTd(units.count(one.count)), dmc.TableTd(units.duration(one.time)),
         ])
-        for one, short in zip(found.kernels, short_kernels([one.name for one in found.kernels], SHORT), strict=True)
+        for one, short in zip(found, short_kernels([one.name for one in found], SHORT), strict=True)
     ]  # fmt: skip
-    of_kernels = dmc.TableTr([dmc.TableTh(name) for name in ("longest kernels", "count", "time")])
-    return html.Div([
-        head,
-        dmc.Table([dmc.TableThead(columns), dmc.TableTbody(shares)], verticalSpacing=2, className="range-ranks"),
-        dmc.Text(f"{units.plural(found.events, 'device event')}, clipped at the range; communication and "
-                 "memory where nothing is computed.", size="sm", my="xs"),
-        dmc.Table([dmc.TableThead(of_kernels), dmc.TableTbody(kernels)], verticalSpacing=2, className="range-kernels"),
-        dmc.Anchor("All kernels of this range", size="sm", href=view.link(
-            "/kernels", window=found.window, event="", extra={**view.extra, "range": "", WITHIN: "window"})),
-    ])  # fmt: skip
+    head = dmc.TableTr([dmc.TableTh(name) for name in (title, "count", "time")])
+    return dmc.Table([dmc.TableThead(head), dmc.TableTbody(rows)], verticalSpacing=2, className="range-kernels")
 
 
 def _value(key: str, value: int | str) -> str:

@@ -13,6 +13,7 @@ from dash.development.base_component import Component
 
 from gpuscope.dashboards import ids, ui
 from gpuscope.dashboards.data.kernel_rows import WITHIN, filtered, kernel_rows, window_of
+from gpuscope.dashboards.data.kernel_sequences import sequences
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.figures import kernels_figure as drawing
 from gpuscope.dashboards.figures.call_tree_figure import icicle
@@ -20,6 +21,7 @@ from gpuscope.dashboards.page import Page, Shown
 from gpuscope.hardware.device_peaks import peak_flops
 from gpuscope.schema.document import Report
 from gpuscope.words import units
+from gpuscope.words.short_kernels import short_kernels
 
 TIMES = ("dur", "mean", "min", "median", "max")
 """Columns of the table in ns: the sum, and of one call."""
@@ -38,7 +40,7 @@ def layout(shown: Shown) -> Component:
             "No kernels in this run",
             "Record the device's activity: ProfilerActivity.CUDA under torch.profiler, or nsys profile -t cuda.",
         )
-    return ui.page(_categories(shown), _table(shown), *_places(shown), _rates(shown))
+    return ui.page(_categories(shown), _table(shown), *_places(shown), *_sequences(shown), _rates(shown))
 
 
 def _scope(shown: Shown) -> str:
@@ -84,6 +86,36 @@ def _places(shown: Shown) -> list[Component]:
         return []
     note = "Width: device time launched there and idle time while the launching thread was there, of all ranks."
     return [ui.card("By place in the program", ui.figure(icicle(entries, shown.dark), "places", 460), note=note)]
+
+
+def _sequences(shown: Shown) -> list[Component]:
+    """What a stream repeats, as layers do; of the first rank shown."""
+    events, ranks = shown.run.events, [one["rank"] for one in shown.run.report["ranks"]]
+    rank = min((one for one in ranks if shown.view.has_rank(one)), default=None)
+    found = sequences(events, rank) if events is not None and rank is not None else []
+    if not found:
+        return []
+    rows = [
+        {
+            "names": units.clean(_line(short_kernels(one.names))), "whole": units.clean("\n".join(one.names)),
+            "kernels": len(one.names), "count": one.count, "time": one.time, "time_text": units.duration(one.time),
+            "share": one.share, "share_text": units.share(one.share),
+        }
+        for one in found
+    ]  # fmt: skip
+    columns = [
+        ui.named("names", "sequence", "whole"),
+        *(ui.column(key, key, type="rightAligned", filter="agNumberColumnFilter") for key in ("kernels", "count")),
+        ui.number("time", "time", "time_text"), ui.number("share", "share", "share_text"),
+    ]  # fmt: skip
+    note = f"On the busiest stream of rank {rank}, without overlaps: kernels one behind the other that come again."
+    return [ui.card("Sequences that repeat", ui.grid(rows, columns, "sequences", shown.dark), note=note)]
+
+
+def _line(names: Sequence[str]) -> str:
+    """A sequence in a cell: of a long one its ends."""
+    left = len(names) - 6
+    return " → ".join(names if left < 2 else [*names[:4], f"{left} more", *names[-2:]])
 
 
 def _table(shown: Shown) -> Component:

@@ -12,6 +12,7 @@ from gpuscope.dashboards import ids, ui
 from gpuscope.dashboards.data import event_details
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.flows import flows
+from gpuscope.dashboards.data.jumps import jumps
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.range_statistics import range_statistics
 from gpuscope.dashboards.data.rows.event_styles import EVENT_STYLES
@@ -40,10 +41,20 @@ PICTURES = (
     ("svg", "SVG", "Save what is shown as a picture (SVG)"),
     ("html", "Share", "Save this view, with its events, as one file that anybody can open"),
 )
+JUMPS = (
+    ("gap", "Gap", "Next longest gap (G)"), ("late", "Late", "Next collective with a late rank (L)"),
+    ("step", "Slow", "Next slowest step (T)"),
+    ("follow", "Follow", "Launch, kernel, what it waited for, who was late (C)"),
+)  # fmt: skip
 KEYS = (
     ("W S", "zoom in, out, where the pointer is"), ("A D", "earlier, later"), ("F", "fit the selection"),
     ("0", "the whole recording"),
-    ("M", "mark the selection"), ("R", "the event as a range"), ("/", "search; Enter: the next found"),
+    ("M", "mark the selection"), ("R", "the event as a range"),
+    ("E", "ruler: from this event's start to another's; Shift + E: ends"),
+    ("/", "search; Enter: the first found, and the keys are the timeline's again"), ("N", "the next found"),
+    ("G, L, T", "the next longest gap, late collective, slow step"),
+    ("K", "the critical path, in the line of each rank"),
+    ("C", "from launch to kernel, what it waited for, who was late"), ("Shift G, L, T, N", "the one before"),
     ("Esc", "select nothing; leave the search"), ("↑ ↓", "rows"),
     ("← →", "events of a row"), (", .", "the same, wherever the focus is"),
     ("Enter", "open or close a row"), ("P", "pin the row; also «pin» at its name"), ("wheel", "scroll the rows"),
@@ -102,6 +113,7 @@ def setup(shown: Shown, events: Events, found: event_details.Details | None) -> 
             "finding": palette.VERMILLION, "range": palette.BLUE, "range_dark": palette.SKY, "other": palette.GREY,
         },
         "steps": _steps(shown, events), "overview": overview(events, tracks, MAP_COLUMNS),
+        "jumps": jumps(events, shown.run.report, shown.view),
         "flows": flows(found, events) if found is not None else None,
     }  # fmt: skip
 
@@ -130,19 +142,21 @@ def _steps(shown: Shown, events: Events) -> list[dict[str, Any]]:
 
 
 def _tools(run: OpenRun, view: View) -> Component:
-    buttons = [
-        html.Button(label, title=title, className="tool", **ui.attributes(data_act=act, aria_label=title))
-        for act, label, title in BUTTONS
-    ]
+    buttons, jumping = ([
+        html.Button(label, title=title, className="tool", **ui.attributes(data_act=act, aria_label=f"{label}: {title}"))
+        for act, label, title in group
+    ] for group in (BUTTONS, JUMPS))  # fmt: skip
     by_name = view.extra.get("colour") == "name"
     return html.Div([
         dmc.TextInput(
             id=ids.TIMELINE_SEARCH, value=view.extra.get("find", ""), debounce=300, size="xs", w=240,
             placeholder="Search by name  ( / )", **ui.attributes(aria_label="Search by name"),
         ),
-        html.Div(buttons, className="tools"),
+        html.Div(buttons, className="tools"), html.Div(jumping, className="tools"),
         html.Button("Colour by name", className="tool", **ui.attributes(
             data_act="colour", aria_pressed="true" if by_name else "false")),
+        html.Button("Critical path", className="tool", title="What each next thing waited for, up to the end (K)",
+                    **ui.attributes(data_act="path", aria_pressed="true" if view.extra.get("path") else "false")),
         html.Button("Save for Perfetto", className="tool", title="The window, on the common clock, for ui.perfetto.dev",
                     **ui.attributes(data_act="export", data_href=f"/download/{run.key}/perfetto.json.gz")),
         html.Div([

@@ -39,6 +39,11 @@ def shared_page(shown: Shown, events: Events, tracks: Sequence[int]) -> str:
     chosen = event_details.details(events, shown.view.event) if shown.view.event else None
     told = setup(shown, events, chosen)
     told["window"] = told["bounds"] = [at - events.origin for at in window]
+    low, high = told["window"]
+    told["jumps"] = {
+        kind: [one for one in listed if low <= one["start"] and one["end"] <= high]
+        for kind, listed in told["jumps"].items()
+    }
     told["tree"] = _pruned(told["tree"], set(tracks))
     own = [events.tracks[number] for number in tracks if number < len(events.tracks)]
     told["overview"] = overview(events, own, MAP_COLUMNS, window)

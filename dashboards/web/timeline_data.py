@@ -1,4 +1,4 @@
-"""The routes of the timeline's canvas: windows as binary columns, and the next event of a row."""
+"""The routes of the timeline's canvas: windows as columns, the next event of a row, and what an event leads to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from flask import Flask, Response, abort, jsonify, request
 
 from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.jumps import critical_path, follow
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.data.window_columns import TILE, window_columns
 from gpuscope.dashboards.state import MalformedStateError
@@ -66,6 +67,21 @@ def register(server: Flask, runs: Runs) -> None:
             begun = _asked("at", -(1 << 61), 1 << 61) + events.origin
             place = int(np.searchsorted(track.start, begun, "left")) - (by < 0)
         return jsonify(_event(events, track, place) if 0 <= place < len(track) else None)
+
+    @server.get("/timeline-data/<key>/<build>/follow")
+    def _follow(key: str, build: str) -> Response:
+        events = _events(runs, key, build)
+        found = follow(events, request.args.get("ref", ""))
+        place = found and events.place_of(found[0])
+        if not found or not place:
+            return jsonify(None)
+        start, end = (at - events.origin for at in place[1])
+        return jsonify({"ref": found[0], "start": start, "end": end, "why": found[1]})
+
+    @server.get("/timeline-data/<key>/<build>/path")
+    def _path(key: str, build: str) -> Response:
+        events, what_if = _events(runs, key, build), runs.named(key).what_if
+        return jsonify(critical_path(events, what_if.critical_path() if what_if is not None else ()))
 
 
 def _event(events: Events, track: Any, place: int) -> dict[str, int]:

@@ -30,7 +30,9 @@ def click(browser: Browser, x: float, y: float) -> None:
     ActionChains(browser.driver).click().perform()
 
 
-@pytest.mark.parametrize(("run", "scheme", "width"), [("1", "light", 1400), ("2", "dark", 700)])
+@pytest.mark.parametrize(
+    ("run", "scheme", "width"), [("1", "light", 1400), ("1", "dark", 1400), ("2", "light", 700), ("2", "dark", 700)]
+)
 def test_every_page_is_drawn_without_complaint(
     browser: Browser, served: str, run: str, scheme: str, width: int
 ) -> None:

@@ -8,7 +8,9 @@ from helpers.pair import SCRIPT
 
 pytestmark = pytest.mark.xdist_group("browser")
 
-HEADS = "return [...document.querySelectorAll('.ag-header-cell-text')].map(one => one.innerText)"
+HEADS = """return [...document.querySelector('.table').querySelectorAll('.ag-header-cell-text')]
+    .map(one => one.innerText)"""
+"""Of the first table."""
 COPIES = (
     "window.copies = []; navigator.clipboard.writeText = (text) => { copies.push(text); return Promise.resolve(); }"
 )

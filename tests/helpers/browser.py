@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 AXE_RULES = ("label-content-name-mismatch", "link-in-text-block")
 """Rules that axe-core leaves out unless asked for, or has left out."""
-LIVE = ("from", "to", "event", "mark", "range", "pin", "tree", "colour", "find")
+LIVE = ("from", "to", "event", "mark", "range", "pin", "tree", "colour", "find", "path")
 """What the timeline reads from the address by itself: the page is not drawn anew for it."""
 
 
@@ -137,7 +137,7 @@ class Browser:
             self.wait(lambda: self.script(now) == scheme)
 
     def violations(self) -> list[str]:
-        """What axe-core finds serious or critical on the page; nothing where it is not installed."""
+        """What axe-core finds on the page; nothing where it is not installed."""
         if not self.axe:
             return []
         self.script(f"if (!window.axe) {{ {self.axe} }}")
@@ -146,11 +146,7 @@ class Browser:
             "axe.run(document, {resultTypes: ['violations'], rules}).then(r => arguments[1](r.violations))",
             AXE_RULES,
         )
-        return [
-            f"{one['id']}: {[node['html'][:200] for node in one['nodes'][:4]]}"
-            for one in found
-            if one["impact"] in ("serious", "critical")
-        ]
+        return [f"{one['id']} ({one['impact']}): {[node['html'][:200] for node in one['nodes'][:4]]}" for one in found]
 
     def errors(self) -> list[str]:
         """What the console has complained of since the last call."""

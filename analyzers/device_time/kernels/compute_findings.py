@@ -46,11 +46,14 @@ def _finding(
     code: str, own: Sequence[tuple[ComputeEntry, ReducibleEntry]], cost: int, window: int, steps: int
 ) -> FindingEntry:
     count = sum(one["count"] for _, one in own)
-    evidence: list[Evidence] = [
-        {"rank": entry["rank"], "start_ns": one["start_ns"], "dur_ns": one["longest_ns"], "name": one["name"],
-         "note": "the longest of them", **({"event": one["event"]} if "event" in one else {})}
-        for entry, one in own[:EVIDENCE]
-    ]  # fmt: skip
+    evidence: list[Evidence] = []
+    for entry, one in own[:EVIDENCE]:
+        evidence.append({
+            "rank": entry["rank"], "start_ns": one["start_ns"], "dur_ns": one["longest_ns"], "name": one["name"],
+            "note": "the longest of them",
+        })  # fmt: skip
+        if "event" in one:
+            evidence[-1]["event"] = one["event"]
     return made(
         KINDS[code](round(count / steps), cost / window, _sizes(own)),
         ranks={entry["rank"] for entry, _ in own}, share=cost / window, cost_ns=cost, mean_ns=round(cost / steps),

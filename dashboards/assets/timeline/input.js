@@ -24,8 +24,8 @@
     });
     const field = document.querySelector("#timeline-search");
     if (field) on(field, "keydown", (event) => {
-      if (event.key === "Enter") found(event.shiftKey ? -1 : 1);
-      else if (event.key === "Escape") timeline.scroller.focus({ preventScroll: true }); // the keys are the timeline's again
+      if (event.key === "Enter") whenFound(event.shiftKey ? -1 : 1);
+      if (["Enter", "Escape"].includes(event.key)) timeline.scroller.focus({ preventScroll: true }); // the keys are the timeline's again
     });
     on(timeline.canvas, "dblclick", (event) => place(timeline, event).x > timeline.label && timeline.fit());
     on(timeline.axis, "pointerdown", (event) => drag(timeline, event, timeline.axis, (x, from) => {
@@ -121,7 +121,11 @@
         const by = ((begin.x - x) / timeline.plot) * (window_[1] - window_[0]);
         timeline.show(window_[0] + by, window_[1] + by);
       } else {
-        const ends = [begin.x, x].map((at) => timeline.time(Math.max(timeline.label, Math.min(at, timeline.label + timeline.plot))));
+        const { y } = place(timeline, moved);
+        const ends = [[begin.x, row], [x, rowAt(timeline, y)]].map(([at, over]) => {
+          const inside = Math.max(timeline.label, Math.min(at, timeline.label + timeline.plot));
+          return moved.altKey || !over ? timeline.time(inside) : space.snapped(timeline, over.track, inside);
+        });
         timeline.range = [Math.min(...ends), Math.max(...ends)];
         timeline.draw();
       }
@@ -170,14 +174,24 @@
     return [`${Math.round((100 * cells.busy) / cells.width)} % of this pixel is busy; ${cells.count} events start in it`, `mostly ${name} · ${kind}`];
   }
 
-  // Enter in the search goes to the next of what was found, Shift + Enter to the one before.
+  // What was typed is searched a moment later: Enter waits for that, a few seconds at most.
+  function whenFound(by, tries = 30) {
+    const field = document.querySelector("#timeline-search");
+    const asked = new URLSearchParams(window.location.search).get("find") || "";
+    const busy = asked !== field.value.trim() || document.querySelector("#timeline-found [data-dash-is-loading], #timeline-found[data-dash-is-loading]");
+    if (busy && tries) setTimeout(() => whenFound(by, tries - 1), 100);
+    else if (!found(by) && tries) setTimeout(() => whenFound(by, Math.min(tries, 10) - 1), 100);
+  }
+
+  // To the next of what was found, or the one before; whether there is any.
   function found(by) {
     const links = [...document.querySelectorAll("#timeline-found a.event")];
-    if (!links.length) return;
+    if (!links.length) return false;
     const now = links.findIndex((one) => one.classList.contains("current"));
     const next = (now < 0 && by < 0 ? links.length - 1 : now + by + links.length) % links.length;
     links.forEach((one, i) => one.classList.toggle("current", i === next));
     links[next].click();
+    return true;
   }
 
   function hover(timeline, event) {
@@ -217,12 +231,14 @@
   function anywhere(timeline, event) {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || inField(event)) return;
     if (!timeline.root.isConnected) return;
+    const by = event.shiftKey ? -1 : 1;
     const act = {
       w: () => timeline.zoom(1 / 1.5, timeline.pointed()), s: () => timeline.zoom(1.5, timeline.pointed()), a: () => timeline.pan(-0.25), d: () => timeline.pan(0.25),
       f: () => timeline.fit(), m: () => timeline.marked(), r: () => timeline.ranged(),
       ",": () => timeline.next(-1), ".": () => timeline.next(1), 0: () => timeline.show(...timeline.setup.bounds),
       "/": () => (document.querySelector("#timeline-search") || timeline.scroller).focus(), Escape: () => timeline.clear(),
-      "?": () => toggleKeys(),
+      g: () => space.jump(timeline, "gap", by), l: () => space.jump(timeline, "late", by), t: () => space.jump(timeline, "step", by), n: () => found(by),
+      c: () => space.follow(timeline), e: () => space.ruler(timeline, event.shiftKey ? "end" : "start"), k: () => space.criticalPath(timeline, true), "?": () => toggleKeys(),
     }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!act) return;
     event.preventDefault();
@@ -271,7 +287,8 @@
     const act = {
       in: () => timeline.zoom(0.5), out: () => timeline.zoom(2), left: () => timeline.pan(-0.5), right: () => timeline.pan(0.5),
       all: () => timeline.show(...timeline.setup.bounds), steady: () => timeline.show(...timeline.setup.window), fit: () => timeline.fit(),
-      close: () => timeline.clear(),
+      close: () => timeline.clear(), follow: () => space.follow(timeline), path: () => space.criticalPath(timeline, true),
+      ...Object.fromEntries(Object.keys(timeline.setup.jumps).map((kind) => [kind, () => space.jump(timeline, kind, 1)])),
       colour: () => {
         timeline.byName = !timeline.byName;
         timeline.recolour();

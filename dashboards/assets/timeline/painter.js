@@ -114,6 +114,7 @@
       events(timeline, pen, one, inset, look);
       pen.restore();
     });
+    space.paintPath(timeline, pen, shown);
     space.paintFlows(timeline, pen, shown, look);
     names(timeline, pen, shown, look, height);
   }
@@ -181,6 +182,20 @@
       pen.fillRect(x, 0, 1, height);
       pen.fillRect(until, 0, 1, height);
     }
+    ruler(timeline, pen, look, height);
+  }
+
+  // How long the range is, between its edges where there is room, else beside it.
+  function ruler(timeline, pen, look, height) {
+    if (!timeline.range) return;
+    const [x, until] = timeline.range.map((at) => timeline.x(at));
+    const text = space.duration(timeline.range[1] - timeline.range[0]);
+    const wide = text.length * CHARACTER + 8;
+    const at = until - x > wide + 16 ? (Math.max(x, timeline.label) + Math.min(until, timeline.label + timeline.plot) - wide) / 2 : until + 4;
+    pen.fillStyle = look.back;
+    pen.fillRect(at, height - 18, wide, 16);
+    pen.fillStyle = look.text;
+    pen.fillText(text, at + 4, height - 10);
   }
 
   // What is wide enough to have an edge and a name, and the selected event's outline.

@@ -1,7 +1,7 @@
 // The timeline: what it shows (window, rows, selection), kept in the address, and drawn when it changes.
 (() => {
   const space = window.gpuscopeTimeline = window.gpuscopeTimeline || {};
-  const KEPT = ["from", "to", "event", "mark", "range", "pin", "tree", "colour", "find"];
+  const KEPT = ["from", "to", "event", "mark", "range", "pin", "tree", "colour", "find", "path"];
   const BEYOND = 240; // pixels above and below the screen whose rows are fetched too
 
   // What of the address is not the timeline's own.
@@ -37,7 +37,7 @@
       this.map = make("canvas", "timeline-map", { "aria-hidden": "true" });
       this.axis = make("canvas", "timeline-axis", { "aria-hidden": "true" });
       this.scroller = make("div", "timeline-scroll", {
-        tabindex: "0", role: "application", "aria-label": "Timeline", "aria-describedby": "timeline-keys timeline-said",
+        id: "timeline-rows", tabindex: "0", role: "application", "aria-label": "Timeline", "aria-describedby": "timeline-keys timeline-said",
       });
       this.canvas = make("canvas", "timeline-canvas", { "aria-hidden": "true" });
       this.room = make("div", "timeline-room");
@@ -79,6 +79,7 @@
       this.byName = query.get("colour") === "name";
       this.search = (query.get("find") || "").trim().toLowerCase();
       this.recolour();
+      if (Boolean(this.path) !== (query.get("path") === "1")) space.criticalPath(this);
       const event = query.get("event") || "";
       if (!event) this.selected = this.flows = null;
       else if (first && this.setup.flows) this.selected = this.setup.flows.event;
@@ -101,6 +102,7 @@
       put("pin", this.pins.join(","));
       put("tree", [...this.toggled].join(","));
       put("colour", this.byName ? "name" : "");
+      put("path", this.path ? "1" : "");
       put("find", this.search ? query.get("find") || this.search : "");
       const text = `?${query.toString().replace(/%3A/g, ":").replace(/%2C/g, ",")}`;
       if (text === window.location.search) return;
@@ -393,7 +395,8 @@
       if (!flows) return;
       this.flows = flows;
       this.selected = flows.event;
-      this.say(flows.said);
+      this.say(this.why ? `${this.why}: ${flows.said}` : flows.said);
+      this.why = "";
       this.reveal();
       this.change(false);
     }

@@ -6,7 +6,7 @@ import numpy as np
 
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.schema.document import Report
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -33,6 +33,21 @@ class RunClock:
     def shown(self, rank: int, time: int) -> int:
         """One time of a rank's own clock on the run's clock."""
         return int(self.common(rank, np.array([time], np.int64))[0])
+
+    def latest(self, table: Table) -> list[tuple[int, int]]:
+        """Of each matched operation of several ranks, messages left out, the row that starts last and how much later
+        than the first, ns; the latest first."""
+        start = table["start"].copy()
+        for rank in np.unique(table["rank"]).tolist():
+            own = table["rank"] == rank
+            start[own] = self.common(rank, start[own])
+        found = self._matched.instances.select(~self._matched.instances.p2p)
+        lasts = []
+        for low, high in zip(found.bounds[:-1].tolist(), found.bounds[1:].tolist(), strict=True):
+            rows = found.rows[low:high]
+            row = int(rows[np.argmax(start[rows])])
+            lasts.append((row, int(start[row] - start[rows].min())))
+        return sorted(lasts, key=lambda one: -one[1])
 
     def same(self, row: int) -> Times:
         """The rows of `collectives` of the same operation on all its ranks; empty if not matched."""
