@@ -101,7 +101,7 @@ def alone(job: Job, seed: int | None = None) -> list[Step]:
 def _lengths(job: Job, random: Random, number: int) -> list[int]:
     """Log-normal, longer towards the end of the run as models learn to reason, cut at the limit."""
     middle = job.mean * (1 + job.drift * number / job.steps) * random.gauss(1, 0.05)
-    scale = [random.lognormvariate(-job.spread**2 / 2, job.spread) for _ in range(job.samples)]
+    scale = [random.lognormvariate(-(job.spread**2) / 2, job.spread) for _ in range(job.samples)]
     return [max(1, min(round(middle * one), job.limit)) for one in scale]
 
 
