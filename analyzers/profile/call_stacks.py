@@ -23,7 +23,7 @@ from gpuscope.report.view.places import Step, Tree
 from gpuscope.trace.columns.distinct import among, distinct, distinct_pairs, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Mask, Times, blocks, constant, rows_of_rank
+from gpuscope.trace.columns.table import Array, Mask, Times, blocks, constant, rows_of_rank
 from gpuscope.trace.intervals import Spans, measure_before
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kinds import is_step_range
@@ -97,7 +97,7 @@ class _Lane:
         for place, idle_ns in _summed(place_of[np.maximum(idle_at, -1)], idle):
             at_place[place].add((0, 0, idle_ns))
 
-    def _places(self, asked: Sequence[Times], tree: Tree) -> tuple[Times, list[Tree]]:
+    def _places(self, asked: Sequence[Times], tree: Tree) -> tuple[Array, list[Tree]]:
         """For each host event (the last element stands for none, NA) the number of its place, of those that are asked
         for, and the places by number."""
         above = self._above()
