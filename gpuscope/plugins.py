@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def plugins(group: str) -> dict[str, EntryPoint]:
 
 
 @cache
-def _installed() -> EntryPoints:
+def _installed() -> Any:
     """Of every group: looking for one reads as many files as looking for all."""
     return entry_points()
 

@@ -23,7 +23,7 @@ from gpuscope.report.view.places import Step, Tree
 from gpuscope.trace.columns.distinct import among, distinct, distinct_pairs, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Mask, Times, blocks, constant, rows_of_rank
+from gpuscope.trace.columns.table import Array, Mask, Times, blocks, constant, rows_of_rank
 from gpuscope.trace.intervals import Spans, measure_before
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kinds import is_step_range
@@ -85,8 +85,7 @@ class _Lane:
         spent = np.minimum(end, self.view.window[1]) - np.maximum(start, self.view.window[0])
         within = np.asarray(self._around(self._thread(), self._at(start)))
         idle_at, idle = self._idle(start)
-        asked = np.concatenate((within, idle_at))
-        place_of, at_place = self._places(distinct_values(asked[asked != NA]), tree)
+        place_of, at_place = self._places((within, idle_at), tree)
         parts, part_of = distinct_pairs(place_of[np.maximum(within, -1)], self._part_of_graph())
         names, name_of = distinct(self.device["name"][self.rows])
         for key, device_ns, exposed_ns in _summed(
@@ -98,23 +97,26 @@ class _Lane:
         for place, idle_ns in _summed(place_of[np.maximum(idle_at, -1)], idle):
             at_place[place].add((0, 0, idle_ns))
 
-    def _places(self, rows: Times, tree: Tree) -> tuple[Times, list[Tree]]:
+    def _places(self, asked: Sequence[Times], tree: Tree) -> tuple[Array, list[Tree]]:
         """For each host event (the last element stands for none, NA) the number of its place, of those that are asked
         for, and the places by number."""
-        above, asked = self._above(), rows
-        wanted = np.zeros(len(self.host), np.bool_)
-        while len(asked):
-            wanted[asked] = True
-            asked = distinct_values(above[asked])
-            asked = asked[asked != NA]
-            asked = asked[~wanted[asked]]
-        place_of, found = np.full(len(self.host) + 1, -1, np.int64), [tree]
+        above = self._above()
+        wanted, more = np.zeros((2, len(self.host)), np.bool_)
+        for rows in asked:
+            more[rows[rows != NA]] = True
+        while len(rows := np.flatnonzero(more)):
+            wanted |= more
+            around = above[rows]
+            more[:] = False
+            more[around[around != NA]] = True
+            more &= ~wanted
+        place_of, found = np.full(len(self.host) + 1, -1, np.int32), [tree]
         place_of[-1] = 0
         left = np.flatnonzero(wanted)
         step = self.host["name"][left].astype(np.int64) * len(Category) + self.host["category"][left]
         steps = len(self.trace.names) * len(Category)
         while len(left):  # a level at a time, the outermost first
-            parent = place_of[np.maximum(above[left], -1)]
+            parent = place_of[np.maximum(above[left], -1)].astype(np.int64)
             ready = parent >= 0
             keys, which = distinct(parent[ready] * steps + step[ready])
             place_of[left[ready]] = which + len(found)

@@ -174,10 +174,14 @@ class _Beside:
 
 
 class _Effects:
-    """What disturbs what in one graph."""
+    """What disturbs what in one graph, whatever its nodes' durations are."""
 
     def __init__(self, graph: Graph, reach: Reaches) -> None:
-        self._graph = graph
+        self._kinds = _kinds(graph)
+        self._rank = np.searchsorted(graph.ranks, graph.nodes["rank"])
+        arrived, through = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
+        both = (arrived >= 0) & (through >= 0)
+        self._in_flight = arrived[both], through[both]
         crowd = can_crowd(graph)
         self._crowds = [Crowds(graph, reach, opposite=ways) if crowd else None for ways in (False, True)]
         self._nodes = np.flatnonzero(graph.of(Node.TRANSFER))
@@ -186,18 +190,49 @@ class _Effects:
     def beside(self, done: Replayed) -> tuple[_Beside, _Beside, _Beside, _Beside]:
         """Kernels beside collectives of their rank, transfers beside kernels, transfers beside others of their way, and
         beside those of the other."""
-        graph = self._graph
-        kernels, transfers = _kinds(graph)
-        start, end = _rank_by_rank(graph, done)
-        one = np.ones(len(graph))
-        by_kernel, by_transfer = _shares(graph, start, end)
+        kernels, transfers = self._kinds
+        start, end = self._rank_by_rank(done)
+        one = np.ones(len(start))
+        by_kernel, by_transfer = self._shares(start, end)
         by_transfer = slowest(by_transfer, self._nodes, self._together)
-        nothing = np.zeros(len(graph), np.bool_)
+        nothing = np.zeros(len(start), np.bool_)
         links, ways = (
-            _Beside(nothing, np.zeros(len(graph)), one) if own is None else _Beside(transfers, *own.beside(start, end))
+            _Beside(nothing, np.zeros(len(start)), one) if own is None else _Beside(transfers, *own.beside(start, end))
             for own in self._crowds
         )
         return _Beside(kernels, by_kernel, one), _Beside(transfers, by_transfer, one), links, ways
+
+    def _shares(self, start: Times, end: Times) -> tuple[Array, Array]:
+        """Per node, the share of a kernel's time beside a collective of its rank, from the rank's arrival on, and of a
+        transfer's time beside kernels of its rank. Times are those of `_rank_by_rank`."""
+        by_kernel, by_transfer = np.zeros(len(start)), np.zeros(len(start))
+        kernels, transfers = (np.flatnonzero(kind) for kind in self._kinds)
+        arrived, through = self._in_flight
+        in_flight = union(start[arrived], end[through])
+        computing = union(start[kernels], end[kernels])
+        by_kernel[kernels] = _within(in_flight, start[kernels], end[kernels])
+        by_transfer[transfers] = _within(computing, start[transfers], end[transfers])
+        return by_kernel, by_transfer
+
+    def _rank_by_rank(self, done: Replayed) -> tuple[Times, Times]:
+        """Start and end of every node with each rank behind the one before it, so that no two ranks overlap."""
+        if not len(done.start):
+            return done.start, done.end
+        origin = int(done.start.min())
+        behind = self._rank * (int(done.end.max()) - origin + 1) - origin
+        return done.start + behind, done.end + behind
+
+
+@dataclass(frozen=True)
+class AsFast:
+    """A changed graph replayed with durations as they were, and what runs beside what then and did before."""
+
+    graph: Graph
+    done: Replayed
+    effects: _Effects
+    now: tuple[_Beside, _Beside, _Beside, _Beside]
+    before: list[_Beside]
+    moved: list[bool]
 
 
 class Disturbed:
@@ -210,33 +245,41 @@ class Disturbed:
         self.found = _disturbance(graph, self._before)
         self._least = MOVED * _length(graph, done)
 
-    def replay(self, graph: Graph, bias: int = 0) -> tuple[Graph, Replayed, list[str]]:
-        """A graph made from the one given, and what that rests on where what overlaps has moved; nothing where not.
-        New collectives are taken to be as disturbed as the old ones were."""
-        done = replay(graph)
-        dur, effects = graph.nodes["dur"], _Effects(graph, self._reach)
-        before = [self._grown(graph, own) for own in self._before]
+    def as_fast(self, graph: Graph) -> AsFast:
+        """A graph made from the one given. New collectives are taken to be as disturbed as the old ones were."""
+        done, effects = replay(graph), _Effects(graph, self._reach)
+        now, before = effects.beside(done), [self._grown(graph, own) for own in self._before]
+        dur = graph.nodes["dur"]
         moved = [
             max(factors) > 1 and float((np.abs(new.share * new.others - old.share * old.others) * dur)[new.kind].sum())
             > self._least
-            for new, old, factors in zip(effects.beside(done), before, self._factors, strict=True)
+            for new, old, factors in zip(now, before, self._factors, strict=True)
         ]  # fmt: skip
-        if not any(moved):
+        return AsFast(graph, done, effects, now, before, moved)
+
+    def replay(self, first: AsFast, bias: int = 0) -> tuple[Graph, Replayed, list[str]]:
+        """The same with each as fast as it then is, and what that rests on where what overlaps has moved; nothing where
+        not."""
+        graph, changed, done = first.graph, first.graph, first.done
+        if not any(first.moved):
             return graph, done, []
-        alone = dur.astype(np.float64)
-        for old, factors in zip(before, self._factors, strict=True):
-            alone = alone * old.work(factors[1 + bias])
-        changed, last = graph, None
+        factors = [own[1 + bias] for own in self._factors]
+        alone = graph.nodes["dur"].astype(np.float64)
+        for old, factor in zip(first.before, factors, strict=True):
+            alone = alone * old.work(factor)
+        last = None
         for _ in range(ROUNDS - 1):
             slowed = alone
-            for now, factors in zip(effects.beside(done), self._factors, strict=True):
-                slowed = slowed / now.work(factors[1 + bias])
+            now = first.now if last is None else first.effects.beside(done)
+            for own, factor in zip(now, factors, strict=True):
+                slowed = slowed / own.work(factor)
             last = slowed if last is None else (last + slowed) / 2
             changed, length = graph.with_nodes(dur=np.rint(last).astype(np.int64)), _length(graph, done)
             done = replay(changed)
-            if abs(_length(graph, done) - length) < self._least / 4:
+            # Where nothing is slowed, it is as fast whatever runs beside it.
+            if max(factors) <= 1 or abs(_length(graph, done) - length) < self._least / 4:
                 break
-        return changed, done, self.found.texts(moved)
+        return changed, done, self.found.texts(first.moved)
 
     @property
     def _factors(self) -> tuple[Factors, Factors, Factors, Factors]:
@@ -278,29 +321,6 @@ def _length(graph: Graph, done: Replayed) -> float:
 def _kinds(graph: Graph) -> tuple[Mask, Mask]:
     kernels = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
     return kernels, graph.of(Node.TRANSFER)
-
-
-def _shares(graph: Graph, start: Times, end: Times) -> tuple[Array, Array]:
-    """Per node, the share of a kernel's time beside a collective of its rank, from the rank's arrival on, and of a
-    transfer's time beside kernels of its rank. Times are those of `_rank_by_rank`."""
-    by_kernel, by_transfer = np.zeros(len(graph)), np.zeros(len(graph))
-    kernels, transfers = (np.flatnonzero(kind) for kind in _kinds(graph))
-    arrived, through = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
-    both = (arrived >= 0) & (through >= 0)
-    in_flight = union(start[arrived[both]], end[through[both]])
-    computing = union(start[kernels], end[kernels])
-    by_kernel[kernels] = _within(in_flight, start[kernels], end[kernels])
-    by_transfer[transfers] = _within(computing, start[transfers], end[transfers])
-    return by_kernel, by_transfer
-
-
-def _rank_by_rank(graph: Graph, done: Replayed) -> tuple[Times, Times]:
-    """Start and end of every node with each rank behind the one before it, so that no two ranks overlap."""
-    if not len(graph):
-        return done.start, done.end
-    origin = int(done.start.min())
-    behind = np.searchsorted(graph.ranks, graph.nodes["rank"]) * (int(done.end.max()) - origin + 1) - origin
-    return done.start + behind, done.end + behind
 
 
 def _within(spans: Spans, start: Times, end: Times) -> Array:

@@ -1,12 +1,29 @@
-"""What a replay with changes comes to, before it is made a prediction."""
+"""A graph with changes, and what its replay comes to, before it is made a prediction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuscope.analyzers.replay.device_contention import AsFast
 from gpuscope.analyzers.replay.engine import Replayed
 from gpuscope.analyzers.replay.graph import Graph
+from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange
 from gpuscope.schema.provenance import Provenance
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A graph with changes, as they turn out by `bias`, and what that rests on."""
+
+    graph: Graph
+    bias: int
+    pipelined: list[PipelineChange]
+    """Those that are not in the graph."""
+    basis: list[str]
+    provenance: Provenance
+    lacking: str
+    first: AsFast | None
+    """On a GPU."""
 
 
 @dataclass(frozen=True)

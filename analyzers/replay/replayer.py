@@ -32,7 +32,7 @@ from gpuscope.analyzers.replay.fitted_margins import margin
 from gpuscope.analyzers.replay.from_trace.recording import Recorded
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.host_pace import hosts_alone
-from gpuscope.analyzers.replay.outcome import Outcome
+from gpuscope.analyzers.replay.outcome import Changed, Outcome
 from gpuscope.analyzers.replay.paced_marks import paced_by_kernels
 from gpuscope.analyzers.replay.pipeline_times import as_replayed
 from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds
@@ -181,7 +181,7 @@ class Replayer:
             return refused
         assert self._graph is not None
         try:
-            expected = self._replayed(changes, 0, 0)
+            expected = self._replayed(self._changed(changes, 0), 0)
         except UnreplayableError as error:
             return Refused(str(error), error.code)
         except CircleError:
@@ -300,11 +300,13 @@ class Replayer:
     def _outcomes(self, changes: Sequence[Change]) -> list[Outcome]:
         """As expected, then where the change and what overlaps turn out well or badly, in each combination that
         matters. Raises `UnreplayableError` or `CircleError`."""
-        expected = self._replayed(changes, 0, 0)
-        both = [(-1, -1), (1, 1)] + ([(-1, 1), (1, -1)] if expected.moved else [])
-        return [expected] + [self._replayed(changes, bias, beside) for bias, beside in both]
+        expected = self._replayed(self._changed(changes, 0), 0)
+        best, worst = (self._changed(changes, bias) for bias in (-1, 1))
+        both = [(best, -1), (worst, 1)] + ([(best, 1), (worst, -1)] if expected.moved else [])
+        return [expected] + [self._replayed(changed, beside) for changed, beside in both]
 
-    def _replayed(self, changes: Sequence[Change], bias: int, beside: int) -> Outcome:
+    def _changed(self, changes: Sequence[Change], bias: int) -> Changed:
+        """The graph with these changes. Raises `UnreplayableError` or `CircleError`."""
         graph, basis, lacking = self._graph, [], ""
         provenance: Provenance = "inferred"
         replaced = frozenset(change.rank for change in changes if isinstance(change, ReplacedRank))
@@ -330,11 +332,16 @@ class Replayer:
         assert graph is not None
         if self._slowdown.significant:
             basis.append(self._slowdown.text())
+        first = self._disturbed.as_fast(graph) if self._setting.gpu else None
+        return Changed(graph, bias, pipelined, basis, provenance, lacking, first)
+
+    def _replayed(self, made: Changed, beside: int) -> Outcome:
         beside_basis: list[str] = []
-        if self._setting.gpu:
-            changed, done, beside_basis = self._disturbed.replay(graph, beside)
+        bias, pipelined, basis, provenance = made.bias, made.pipelined, list(made.basis), made.provenance
+        if made.first is not None:
+            changed, done, beside_basis = self._disturbed.replay(made.first, beside)
         else:
-            changed, done = self._contended.replay(graph, bias)
+            changed, done = self._contended.replay(made.graph, bias)
         step = self._step(changed, done)
         pipeline_error = 0.0
         if pipelined:
@@ -345,8 +352,8 @@ class Replayer:
             provenance = "assumed" if pipeline.provenance(pipelined) == "assumed" else provenance
         floor = compute_floor(changed, done, self._counted, pipelined)
         return Outcome(
-            step, floor, "; ".join([*basis, *beside_basis]), provenance, lacking, bool(beside_basis), pipeline_error,
-            (changed, done) if bias == beside == 0 and not pipelined else None,
+            step, floor, "; ".join([*basis, *beside_basis]), provenance, made.lacking, bool(beside_basis),
+            pipeline_error, (changed, done) if bias == beside == 0 and not pipelined else None,
         )  # fmt: skip
 
     def _mean(self, graph: Graph, done: Replayed) -> float:

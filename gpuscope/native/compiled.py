@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from gpuscope.native.loaded import core
-from gpuscope.native.plain import Columns, HostColumns, Integers, LaunchedColumns, Wanted
-
-Numbers = npt.NDArray[np.uint32]
+from gpuscope.native.plain import Columns, HostColumns, Integers, LaunchedColumns, Numbers, Places, Wanted
 
 
 def _whole(*columns: Integers) -> tuple[Integers, ...]:
@@ -105,18 +102,17 @@ def add_launched(
     core.add_launched(columns, rows, parent, operator, annotation, own, others, into)
 
 
-def table_pages(file: int, size: int, used: int, root: int, pages: Numbers, rows: Numbers) -> int:
-    """Pages with the rows of the table whose tree begins at page `root`, and how many rows each has; how many pages.
-    −1 where the tree is not as it should be. `used` bytes of the `size` of a page are SQLite's."""
-    found: int = core.table_pages(file, size, used, root, pages, rows)
+def table_pages(*given: int | Numbers) -> int:
+    """As `plain.table_pages`, given (file, bytes of a page, those of them that are used, root, into pages, into rows);
+    −1 where the tree is not as it should be."""
+    found: int = core.table_pages(*given)
     return found
 
 
-def table_columns(
-    file: int, size: int, used: int, pages: Numbers, rows: Numbers, columns: npt.NDArray[np.int32], into: Integers
-) -> bool:
-    """Columns of the rows of pages, one after another; False where a page is not as it should be."""
-    done: bool = core.table_columns(file, size, used, pages, rows, columns, into)
+def table_columns(*given: int | Numbers | Places | Integers) -> bool:
+    """As `plain.table_columns`, given (file, bytes of a page, those of them that are used, pages, rows, columns: places
+    in a row, ascending, −1 for the rowid, into); False where a page is not as it should be."""
+    done: bool = core.table_columns(*given)
     return done
 
 

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 Integers = npt.NDArray[Any]
 Wanted = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.uint32]
+Places = npt.NDArray[np.int32]
 HostColumns = tuple[Integers, Integers, Integers, Integers]
 """Start, end, code of the name and category of each host event."""
 LaunchedColumns = tuple[Integers, Integers, Integers, Integers]
@@ -281,14 +283,14 @@ def _reach(launched: LaunchedColumns, low: Integers, high: Integers) -> Integers
     return found
 
 
-def table_pages(*_: object) -> int:
-    """How many pages of an SQLite file hold the rows of a table, or −1 where they can't be told, which is always:
-    Python's `sqlite3` then reads them."""
+def table_pages(*_: int | Numbers) -> int:
+    """Pages with the rows of a table of an SQLite file, and how many rows each has; how many pages. −1 where they can't
+    be told, which is always: Python's `sqlite3` then reads them."""
     return -1
 
 
-def table_columns(*_: object) -> bool:
-    """Whether columns of the rows of pages were written to an array."""
+def table_columns(*_: int | Numbers | Places | Integers) -> bool:
+    """Write columns of the rows of pages, one after another, each to a row of an array; whether that could be done."""
     return False
 
 

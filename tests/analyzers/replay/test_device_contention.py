@@ -47,11 +47,12 @@ def test_without_the_collective_kernels_take_what_they_take_alone(bias: int) -> 
     contended = Disturbed(graph, replay(graph))
     dur = graph.nodes["dur"].copy()
     dur[nodes_by_call(graph, Node.TRANSFER)] = 0
-    changed, done, basis = contended.replay(graph.with_nodes(dur=dur), bias)
+    changed, done, basis = contended.replay(contended.as_fast(graph.with_nodes(dur=dur)), bias)
     assert (done.steps(changed)[0].tolist(), bool(basis)) == ([600], True)
 
 
 def test_an_unchanged_job_stays_as_it_was() -> None:
     graph = recorded(125)
-    changed, done, basis = Disturbed(graph, replay(graph)).replay(graph)
+    disturbed = Disturbed(graph, replay(graph))
+    changed, done, basis = disturbed.replay(disturbed.as_fast(graph))
     assert (done.steps(changed)[0].tolist(), basis) == ([675], [])

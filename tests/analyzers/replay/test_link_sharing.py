@@ -82,13 +82,14 @@ def test_without_the_other_a_transfer_takes_its_share(bias: int, expected: int) 
     disturbed = Disturbed(graph, replay(graph))
     dur = graph.nodes["dur"].copy()
     dur[nodes_by_call(graph, Node.TRANSFER)[1]] = 0
-    changed, _, basis = disturbed.replay(graph.with_nodes(dur=dur), bias)
+    changed, _, basis = disturbed.replay(disturbed.as_fast(graph.with_nodes(dur=dur)), bias)
     assert changed.nodes["dur"][nodes_by_call(graph, Node.TRANSFER)[0]] == expected
     assert basis[-1].startswith("two collectives at once on one link are taken to get half of it each") or bias < 0
 
 
 def test_an_unchanged_crowd_stays_as_it_was() -> None:
     graph = two_groups(100, 80, 100, 80)
-    changed, done, basis = Disturbed(graph, replay(graph)).replay(graph)
+    disturbed = Disturbed(graph, replay(graph))
+    changed, done, basis = disturbed.replay(disturbed.as_fast(graph))
     assert (done.end.tolist(), basis) == (replay(graph).end.tolist(), [])
     assert changed is graph

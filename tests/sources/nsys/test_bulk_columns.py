@@ -46,7 +46,7 @@ def read(path: Path, native: bool) -> tuple[dict[str, Any], bool]:
         return found
 
     with pytest.MonkeyPatch.context() as patch, closing(SqliteTables(path)) as tables:
-        bulk = export_tables.bulk
+        bulk = bulk_columns.bulk
         patch.setattr(export_tables, "bulk", asked)
         patch.setattr(bulk_columns, "_ROWS_PER_THREAD", 50)
         patch.setattr(bulk_columns, "_ROWS_AT_ONCE", 100)

@@ -161,7 +161,7 @@ class SqliteTables:
             return None
         try:
             with self._unchanged():
-                said = next(iter(self._connection.execute(_SCHEMA, (table,))), None)
+                said: Any = self._connection.execute(_SCHEMA, (table,)).fetchone()
                 declared = list(self._raw(f"PRAGMA table_xinfo({_quoted(table)})"))
                 places = None if said is None else _places(said[1], declared, columns)
                 return None if places is None else bulk(self.path, said[0], places)
