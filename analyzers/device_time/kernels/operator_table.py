@@ -116,7 +116,14 @@ def _outermost(host: Table, operators: Times) -> Mask:
 
 
 def _names_of(host: Table, events: Times) -> Array:
-    return np.where(events == NA, NO_NAME, host["name"][np.maximum(events, 0)])
+    return _of_events(host["name"], events)
+
+
+def _of_events(codes: Array, events: Times) -> Array:
+    """Of each event its code, `NO_NAME` where there is no event (a trace may have none at all)."""
+    found = np.full(len(events), NO_NAME, codes.dtype)
+    found[events != NA] = codes[events[events != NA]]
+    return found
 
 
 def _named(trace: Trace, events: Times) -> tuple[Array, Array]:
@@ -124,7 +131,7 @@ def _named(trace: Trace, events: Times) -> tuple[Array, Array]:
     host, shapes = trace["host_events"], trace["shapes"]
     dims = np.full(len(host), NO_NAME, np.int64)
     dims[shapes["event"]] = shapes["dims"]
-    return _names_of(host, events), np.where(events == NA, NO_NAME, dims[np.maximum(events, 0)])
+    return _names_of(host, events), _of_events(dims, events)
 
 
 def _text(trace: Trace, code: int) -> str:
