@@ -161,7 +161,7 @@ def _tools(run: OpenRun, view: View) -> Component:
                     **ui.attributes(data_act="export", data_href=f"/download/{run.key}/perfetto.json.gz")),
         html.Div([
             html.Button(label, title=title, className="tool", **ui.attributes(
-                data_picture=kind, data_href=f"/download/{run.key}/view.html", aria_label=title))
+                data_picture=kind, data_href=f"/download/{run.key}/view.html", aria_label=f"{label}: {title}"))
             for kind, label, title in PICTURES
         ], className="tools"),
         html.Details([
