@@ -191,7 +191,7 @@
     // the page is laid out, unless one has scrolled since.
     bring(top) {
       const view = this.height - this.pinnedHeight();
-      this.scroller.scrollTop = top + 2 * space.ROW <= view ? 0 : Math.max(0, top - view / 3);
+      this.scroller.scrollTop = top + space.ROW <= view ? 0 : Math.max(0, top - view / 3);
       this.scroll = this.scroller.scrollTop;
       this.brought = { top, height: this.height, at: this.scroll };
     }
