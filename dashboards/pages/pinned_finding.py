@@ -37,6 +37,6 @@ def pinned(shown: Shown, events: Events) -> Component | None:
             ui.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
             dmc.Text(units.clean(finding["message"]), size="sm", fw=600),
             dmc.Anchor("Back to the overview", size="xs", href=shown.view.link("/", window=None, event="", extra=back)),
-        ], gap="xs"),
+        ], gap="xs", wrap="nowrap", align="baseline"),
         dmc.Group([dmc.Text("Evidence", size="xs", c="dimmed"), *links], gap="sm") if links else None,
     ], className="pinned", **ui.attributes(aria_label="The finding that led here"))  # fmt: skip

@@ -149,7 +149,7 @@ def _tools(run: OpenRun, view: View) -> Component:
     by_name = view.extra.get("colour") == "name"
     return html.Div([
         dmc.TextInput(
-            id=ids.TIMELINE_SEARCH, value=view.extra.get("find", ""), debounce=300, size="xs", w=240,
+            id=ids.TIMELINE_SEARCH, value=view.extra.get("find", ""), debounce=300, size="xs", w=190,
             placeholder="Search by name  ( / )", **ui.attributes(aria_label="Search by name"),
         ),
         html.Div(buttons, className="tools"), html.Div(jumping, className="tools"),
@@ -161,11 +161,11 @@ def _tools(run: OpenRun, view: View) -> Component:
                     **ui.attributes(data_act="export", data_href=f"/download/{run.key}/perfetto.json.gz")),
         html.Div([
             html.Button(label, title=title, className="tool", **ui.attributes(
-                data_picture=kind, data_href=f"/download/{run.key}/view.html", aria_label=title))
+                data_picture=kind, data_href=f"/download/{run.key}/view.html", aria_label=f"{label}: {title}"))
             for kind, label, title in PICTURES
         ], className="tools"),
         html.Details([
-            html.Summary("Keys ( ? )"),
+            html.Summary("Keys (?)"),
             html.Dl([part for key, what in KEYS for part in (html.Dt(key), html.Dd(what))]),
         ], className="timeline-keys", id="timeline-keys"),
     ], className="timeline-tools")  # fmt: skip

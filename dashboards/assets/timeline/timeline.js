@@ -184,8 +184,16 @@
       this.cursor = this.layout[place].key;
       this.resize();
       const top = place * space.ROW;
+      if (top < this.scroll || top + space.ROW > this.scroll + this.height - this.pinnedHeight()) this.bring(top);
+    }
+
+    // Scroll to a row: not at all where it is in sight from the top. Done again when the height changes, as it does while
+    // the page is laid out, unless one has scrolled since.
+    bring(top) {
       const view = this.height - this.pinnedHeight();
-      if (top < this.scroll || top + space.ROW > this.scroll + view) this.scroller.scrollTop = Math.max(0, top - view / 3);
+      this.scroller.scrollTop = top + space.ROW <= view ? 0 : Math.max(0, top - view / 3);
+      this.scroll = this.scroller.scrollTop;
+      this.brought = { top, height: this.height, at: this.scroll };
     }
 
     // --- the window ---
@@ -259,6 +267,8 @@
       this.scroller.style.height = `${this.height}px`;
       this.room.style.height = `${Math.max(total - this.height, 0)}px`;
       this.scroll = this.scroller.scrollTop;
+      const { brought } = this;
+      if (brought && brought.height !== this.height && brought.at === this.scroll) this.bring(brought.top);
       this.draw();
       this.fetch();
     }
