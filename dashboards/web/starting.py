@@ -95,9 +95,9 @@ class Starting:
             names = "".join(f"<li>{escape(units.clean(Path(one).name or one))}" for one in self._paths)
             return Response(
                 '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>gpuscope</title>'
-                f"<style>{_STYLE}</style></head><body><h1>gpuscope</h1><ul>{names}</ul>"
+                f"<style>{_STYLE}</style></head><body><main><h1>gpuscope</h1><ul>{names}</ul>"
                 '<progress id="bar" max="1" value="0" aria-labelledby="now"></progress>'
-                '<p><b id="now" role="status">Starting</b> <span id="passed"></span></p>'
+                '<p><b id="now" role="status">Starting</b> <span id="passed"></span></p></main>'
                 '<script src="/starting.js"></script></body></html>',
                 content_type="text/html; charset=utf-8",
             )
