@@ -22,6 +22,7 @@ PROFILE = {section for section, row in SECTIONS.items() if row.__name__ in vars(
 DATA = {f"slowdown.{which}by_{name}": name for which in ("", "explained.") for name in ("operation", "rank", "stage")}
 DATA |= {"trace.parallelism": "kind", "power[].held_frac": "reason"}
 DATA |= {"trace.setup.versions": "package", "trace.setup.variables": "variable"}
+DATA |= {"trace.clock.offset_ns": "rank", "trace.clock.drift_frac": "rank"}
 """What names that are data stand for, by the mapping they are in; elsewhere a cause."""
 SAME = {"after": "before", "nearest": "candidates", "entry": "candidates"}
 """Parts that look like another one, which is described instead."""

@@ -37,11 +37,11 @@ def followed(before: Any, after: Any) -> str:
 @cache
 def plugins(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group by name, not loaded yet."""
-    return {entry.name: entry for entry in _installed().select(group=group)}
+    return {entry.name: entry for entry in installed().select(group=group)}
 
 
 @cache
-def _installed() -> Any:
+def installed() -> Any:
     """Of every group: looking for one reads as many files as looking for all."""
     return entry_points()
 

@@ -14,6 +14,7 @@ from gpuscope.store.location import store_option
 
 if TYPE_CHECKING:
     from gpuscope.analyzers.queries.engine import Rows
+    from gpuscope.schema.query_document import QueryDocument
 
 SHOWN = 1_000
 """Rows printed unless `--limit` says otherwise."""
@@ -55,7 +56,10 @@ def command(
     asked = run_data(run, Reading(ranks, partial=partial, nsys=nsys, store=store, progress=True))
     found = engine.query(asked, sql, limit)
     if as_json:
-        click.echo(json.dumps({"columns": found.columns, "rows": found.rows, "more": found.more}, indent=2))
+        document: QueryDocument = {
+            "columns": list(found.columns), "rows": [list(row) for row in found.rows], "more": found.more
+        }  # fmt: skip
+        click.echo(json.dumps(document, indent=2))
     elif as_csv:
         _print_csv(found)
     else:

@@ -134,6 +134,7 @@ def test_every_cause_stands_in_the_definitions() -> None:
 NAMES = {f"slowdown.{which}by_{name}": name for which in ("", "explained.") for name in ("operation", "rank", "stage")}
 NAMES |= {"trace.parallelism": "kind", "power[].held_frac": "reason", "findings[].facts": "fact"}
 NAMES |= {"trace.setup.versions": "package", "trace.setup.variables": "variable"}
+NAMES |= {"trace.clock.offset_ns": "rank", "trace.clock.drift_frac": "rank"}
 
 
 def schema_keys(kind: Any, path: str = "") -> Iterator[str]:
@@ -208,6 +209,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
     assert missing == {
         "ranks[].stall_ns.memory.{cause}",  # CPU training copies nothing
         "stragglers[].period",
+        *(f"trace.clock.{key}.{{rank}}" for key in ("offset_ns", "drift_frac")),  # of several hosts
         "trace.setup.versions.{package}",  # the samples' environments are no part of them
         "trace.setup.variables.{variable}",
         *(f"findings[].evidence[].{key}" for key in ("between", "sampled")),

@@ -38,7 +38,7 @@ def test_every_suggestion_has_a_page_made_of_its_record(site: ModuleType) -> Non
 def test_every_suggestion_says_what_it_risks_and_how_it_is_proved(site: ModuleType) -> None:
     """With figures of the run left open."""
     pages = site.generated_pages()
-    assert "- Holds up to … further modules' parameters unsharded\n" in pages["suggestions/fsdp_prefetch.md"]
+    assert "- Holds parameters of up to … more unsharded\n" in pages["suggestions/fsdp_prefetch.md"]
     silent = [place for place, page in pages.items() if place.startswith("suggestions/") and "## Risk\n\n\n" in page]
     assert silent == []
 

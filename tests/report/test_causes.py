@@ -14,7 +14,7 @@ from gpuscope.schema.document import StragglerEntry
 from gpuscope.words import palette
 
 ROOT = Path(__file__).resolve().parents[2]
-COLOURS = {name: value for name, value in vars(palette).items() if name.isupper()}
+COLOURS = {name: value for name, value in vars(palette).items() if name.isupper() and isinstance(value, str)}
 IDS = {"ids": lambda cause: cause.code}
 
 

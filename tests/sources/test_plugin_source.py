@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -67,7 +67,7 @@ class Notes(Lines):
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Install distributions that each bring one source."""
     entries: list[EntryPoint] = []
-    real = plugins.entry_points
+    real = plugins.installed()
 
     def add(source: object) -> None:
         module: Any = ModuleType(f"distribution{len(entries)}")
@@ -80,9 +80,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
         plugins.plugins.cache_clear()
         all_sources.cache_clear()
 
-    monkeypatch.setattr(
-        plugins, "entry_points", lambda group: entries if group == plugins.SOURCES else real(group=group)
-    )
+    def select(group: str) -> Sequence[EntryPoint]:
+        return entries if group == plugins.SOURCES else real.select(group=group)
+
+    monkeypatch.setattr(plugins, "installed", lambda: SimpleNamespace(select=select))
     yield add
     forget()
 

@@ -19,6 +19,7 @@ from gpuscope.schema import bench_documents
 from gpuscope.schema.diff_document import DIFF_VERSION, Diff
 from gpuscope.schema.document import SCHEMA_VERSION, Report
 from gpuscope.schema.plan_document import PLAN_VERSION, Plan
+from gpuscope.schema.query_document import QueryDocument
 from gpuscope.schema.tune_document import TUNE_VERSION, TuneDocument
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -40,6 +41,7 @@ DOCUMENTS: Mapping[str, Published] = {
     "plan": Published(Plan, PLAN_VERSION, ("advise",)),
     "tune": Published(TuneDocument, TUNE_VERSION, ("tune",)),
     "info": Published(Info, 1, ("info",)),
+    "query": Published(QueryDocument, 1, ("query",)),
     "runs": Published(list[StoredRun], 1, ("runs",)),
     "bench-collectives": Published(bench_documents.BenchCollectives, 1, ("bench collectives",)),
     "bench-transfers": Published(bench_documents.BenchTransfers, 1, ("bench transfers",)),

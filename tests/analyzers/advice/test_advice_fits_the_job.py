@@ -224,8 +224,8 @@ def test_the_setup_is_read_from_the_run_folder(tmp_path: Path) -> None:
         }  # fmt: skip
         (tmp_path / f"environment/rank{rank}.json").write_text(json.dumps(told))
     assert gpuscope.analyze(tmp_path, advice=False).report["trace"]["setup"] == {
-        "versions": {"torch": "2.8.0"}, "variables": {"NCCL_ALGO": "Ring"}, "cores_per_rank": 6 // ranks,
-        "stacks": False,
+        "versions": {"cuda runtime": "12.4", "torch": "2.8.0"}, "variables": {"NCCL_ALGO": "Ring"},
+        "cores_per_rank": 6 // ranks, "stacks": False,
     }  # fmt: skip
 
 
@@ -240,7 +240,7 @@ def test_ranks_that_are_not_at_hand_have_cores_too(tmp_path: Path, world: int, g
     assert gpuscope.analyze(path, advice=False).report["trace"]["setup"]["cores_per_rank"] == each
 
 
-def test_a_recording_without_a_setup_says_so(tmp_path: Path) -> None:
+def test_a_recording_without_a_setup_tells_what_its_header_has(tmp_path: Path) -> None:
     RUN.write(tmp_path)
     found = gpuscope.analyze(tmp_path, advice=False).report["trace"]["setup"]
-    assert found == {"versions": {}, "variables": {}, "cores_per_rank": None, "stacks": False}
+    assert found == {"versions": {"cuda runtime": "12.4"}, "variables": {}, "cores_per_rank": None, "stacks": False}

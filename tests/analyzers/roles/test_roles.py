@@ -92,18 +92,18 @@ def reports(tmp_path: Path, kind: str, fault: str, most: int) -> list[Report]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fault", "bound_by", "codes"),
+    ("kind", "fault", "bound_by", "codes", "others"),
     [
-        ("colocated", "slow_rollout", "rollout", {"split_roles"}),
-        ("colocated", "long_tail", "rollout", {"cap_response", "asynchronous_rollouts"}),
-        ("colocated", "slow_reward", "reward", {"reward_beside"}),
-        ("colocated", "slow_sync", "weight_sync", {"weight_transfer"}),
-        ("separate", "slow_update", "update_actor", {"overlap_rollout"}),
-        ("one_step_off", "few_rollout_gpus", "rollout", {"move_gpus"}),
+        ("colocated", "slow_rollout", "rollout", {"split_roles"}, {"reward_beside", "weight_transfer", "move_gpus"}),
+        ("colocated", "long_tail", "rollout", {"cap_response", "asynchronous_rollouts"}, {"overlap_rollout"}),
+        ("colocated", "slow_reward", "reward", {"reward_beside"}, {"move_gpus"}),
+        ("colocated", "slow_sync", "weight_sync", {"weight_transfer"}, {"reward_beside"}),
+        ("separate", "slow_update", "update_actor", {"overlap_rollout"}, {"split_roles"}),
+        ("one_step_off", "few_rollout_gpus", "rollout", {"move_gpus"}, {"overlap_rollout", "split_roles"}),
     ],
 )
 def test_each_fault_is_named_and_answered(
-    tmp_path: Path, kind: str, fault: str, bound_by: str, codes: set[str]
+    tmp_path: Path, kind: str, fault: str, bound_by: str, codes: set[str], others: set[str]
 ) -> None:
     answered = set()
     for found in reports(tmp_path, kind, fault, 4):
@@ -119,6 +119,7 @@ def test_each_fault_is_named_and_answered(
             assert predicted["low_ns"] <= predicted["step_ns_after"] <= predicted["high_ns"]
             assert predicted["step_ns_before"] == found["step_time"]["median_ns"]
     assert codes <= answered
+    assert not others & answered
 
 
 def test_idle_gpus_are_those_of_the_side_that_waits(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_idle_gpus_are_those_of_the_side_that_waits(tmp_path: Path) -> None:
     assert idle["rollout"] == pytest.approx(1 - rollout / step, abs=0.15)
 
 
-def test_nothing_is_said_of_gpus_that_no_line_tells(tmp_path: Path) -> None:
+def test_nothing_is_said_of_gpus_and_lengths_that_no_line_tells(tmp_path: Path) -> None:
     log = tmp_path / "a.jsonl"
     rows = (f'{{"step": {n}, "timing/train/generation": 5.0, "timing/train/total_step_time": 9.0}}' for n in range(9))
     log.write_text("\n".join(rows))
@@ -139,6 +140,9 @@ def test_nothing_is_said_of_gpus_that_no_line_tells(tmp_path: Path) -> None:
     assert (pool["pool"], pool["gpus"]) == ("all", None)
     assert pool["idle_frac"] == pytest.approx(4 / 9)
     assert all(gain["predicted"] is None for gain in section["gains"])
+    report = gpuscope.analyze(log).report
+    told = {one["code"] for one in (*report["suggestions"], *report["advice"]["unpredicted"])}
+    assert not told & {"cap_response", "asynchronous_rollouts"}  # no lengths of responses
 
 
 def test_the_timeline_holds_every_part(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_comparisons_and_plans(samples: Path, capsys: pytest.CaptureFixture[str]
     for cluster in ("8xH100", "2x8xA100"):
         done = call(capsys, "advise", "--model", "llama-3-8b", "--cluster", cluster, "--json")
         fits(json.loads(done.stdout), "plan")
+    fits(json.loads(call(capsys, "query", pair[0], "SELECT rank, name FROM host_events", "--json").stdout), "query")
 
 
 def printing_json(group: click.Group, path: str = "") -> Iterator[str]:
