@@ -90,6 +90,28 @@ def test_each_framework_has_its_step_by_role(tmp_path: Path, name: str) -> None:
         assert sum(step["by_role_ns"].values()) == step["dur_ns"]
 
 
+@pytest.mark.parametrize("new_style", [False, True])
+def test_tensorboards_event_files_are_read(tmp_path: Path, new_style: bool) -> None:
+    pytest.importorskip("tensorboard")
+    writers = pytest.importorskip("torch.utils.tensorboard")
+    with writers.SummaryWriter(str(tmp_path)) as writer:
+        for step in range(1, 5):
+            for name, seconds in {"gen": 20.0, "reward": 1.5, "update_actor": 8.0, "step": 36.5}.items():
+                writer.add_scalar(f"timing_s/{name}", seconds, step, new_style=new_style)
+            writer.add_text("notes", "no number", step)
+    [path] = tmp_path.iterdir()
+    roles = gpuscope.analyze(path).report["roles"]
+    assert roles["framework"] == "verl"
+    assert [(step["step"], step["dur_ns"]) for step in roles["steps"]] == [(n, 36_500_000_000) for n in range(1, 5)]
+    assert roles["steps"][0]["by_role_ns"]["rollout"] == 20_000_000_000
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    assert problems(path)["record_unreadable"] == 1
+    path.write_bytes(whole[:200] + bytes([255] * 16) + whole[200:])
+    with pytest.raises(InputError, match="damaged"):
+        open_trace(path)
+
+
 def problems(path: Path, *, partial: bool = False) -> dict[str, int]:
     return {one.code: one.count for one in open_trace(path, partial=partial).problems}
 

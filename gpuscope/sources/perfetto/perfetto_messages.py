@@ -1,18 +1,15 @@
 """The messages of a Perfetto trace that torch.profiler writes, as classes of the protobuf runtime.
 
 Names and numbers as in google/perfetto `protos/perfetto/trace/**`; a field that is not listed is skipped when a message
-is parsed. Text is declared as bytes, so that names that are not UTF-8 can be counted and shown. The classes are made
-from the lists below when this module is imported: generated code would tie gpuscope to one range of protobuf's versions
-(docs/decisions/2026-11-22-pftrace-by-protobuf.md).
+is parsed. Text is declared as bytes, so that names that are not UTF-8 can be counted and shown.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from gpuscope.sources.protobuf_messages import message_classes
 
-_PACKAGE = "gpuscope.perfetto"
 _MESSAGES: dict[str, str] = {
     # Fields that only other recorders write are declared to tell what is in their traces.
     "TracePacket": """timestamp:8:uint64 timestamp_clock_id:58:uint32 sequence:10:uint32 sequence_flags:13:uint32
@@ -52,31 +49,7 @@ _MESSAGES: dict[str, str] = {
     "BufferStats": "chunks_overwritten:3:uint64 chunks_discarded:18:uint64 trace_writer_packet_loss:19:uint64",
 }
 
-
-def _message_classes() -> dict[str, Any]:
-    proto = descriptor_pb2.FileDescriptorProto(name="gpuscope_perfetto.proto", package=_PACKAGE, syntax="proto2")
-    for name, fields in _MESSAGES.items():
-        message = proto.message_type.add(name=name)
-        for entry in fields.split():
-            _declare(message, *entry.split(":"))
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(proto)
-    found = {name: pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in _MESSAGES}
-    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in found.items()}
-
-
-def _declare(message: Any, name: str, number: str, kind: str) -> None:
-    field = descriptor_pb2.FieldDescriptorProto
-    plain = kind.removesuffix("*")
-    label = field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
-    declared = message.field.add(name=name, number=int(number), label=label)
-    if plain in _MESSAGES:
-        declared.type, declared.type_name = field.TYPE_MESSAGE, f".{_PACKAGE}.{plain}"
-    else:
-        declared.type = getattr(field, f"TYPE_{plain.upper()}")
-
-
-_CLASSES = _message_classes()
+_CLASSES = message_classes("gpuscope.perfetto", _MESSAGES)
 TracePacket: Any = _CLASSES["TracePacket"]
 BEGIN, END = 1, 2
 """`TrackEvent.Type`."""
