@@ -166,8 +166,8 @@ FAILS = "test_faults_put_in.py::test_a_request_that_fails"
 FORCED = "test_nccl_settings.py::test_what_a_log_shows_to_be_forced_is_unset"
 OTHER_SIZES = "test_nccl_settings.py::test_sizes_that_the_job_does_not_send_are_none_of_its_business"
 PAGES = "test_paging_advice.py::test_what_is_prefetched_already_is_left_alone"
-ROLES = "test_roles.py::test_each_fault_is_named_and_answered"
-LENGTHS = "test_roles.py::test_nothing_is_said_of_gpus_and_lengths_that_no_line_tells"
+ROLES = "test_role_analysis.py::test_each_fault_is_named_and_answered"
+LENGTHS = "test_role_analysis.py::test_nothing_is_said_of_gpus_and_lengths_that_no_line_tells"
 ELSEWHERE = [
     Elsewhere("activation_checkpointing", FAILS),
     Elsewhere("alike_compiled", "test_compilation.py::test_ranks_that_compile_unlike_are_named", COMPILING),

@@ -70,7 +70,8 @@ def test_a_slow_loader_gets_workers(tmp_path: Path) -> None:
     assert (first["code"], first["outcome"], first["kept"]) == ("loader_workers", "faster", True), first
     assert max(found["best_step_ns"], first["measured_ns"]) < 0.9 * found["baseline_step_ns"]
     assert first["low_ns"] <= first["predicted_ns"] <= first["high_ns"] < found["baseline_step_ns"]
-    assert (found["runs"] <= 9, found["losses"]) == (True, "equal")
+    assert found["runs"] <= 9
+    assert found["losses"] in ("equal", "seen_once")  # once where one run settles each change
     assert json.loads((tmp_path / "tuned/result.json").read_text()) == found
     assert "+for batch in DataLoader(Decoded(), batch_size=4, num_workers=" in (tmp_path / "mine.txt").read_text()
     assert "loader_workers" in (tmp_path / "page.html").read_text()
