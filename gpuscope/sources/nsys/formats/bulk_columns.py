@@ -51,7 +51,7 @@ def bulk(path: Path, root: int, columns: Sequence[int]) -> list[Array] | None:
         if not (total := int(table.first[-1])):
             return [np.empty(0, np.int64) for _ in columns]
         parts = np.searchsorted(table.first, np.arange(0, total, _ROWS_AT_ONCE)).tolist()
-        # A page with more rows than are read at once leaves parts without any, which would stand in for their neighbour.
+        # A page with more rows than are read at once leaves parts without any, which would hide their neighbours.
         bounds = [(low, high) for low, high in zip(parts, [*parts[1:], len(table.rows)], strict=True) if low < high]
         most = max((int(table.first[high] - table.first[low]) for low, high in bounds))
         order = sorted(set(columns))
