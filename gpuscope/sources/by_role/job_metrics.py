@@ -11,7 +11,6 @@ from pathlib import Path
 from gpuscope.errors import InputError
 from gpuscope.problems import reading, roles
 from gpuscope.sources.by_role.metric_lines import MARKS, OF_A_TRAINER, LineReader, Placement, Row, of_table
-from gpuscope.sources.by_role.tensorboard_events import is_event_file, rows
 from gpuscope.sources.by_role.timer_names import FIGURES, OUTSIDE, PART, STEP, Framework, Timer, framework_of
 from gpuscope.sources.lines import lines
 from gpuscope.sources.pytorch.process_log import ProcessText
@@ -97,7 +96,7 @@ class JobMetricsSource:
 
     def sniff(self, path: Path, head: bytes) -> bool:
         """A timer of such a trainer near its beginning or end, or its command."""
-        if is_event_file(head):
+        if _is_event_file(head):
             return _is_telling(head) or _is_telling(_tail(path))
         if path.is_dir() or path.suffix == ".py" or b"\0" in head or head.lstrip()[:1] in (b"[", b"<"):
             return False
@@ -134,7 +133,9 @@ def _rows(
     path: Path, builder: TraceBuilder, options: ReadOptions, placement: Placement, process: ProcessText
 ) -> Iterator[Row]:
     with path.open("rb") as file:
-        if is_event_file(file.read(64)):
+        if _is_event_file(file.read(64)):
+            from gpuscope.sources.by_role.tensorboard_events import rows  # protobuf: not at every start
+
             yield from rows(path, options, builder)
             return
     text = (line.decode(errors="replace") for line in lines(path, options, builder))
@@ -193,6 +194,11 @@ def _add_figures(builder: TraceBuilder, number: int, own: Mapping[str, float]) -
         "value": [round(value * 1e6) for value in own.values()],
     }
     builder.add("role_figures", len(own), columns)
+
+
+def _is_event_file(head: bytes) -> bool:
+    """TensorBoard's first event holds the version of the format."""
+    return b"brain.Event:2" in head[:64]
 
 
 def _is_telling(text: bytes) -> bool:

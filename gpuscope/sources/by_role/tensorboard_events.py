@@ -21,8 +21,6 @@ from gpuscope.sources.protobuf_messages import message_classes
 from gpuscope.sources.source import ReadOptions
 from gpuscope.trace.builder import TraceBuilder
 
-MARK = b"brain.Event:2"
-"""In the first event of a file: the version of the format."""
 _LARGEST = 64 << 20
 """Bytes: an event longer than that is none."""
 _CLASSES = message_classes(
@@ -34,11 +32,6 @@ _CLASSES = message_classes(
         "Tensor": "content:4:bytes float_val:5:float* double_val:6:double*",
     },
 )
-
-
-def is_event_file(head: bytes) -> bool:
-    """By the beginning of a file."""
-    return MARK in head[:64]
 
 
 def rows(path: Path, options: ReadOptions, builder: TraceBuilder) -> Iterator[Row]:
