@@ -11,18 +11,17 @@ from gpuscope.analyzers.base.analyzer import Attributed
 from gpuscope.analyzers.base.lanes import LaneSummary
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.facts.steady_state import SteadyState
+from gpuscope.analyzers.serving.served_steps import Batches
 from gpuscope.analyzers.verdict import verdict
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import class_of
-from gpuscope.schema.document import BatchEntry, BreakdownEntry, RankEntry, Stalls, StepEntry
+from gpuscope.schema.document import BreakdownEntry, RankEntry, Stalls, StepEntry
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.naming.serving_names import Phase
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 Causes = Mapping[str, Attributed]
-Batches = Mapping[tuple[int, int], tuple[Phase | None, BatchEntry | None]]
 
 
 def judged_causes(steady: SteadyState, lane: LaneSummary, causes: Causes) -> dict[str, Attributed]:

@@ -109,7 +109,7 @@ def _diagnosis(
     found: Diagnosis = {
         "schema_version": SCHEMA_VERSION,
         "gpuscope_version": __version__,
-        "trace": _trace(facts, given, parallelism),
+        "trace": _trace(facts, given, parallelism, serves=bool(batches)),
         "verdict": verdict.decide(_weigh(facts, causes, problems, results, given)),
         "ranks": [rank_entry(facts, lane, causes[lane.key]) for lane in lanes],
         "steps": [step for lane in lanes for step in step_entries(facts.steady, lane, causes[lane.key], batches)],
@@ -138,8 +138,8 @@ def _diagnosis(
     lines = {row["kernel"]: row["place"] for row in facts.trace.rows("compiled_kernels")}
     if sections.SERVING_STEPS in given:
         measured = given[sections.SERVING_STEPS]
-        served = served_steps(facts, causes, measured)
-        diagnosis["serving"] = serving_section(served, diagnosis["trace"]["frameworks"], captured_sizes(facts.trace))
+        served = served_steps(facts, causes, batches, measured)
+        diagnosis["serving"] = serving_section(served, diagnosis["trace"]["frameworks"], captured_sizes(batches))
         of_server = serving_findings(served, diagnosis["serving"])
         diagnosis["findings"] += [with_per_step(one, facts.step_ns) for one in of_server]
     diagnosis["call_tree"] = places.led_to_lines(diagnosis["call_tree"], lines)
@@ -205,7 +205,7 @@ def _unsettled(results: Sequence[Result]) -> set[str]:
     return {cause for analyzer in analyzers if analyzer.name in ended_early for cause in analyzer.causes}
 
 
-def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceEntry:
+def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int], *, serves: bool) -> TraceEntry:
     trace, clock_error = facts.trace, given.get(sections.CLOCK_ERROR)
     compared = sections.SLOWDOWN in given  # which takes the word of the ranks' recorder for one clock
     files = trace.ranks_by_file()
@@ -229,7 +229,7 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int]) -> TraceE
         "clock_provenance": "measured" if clock_error is not None else "assumed" if compared else None,
         "clock": clock_entry(facts, compared),
         "frameworks": frameworks(trace.names.names, {description for description, _ in groups}, formats),
-        "program": "server" if batches_of(trace) else program(trace.names.names, formats, bool(facts.lanes)),
+        "program": "server" if serves else program(trace.names.names, formats, bool(facts.lanes)),
         "parallelism": parallelism(groups) or dict(named),  # one group of all ranks says nothing of its purpose
     }
 

@@ -20,6 +20,8 @@ from gpuscope.trace.naming.serving_names import Phase
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
+Batches = Mapping[tuple[int, int], tuple[Phase | None, BatchEntry | None]]
+"""Phase and batch by rank and number of the step."""
 COUNTS = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
 
 
@@ -63,7 +65,7 @@ class ServedStep:
         return None if self.batch is None else self.batch[count]  # type: ignore[literal-required]
 
 
-def batches_of(trace: Trace) -> dict[tuple[int, int], tuple[Phase | None, BatchEntry | None]]:
+def batches_of(trace: Trace) -> Batches:
     """Phase and batch of a server's steps by rank and number; empty of other programs."""
     table, names = trace["steps"], trace.names
     if not serves(trace):
@@ -78,24 +80,23 @@ def batches_of(trace: Trace) -> dict[tuple[int, int], tuple[Phase | None, BatchE
     return found
 
 
-def captured_sizes(trace: Trace) -> set[int]:
+def captured_sizes(batches: Batches) -> set[int]:
     """Sizes that graphs were captured for. vLLM's ranges of captures hold nothing that runs on the device."""
-    told = (batch["decode_tokens"] for phase, batch in batches_of(trace).values() if phase == "capture" and batch)
+    told = (batch["decode_tokens"] for phase, batch in batches.values() if phase == "capture" and batch)
     return {size for size in told if size is not None}
 
 
 def served_steps(
-    facts: RunFacts, causes: Mapping[LaneKey, Mapping[str, Attributed]], measured: Sequence[ServingStep]
-) -> list[ServedStep]:
+    facts: RunFacts, causes: Mapping[LaneKey, Mapping[str, Attributed]], batches: Batches,
+    measured: Sequence[ServingStep],
+) -> list[ServedStep]:  # fmt: skip
     """Of all devices, in the order of the lanes, of each in order of time; without what ran before the first."""
-    batches = batches_of(facts.trace)
     of = {(one["rank"], one["device"], one["step"]): one for one in measured}
     return [step for lane in facts.lanes for step in _of_lane(facts, lane, causes.get(lane.key, {}), batches, of)]
 
 
 def _of_lane(
-    facts: RunFacts, lane: LaneSummary, causes: Mapping[str, Attributed],
-    batches: Mapping[tuple[int, int], tuple[Phase | None, BatchEntry | None]],
+    facts: RunFacts, lane: LaneSummary, causes: Mapping[str, Attributed], batches: Batches,
     measured: Mapping[tuple[int, int, int], ServingStep],
 ) -> Iterator[ServedStep]:  # fmt: skip
     for place, (step, parts) in enumerate(zip(lane.steps, lane.step_breakdowns, strict=True)):
