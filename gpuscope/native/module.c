@@ -14,6 +14,7 @@
 #include "kineto_scan.h"
 #include "launched.h"
 #include "longest_path.h"
+#include "packet_scan.h"
 #include "spans.h"
 #include "sqlite_pages.h"
 
@@ -745,6 +746,41 @@ static PyObject *py_table_columns(PyObject *self, PyObject *args)
     return result;
 }
 
+/* ---- packets(text, largest) ---- */
+
+static PyObject *py_packets(PyObject *self, PyObject *args)
+{
+    Py_buffer text;
+    Py_ssize_t largest;
+    gs_packets found = {0};
+    PyObject *result = NULL;
+    int done = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*n:packets", &text, &largest))
+        return NULL;
+    if ((uint64_t)text.len > UINT32_MAX || largest < 0)
+        PyErr_SetString(PyExc_ValueError, "a text of 4 GiB at most");
+    else {
+        Py_BEGIN_ALLOW_THREADS
+        done = gs_scan_packets(text.buf, (size_t)text.len, (size_t)largest, &found);
+        Py_END_ALLOW_THREADS
+        if (!done)
+            PyErr_NoMemory();
+    }
+    if (done) {
+        PyObject *rows = copied(found.rows, found.count, GS_PACKET_COLUMNS * sizeof *found.rows);
+        PyObject *waits = COPIED(found.waits, found.wait_count);
+        if (rows && waits)
+            result = Py_BuildValue("nOO", (Py_ssize_t)found.end, rows, waits);
+        Py_XDECREF(rows);
+        Py_XDECREF(waits);
+    }
+    free(found.rows);
+    free(found.waits);
+    PyBuffer_Release(&text);
+    return result;
+}
+
 /* ---- longest_path(src, dst, lag, dur, start, end) ---- */
 
 static int below(const int64_t *places, size_t count, size_t limit)
@@ -811,6 +847,7 @@ static PyMethodDef methods[] = {
     {"in_order", py_in_order, METH_VARARGS, "in_order(stream, issue, waits, lasts, recorded_end, free, low, least) -> (start, end)"},
     {"table_pages", py_table_pages, METH_VARARGS, "table_pages(file, size, used, root, pages, rows) -> how many"},
     {"table_columns", py_table_columns, METH_VARARGS, "table_columns(file, size, used, pages, rows, columns, out) -> whether it could"},
+    {"packets", py_packets, METH_VARARGS, "packets(text, largest) -> (where the last whole one ends, rows, waits)"},
     {"release_memory", py_release_memory, METH_NOARGS, "release_memory(): freed memory goes back to the system"},
     {"union", py_union, METH_VARARGS, "union(start, end) -> (start, end), or None where they are not in order of start"},
     {"intersect", py_intersect, METH_VARARGS, "intersect(start, end, other_start, other_end) -> (start, end)"},
@@ -829,7 +866,7 @@ static int fill(PyObject *module)
     PyObject *type = PyType_FromSpec(&codes_spec);
     int done = type ? PyModule_AddObjectRef(module, "Codes", type) : -1;
     Py_XDECREF(type);
-    return done < 0 ? done : PyModule_AddIntConstant(module, "INTERFACE", 3); /* as gpuscope.native has it */
+    return done < 0 ? done : PyModule_AddIntConstant(module, "INTERFACE", 4); /* as gpuscope.native has it */
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill}, {0, NULL}};

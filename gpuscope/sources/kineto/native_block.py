@@ -59,7 +59,7 @@ class Native:
                 block.counters = _counters.decode(_array(text, found["counters"]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        names = _codes(self._name_codes, text, found["names"], self._name)
+        names = text_codes(self._name_codes, text, found["names"], self._name)
         threads = _texts(text, found["processes"]), _texts(text, found["threads"])
         places = np.array([self._place(pair) for pair in zip(*threads, strict=True)], np.int64)
         drawn = _texts(text, found["row_processes"]), _texts(text, found["row_threads"])
@@ -110,7 +110,8 @@ class Native:
             for row in np.flatnonzero(dims[:, 1] == len(_NULL)).tolist():
                 recorded[row] = bytes(text[dims[row, 0] :][: len(_NULL)]) != _NULL
             there = np.flatnonzero(recorded)
-            columns = (_codes(self._text_codes, text, spans[there], self._text) for spans in (dims, types, concrete))
+            texts = (spans[there] for spans in (dims, types, concrete))
+            columns = (text_codes(self._text_codes, text, spans, self._text) for spans in texts)
             return Shapes(np.asarray(rows)[there].tolist(), *columns)
 
         return shapes
@@ -119,7 +120,7 @@ class Native:
         return self._texts[text or _NULL]
 
 
-def _codes(
+def text_codes(
     known: Any, text: bytes | memoryview, spans: bytearray | Spans, code: Callable[[bytes], int]
 ) -> npt.NDArray[np.int32]:
     """The code of each text; `code` gives that of one seen for the first time."""

@@ -7,17 +7,19 @@ from typing import Any
 
 import msgspec
 
+from gpuscope.sources.perfetto.packet_rows import number_in
+from gpuscope.trace.schema import NA
+
 _NUMBERS = frozenset({"In msg nelems", "Out msg nelems", "Group size", "Seq", "Src Rank", "Dst Rank", "Rank"})
 """Arguments of a collective that are numbers; extra data of a render stage are always text."""
-_DIGITS = 18
 
 
 def arguments(annotations: Iterable[Any]) -> dict[str, Any]:
     """The annotations of a track event by name."""
-    return {text(one.name): _value(one) for one in annotations}
+    return {text(one.name): value_of(one) for one in annotations}
 
 
-def _value(annotation: Any) -> Any:
+def value_of(annotation: Any) -> Any:
     """What an annotation holds; an empty list, where it holds nothing: the encoder writes empty lists so."""
     for field, value in annotation.ListFields():
         kind = field.name
@@ -26,7 +28,7 @@ def _value(annotation: Any) -> Any:
         if kind in ("int_value", "uint_value", "double_value", "bool_value"):
             return value
         if kind == "array_values":
-            return [_value(one) for one in value]
+            return [value_of(one) for one in value]
         if kind == "dict_entries":
             return arguments(value)
     return []
@@ -37,20 +39,14 @@ def collective_arguments(extra: dict[bytes, bytes]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in extra.items():
         name, told = text(key), text(value)
-        number = number_in(value) if name in _NUMBERS else None
-        found[name] = told if number is None else number
+        number = number_in(value) if name in _NUMBERS else NA
+        found[name] = told if number == NA else number
     return found
 
 
 def as_json(found: dict[str, Any]) -> msgspec.Raw:
     """Arguments as JSON text, as the readers of torch.profiler's JSON take them."""
     return msgspec.Raw(msgspec.json.encode(found))
-
-
-def number_in(value: bytes) -> int | None:
-    """A whole number written in digits; None for anything else."""
-    digits = value[1:] if value[:1] == b"-" else value
-    return int(value) if digits.isdigit() and len(digits) <= _DIGITS else None
 
 
 def text(value: bytes) -> str:

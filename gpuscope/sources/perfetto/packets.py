@@ -7,6 +7,7 @@ A trace is the protobuf message `Trace` with the one field `packet` = 1, so that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from gpuscope.errors import InputError
@@ -15,7 +16,7 @@ from gpuscope.sources import stream
 TAG = 0x0A
 _LONGEST_LENGTH = 10
 """Bytes of a varint at most."""
-_LARGEST = 64 << 20
+LARGEST = 64 << 20
 """A single packet larger than this is no packet: the file is not what it seems."""
 _MORE = 0x80
 _SURE = 2
@@ -25,25 +26,31 @@ class DamagedError(Exception):
     """What follows is no packet."""
 
 
-def packets(path: Path, advance: Callable[[int], None] | None = None) -> Iterator[bytes]:
-    """Each packet's bytes.
+def texts(path: Path, take: Callable[[bytes], int], advance: Callable[[int], None] | None = None) -> None:
+    """Gives `take` the file's bytes piece by piece, from the beginning of a packet on; it says how far it took them.
 
     Raises `stream.TruncatedError` where the file ends inside a packet, `DamagedError` where no packet begins where one
     should, `InputError` where the file can't be read.
     """
-    buffer, at = b"", 0
+    left = b""
     for block in stream.blocks(path, advance):
-        buffer, at = buffer[at:] + block, 0
-        while (bounds := _packet(buffer, at)) is not None:
-            start, end = bounds
-            if end - start > _LARGEST:
-                raise InputError(f"{path}: a packet of more than {_LARGEST >> 20} MiB: not a trace")
-            if end > len(buffer):
-                break
-            yield buffer[start:end]
-            at = end
-    if at < len(buffer):
+        text = left + block
+        left = text[take(text) :]
+        if (bounds := _packet(left, 0)) is not None and bounds[1] - bounds[0] > LARGEST:
+            raise InputError(f"{path}: a packet of more than {LARGEST >> 20} MiB: not a trace")
+    if left:
         raise stream.TruncatedError(f"{path}: ends inside a packet")
+
+
+def whole(text: bytes) -> Iterator[tuple[int, int]]:
+    """Where the packets at the beginning of a text start and end; not one that is cut off, damaged or too large."""
+    end = 0
+    with suppress(DamagedError):
+        while (bounds := _packet(text, end)) is not None:
+            start, end = bounds
+            if end > len(text) or end - start > LARGEST:
+                return
+            yield bounds
 
 
 def framed(packet: bytes) -> bytes:
@@ -67,7 +74,7 @@ def begins_with_packets(head: bytes) -> bool:
             start, end = bounds
             if end > len(head):
                 # Of a first packet that is longer than the head, its own beginning has to do.
-                return whole > 0 or (0 < end - start <= _LARGEST and _begins_with_field(head[start:]))
+                return whole > 0 or (0 < end - start <= LARGEST and _begins_with_field(head[start:]))
             if not _well_formed(head[start:end]):
                 return whole >= _SURE
             at, whole = end, whole + 1

@@ -51,6 +51,7 @@ _MESSAGES: dict[str, str] = {
 
 _CLASSES = message_classes("gpuscope.perfetto", _MESSAGES)
 TracePacket: Any = _CLASSES["TracePacket"]
+DebugAnnotation: Any = _CLASSES["DebugAnnotation"]
 BEGIN, END = 1, 2
 """`TrackEvent.Type`."""
 STATE_CLEARED, NEEDS_STATE = 1, 2

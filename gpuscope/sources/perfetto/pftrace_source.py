@@ -14,7 +14,7 @@ from gpuscope.problems import reading
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.event_columns import EventColumns
 from gpuscope.sources.kineto.recorded_run import RecordedRun
-from gpuscope.sources.perfetto.packets import DamagedError, begins_with_packets, packets
+from gpuscope.sources.perfetto.packets import DamagedError, begins_with_packets, texts
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 
@@ -48,8 +48,7 @@ class PftraceSource:
         found = TorchPackets(builder, columns)
         cut_off = ""
         try:
-            for packet in packets(path, options.advance):
-                found.take(packet)
+            texts(path, found.take, options.advance)
         except stream.TruncatedError as error:
             cut_off = str(error)
         except DamagedError as error:
@@ -57,16 +56,17 @@ class PftraceSource:
         found.finish(bool(cut_off))
         if cut_off and not options.partial:
             raise InputError(cut_off, hint="copy it again, or pass --partial to analyse what is left")
-        if not found.work:
-            raise InputError(_nothing_of_torch(path, found.other, found.undecodable), hint=_RECORD)
+        state = found.reading
+        if not state.work:
+            raise InputError(_nothing_of_torch(path, state.other, state.undecodable), hint=_RECORD)
         problem, name = builder.problem, path.name
         problem(reading.TRUNCATED, int(bool(cut_off)), file=name, what="packets")
-        problem(reading.UNDECODABLE_PACKET, found.undecodable, file=name)
+        problem(reading.UNDECODABLE_PACKET, state.undecodable, file=name)
         problem(reading.UNPAIRED_SLICE, found.unpaired, file=name)
         problem(reading.INVALID_UTF8, found.invalid_utf8, file=name)
-        for what, count in sorted(found.other.items()):
+        for what, count in sorted(state.other.items()):
             problem(reading.UNKNOWN_PACKETS, count, file=name, what=what.replace("_", " "))
-        header = {"distributedInfo": found.world}
+        header = {"distributedInfo": state.world}
         # This back end is CUPTI's: there was a device, even where nothing ran on it.
         run = RecordedRun(
             builder, columns, path, header, fmt=self.name, dropped_records=found.dropped, on_device=True,

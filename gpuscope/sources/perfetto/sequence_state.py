@@ -52,7 +52,8 @@ class Tracks:
 
     threads: dict[int, tuple[int | None, int | None]] = field(default_factory=dict)
     names: dict[tuple[int, int], str] = field(default_factory=dict)
-    _overhead: set[int] = field(default_factory=set)
+    overhead: set[int] = field(default_factory=set)
+    """Tracks of the profiler's own work."""
 
     def take(self, track: Any) -> None:
         """Take in a track descriptor."""
@@ -61,22 +62,18 @@ class Tracks:
             self.threads[track.uuid] = pid, tid
             if track.thread.thread_name:
                 self.names[pid, tid] = text(track.thread.thread_name)
-            if track.parent_uuid in self._overhead:
-                self._overhead.add(track.uuid)
+            if track.parent_uuid in self.overhead:
+                self.overhead.add(track.uuid)
         elif track.HasField("process"):
             self.threads[track.uuid] = _signed(track.process.pid), 0
             if track.process.process_name == OVERHEAD:
-                self._overhead.add(track.uuid)
+                self.overhead.add(track.uuid)
         else:
             self.threads[track.uuid] = None, track.uuid % _MASKED
 
     def thread(self, uuid: int) -> tuple[int | None, int | None]:
         """(pid, tid) of a track; of one that was never described its own number stands for the thread."""
         return self.threads.get(uuid, (None, uuid % _MASKED))
-
-    def is_overhead(self, uuid: int) -> bool:
-        """Whether the track shows the profiler's own work."""
-        return uuid in self._overhead
 
 
 def _signed(number: int) -> int:

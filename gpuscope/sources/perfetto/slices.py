@@ -6,79 +6,88 @@ are paired so track by track, which gives the same for a whole file and confines
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-import msgspec
+import numpy as np
+import numpy.typing as npt
 
-
-@dataclass(slots=True)
-class Slice:
-    """One slice; times in ns."""
-
-    start: int
-    track: int
-    name: int
-    """Its code in the pool of names."""
-    category: str
-    told: msgspec.Raw | None
-    """Its arguments as JSON, where they are wanted later: a message takes several times their room."""
-    number: int
-    """Of a CUDA call its correlation id, of an operator its External id; `NA` where there is none."""
-    end: int = 0
+Columns = dict[str, npt.NDArray[Any]]
 
 
-class SliceGroup:
-    """Collects one group."""
+@dataclass
+class Paired:
+    """Slices in order of their begins."""
 
-    def __init__(self) -> None:
-        self._begun: list[Slice] = []
-        self._ended: list[tuple[int, int]] = []
+    columns: Columns
+    """Those of the begins, with `end`."""
+    unpaired: int
 
-    def begin(self, one: Slice) -> None:
-        """Take in a begin."""
-        self._begun.append(one)
 
-    def end(self, time: int, track: int) -> None:
-        """Take in an end."""
-        self._ended.append((time, track))
+@dataclass
+class SliceGroups:
+    """Collects begins and ends until their groups are whole."""
+
+    _begins: list[Columns] = field(default_factory=list)
+    _ends: list[Columns] = field(default_factory=list)
+    _group: int = 0
+    _ending: bool = False
+    """Whether the next begin belongs to another group."""
+
+    def take(self, ends: npt.NDArray[np.bool_], begin: Columns, end: Columns) -> Paired | None:
+        """Take in begins and ends, in the order of `ends` (which of them are ends); `begin` and `end` have `track` and
+        what else is known of each. Gives the slices of the groups that are whole now, None where no group ended."""
+        before = np.concatenate(([self._ending], ends[:-1]))
+        group = self._group + np.cumsum(before & ~ends)
+        self._begins.append({**begin, "group": group[~ends]})
+        self._ends.append({**end, "group": group[ends]})
+        if not len(ends) or group[-1] == self._group:
+            self._ending = bool(ends[-1]) if len(ends) else self._ending
+            return None
+        self._group, self._ending = int(group[-1]), bool(ends[-1])
+        begun, ended = _joined(self._begins), _joined(self._ends)
+        self._begins, self._ends = ([_some(part, part["group"] == self._group)] for part in (begun, ended))
+        begun, ended = (_some(part, part["group"] < self._group) for part in (begun, ended))
+        return _paired(begun, ended, cut_off=False)
 
     @property
-    def is_ending(self) -> bool:
-        """Whether the next begin belongs to another group."""
-        return bool(self._ended)
+    def has_more(self) -> bool:
+        """Whether a group has begun."""
+        return any(len(part["track"]) for part in self._begins)
 
-    def paired(self, cut_off: bool = False) -> tuple[list[Slice], int]:
-        """The slices in order of their begins, and how many could not be paired; the group is empty afterwards.
-
-        Of a track with unequal numbers nothing is paired, since any pair may be wrong; only where the file was cut off
-        (`cut_off`) ends are missing behind all others, and those that are there are right.
-        """
-        begun, ended = self._begun, self._ended
-        self._begun, self._ended = [], []
-        begins = defaultdict[int, int](int)
-        for one in begun:
-            begins[one.track] += 1
-        ends: dict[int, list[int]] = defaultdict(list)
-        for time, track in ended:
-            ends[track].append(time)
-        usable = {
-            track: iter(times)
-            for track, times in ends.items()
-            if len(times) == begins[track] or (cut_off and len(times) < begins[track])
-        }
-        lost = sum(max(count, len(ends[track])) for track, count in begins.items() if track not in usable)
-        lost += sum(len(times) for track, times in ends.items() if track not in begins)
-        found = list(_closed(begun, usable))
-        if cut_off:
-            lost = len(begun) - len(found)
-        return found, lost
+    def rest(self, cut_off: bool) -> Paired | None:
+        """The slices of the last group, after which nothing is left; `cut_off` where the file ends early."""
+        begins, ends, self._begins, self._ends = self._begins, self._ends, [], []
+        return _paired(_joined(begins), _joined(ends), cut_off) if begins else None
 
 
-def _closed(begun: list[Slice], ends: dict[int, Iterator[int]]) -> Iterator[Slice]:
-    for one in begun:
-        end = next(ends[one.track], None) if one.track in ends else None
-        if end is not None:
-            one.end = end
-            yield one
+def _some(columns: Columns, rows: npt.NDArray[Any]) -> Columns:
+    return {name: column[rows] for name, column in columns.items()}
+
+
+def _joined(parts: list[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _paired(begins: Columns, ends: Columns, cut_off: bool) -> Paired:
+    """Pair what has the same group and track.
+
+    Where their numbers differ nothing is paired, since any pair may be wrong; only where the file was cut off ends are
+    missing behind all others, and those that are there are right.
+    """
+    tracks, track = np.unique(np.concatenate((begins["track"], ends["track"])), return_inverse=True)
+    group = np.concatenate((begins["group"], ends["group"]))
+    key = np.unique(group * len(tracks) + track, return_inverse=True)[1]
+    begin_key, end_key = np.split(key, [len(begins["track"])])
+    keys = int(key.max(initial=-1)) + 1
+    begun, ended = np.bincount(begin_key, minlength=keys), np.bincount(end_key, minlength=keys)
+    usable = (begun == ended) | (cut_off & (ended < begun))
+    by_begin, by_end = np.argsort(begin_key, kind="stable"), np.argsort(end_key, kind="stable")
+    place = np.arange(len(by_begin)) - (np.cumsum(begun) - begun)[begin_key[by_begin]]
+    by_begin = by_begin[usable[begin_key[by_begin]] & (place < ended[begin_key[by_begin]])]
+    by_end = by_end[usable[end_key[by_end]]]
+    order = np.argsort(by_begin)
+    rows = by_begin[order]
+    columns = {**_some(begins, rows), "end": ends["end"][by_end[order]]}
+    unpaired = len(begin_key) - len(rows) if cut_off else int(np.maximum(begun, ended)[~usable].sum())
+    return Paired(columns, unpaired)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from helpers.kineto import kernel, note, write
 import gpuscope
 from gpuscope.analyzers.run import perfetto_export
 from gpuscope.errors import InputError
-from gpuscope.sources.perfetto.packets import packets
+from gpuscope.sources.perfetto.packets import whole
 from gpuscope.sources.perfetto.perfetto_messages import BEGIN, TracePacket
 
 Span = tuple[str, int, int]
@@ -27,8 +28,9 @@ def read(path: Path) -> tuple[list[Span], dict[int, list[str]]]:
     stacks: dict[int, list[tuple[str, int]]] = defaultdict(list)
     spans: list[Span] = []
     flows: dict[int, list[str]] = defaultdict(list)
-    for data in packets(path):
-        packet: Any = TracePacket.FromString(data)
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    for begin, end in whole(content):
+        packet: Any = TracePacket.FromString(content[begin:end])
         for one in packet.interned_data.event_names:
             names[one.iid] = one.name.decode()
         if not packet.HasField("track_event"):

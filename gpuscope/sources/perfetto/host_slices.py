@@ -1,0 +1,184 @@
+"""What ran on the host, and the profiler's own rows of waits: slices of tracks, as blocks of Kineto's rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from gpuscope import native
+from gpuscope.sources.kineto.event_block import CATEGORIES, Block, Rows, Shapes, Work
+from gpuscope.sources.kineto.launched_collectives import RANGE
+from gpuscope.sources.kineto.native_block import text_codes
+from gpuscope.sources.perfetto.annotation_values import arguments, as_json, text, value_of
+from gpuscope.sources.perfetto.packet_rows import (
+    BY_MESSAGE,
+    CATEGORY,
+    CONCRETE,
+    CORRELATION,
+    DIMS,
+    EXTERNAL,
+    FLAGS,
+    KIND,
+    SYNC,
+    TRACK,
+    TYPES,
+    Integers,
+    PacketKind,
+    PacketRows,
+)
+from gpuscope.sources.perfetto.perfetto_messages import DebugAnnotation
+from gpuscope.sources.perfetto.reading import MISSING, Reading
+from gpuscope.sources.perfetto.slices import Columns, Paired, SliceGroups
+from gpuscope.trace.columns.name_pool import PerName
+from gpuscope.trace.naming.shaped_operators import is_shaped
+from gpuscope.trace.schema import NA, Category
+
+_INPUTS = {"dims": (DIMS, "Input Dims"), "types": (TYPES, "Input type"), "concrete": (CONCRETE, "Concrete Inputs")}
+_SYNC, _OVERHEAD, _OPERATOR = "cuda_sync", "overhead", "cpu_op"
+_NOTHING = msgspec.Raw(b"{}")
+
+
+class HostSlices:
+    """Sorts slices into columns, group by group."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.unpaired = 0
+        self._reading = reading
+        self._groups = SliceGroups()
+        self._categories: dict[str, int] = {}
+        self._told: list[msgspec.Raw] = []
+        """Arguments as JSON, where they are wanted later: a message takes several times their room."""
+        self._codes = native.core.Codes() if native.COMPILED else None
+        self._has_arguments = PerName(reading.builder.names, lambda name: name.startswith("gloo:") or name == RANGE)
+        self._is_shaped = PerName(reading.builder.names, is_shaped)
+
+    def take(self, packets: PacketRows, rows: Integers) -> None:
+        """Take in the begins and ends at some rows of a block."""
+        if not len(rows):
+            return
+        ends = packets.rows[rows, KIND] == PacketKind.END
+        begun, ended = rows[~ends], rows[ends]
+        end = {"track": packets.rows[ended, TRACK], "end": self._reading.start_times(packets, ended)}
+        self._hand_over(self._groups.take(ends, self._begins(packets, begun), end))
+
+    def finish(self, cut_off: bool) -> None:
+        """Hand over what is left; `cut_off` where the file ends early."""
+        self._hand_over(self._groups.rest(cut_off))
+
+    def _begins(self, packets: PacketRows, rows: Integers) -> Columns:
+        own, reading = packets.rows[rows], self._reading
+        by_message = own[:, FLAGS] & BY_MESSAGE != 0
+        name = reading.names(packets, rows, lambda row: text(packets.message(row).track_event.name))
+        category = reading.looked_up(
+            packets, rows, CATEGORY, lambda interned: {number: self._category(told)
+                                                       for number, told in interned.categories.items()}
+        )  # fmt: skip
+        for place in np.flatnonzero(by_message & (category == MISSING)).tolist():
+            event = packets.message(int(rows[place])).track_event
+            if event.categories and not event.category_iids:
+                category[place] = self._category(text(event.categories[0]))
+        plain = (category == MISSING) | (category == self._category(""))  # the encoder gives neither of these one
+        sync = plain & (own[:, FLAGS] & SYNC != 0)
+        overhead = np.isin(own[:, TRACK].view(np.uint64), list(reading.tracks.overhead))
+        category[plain] = self._category("")
+        category[plain & overhead] = self._category(_OVERHEAD)
+        category[sync] = self._category(_SYNC)
+        route = self._routes()[category]
+        number = np.where(route == Category.RUNTIME, own[:, CORRELATION], NA)
+        number[category == self._category(_OPERATOR)] = own[category == self._category(_OPERATOR), EXTERNAL]
+        number[plain] = NA
+        told = np.full(len(rows), MISSING, np.int32)
+        for place in np.flatnonzero(sync | (~plain & (self._has_arguments(name) != 0))).tolist():
+            told[place] = len(self._told)
+            self._told.append(as_json(arguments(packets.message(int(rows[place])).track_event.debug_annotations)))
+        shaped = ~plain & (self._is_shaped(name) != 0)
+        return {"track": own[:, TRACK], "start": reading.start_times(packets, rows), "name": name,
+                "category": category.astype(np.int16), "number": number, "told": told,
+                **self._inputs(packets, rows, shaped, by_message)}  # fmt: skip
+
+    def _category(self, name: str) -> int:
+        return self._categories.setdefault(name, len(self._categories))
+
+    def _routes(self) -> npt.NDArray[np.int8]:
+        """By category, where its slices go."""
+        routes = [CATEGORIES.get(name.lower(), Work.OTHER) for name in self._categories]
+        return np.array([Work.OTHER if Work.KERNEL <= route < Work.SYNC else route for route in routes], np.int8)
+
+    def _inputs(
+        self, packets: PacketRows, rows: Integers, wanted: npt.NDArray[np.bool_], by_message: npt.NDArray[np.bool_]
+    ) -> Columns:
+        """Codes of recorded inputs; `MISSING` where there are none, or no one asks."""
+        found = {name: np.full(len(rows), MISSING, np.int32) for name in _INPUTS}
+        for place in np.flatnonzero(wanted & by_message).tolist():
+            told = arguments(packets.message(int(rows[place])).track_event.debug_annotations)
+            for name, (_, key) in _INPUTS.items():
+                if key in told:
+                    found[name][place] = self._reading.columns.texts[bytes(as_json(told[key]))]
+        scanned = np.flatnonzero(wanted & ~by_message)
+        for name, (column, _) in _INPUTS.items():
+            spans = packets.rows[rows[scanned], column]
+            there = scanned[spans != 0]
+            spans = np.stack([spans[spans != 0] >> 32, spans[spans != 0] & 0xFFFFFFFF], axis=1).astype(np.uint32)
+            if len(there):
+                found[name][there] = text_codes(self._codes, packets.text, spans, self._input)
+        return found
+
+    def _input(self, annotation: bytes) -> int:
+        return self._reading.columns.texts[bytes(as_json(value_of(DebugAnnotation.FromString(annotation))))]
+
+    def _hand_over(self, paired: Paired | None) -> None:
+        if paired is None:
+            return
+        self.unpaired += paired.unpaired
+        own = paired.columns
+        good = (own["start"] != NA) & (own["end"] != NA)
+        route = self._routes()[own["category"]]
+        other = np.bincount(own["category"][good & (route == Work.OTHER)], minlength=len(self._categories))
+        named: Counter[str] = Counter()
+        for name, count in zip(self._categories, other.tolist(), strict=True):
+            named[name.lower()] += count
+        block = Block(bad_times=int(np.count_nonzero(~good)), other=+named)
+        sync, host = (np.flatnonzero(good & wanted) for wanted in (route == Work.SYNC, route < Work.KERNEL))
+        if len(sync):
+            columns = {name: own[name][sync] for name in ("start", "end", "name")}
+            block.sync = Rows(route[sync], columns, self._texts(own["told"][sync]), lambda rows: Shapes())  # noqa: ARG005
+        if len(host):
+            block.host = self._host({name: column[host] for name, column in own.items()}, route[host])
+            ids = own["number"][host][route[host] == Category.OP]
+            block.operator_ids = ids[ids != NA]
+        self._reading.work += len(sync) + len(host)
+        self._reading.columns.take(block)
+        self._told = [] if not self._groups.has_more else self._told
+
+    def _host(self, own: Mapping[str, Any], route: npt.NDArray[np.int8]) -> Rows:
+        columns = {name: own[name] for name in ("start", "end", "name")}
+        columns["correlation"] = np.where(route == Category.RUNTIME, own["number"], NA)
+        tracks, places = np.unique(own["track"].view(np.uint64), return_inverse=True)
+        thread = self._reading.tracks.thread
+        threads = [self._reading.columns.threads[thread(track)] for track in tracks.tolist()]
+        columns["thread"] = np.array(threads, np.int64)[places]
+        texts = self._texts(own["told"])
+        code = self._reading.builder.names.find(RANGE)
+        if len(self._reading.world) < 2:
+            for told in texts(np.flatnonzero((own["name"] == code) & (own["told"] != MISSING)).tolist()):
+                self._reading.learn_world(msgspec.json.decode(told))
+
+        def shapes(rows: Sequence[int]) -> Shapes:
+            asked = np.array(rows, np.int64)
+            asked = asked[own["dims"][asked] != MISSING]
+            nothing = self._reading.columns.texts[b"null"]
+            inputs = (np.where(own[name][asked] == MISSING, nothing, own[name][asked]) for name in _INPUTS)
+            return Shapes(asked.tolist(), *inputs)
+
+        return Rows(route, columns, texts, shapes)
+
+    def _texts(self, told: npt.NDArray[np.int32]) -> Any:
+        def texts(rows: Sequence[int]) -> list[Any]:
+            return [_NOTHING if told[row] == MISSING else self._told[told[row]] for row in rows]
+
+        return texts
