@@ -114,6 +114,12 @@ class _ReaderGoneError(Exception):
     """Nobody reads stdout any more (`gpuscope … | head`)."""
 
 
+OUT_OF_MEMORY = (
+    "this process may not take more memory\n"
+    "Hint: --jobs 1 reads one file at a time, --ranks takes some of them; else record fewer steps"
+)
+
+
 @click.group(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gpuscope")
 def cli() -> None:
@@ -146,6 +152,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             _exit_unexpected(error, run)
         click.echo(f"Error: {MissingExtraError(missing)}", err=True)
         sys.exit(MissingExtraError.exit_code)
+    except MemoryError:
+        _show_traceback(run)
+        click.echo(f"Error: {OUT_OF_MEMORY}", err=True)
+        sys.exit(GpuscopeError.exit_code)
     except (_ReaderGoneError, BrokenPipeError):
         # Not an error, but what is left in the buffer can't be flushed any more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -56,6 +56,13 @@ def _nsys(kernels: int, ranges: int) -> Callable[[Path], Path]:
     return make
 
 
+def _packets(folder: Path) -> Path:
+    from benchmarks.waits.packets import synthetic_packets
+
+    path = folder / "packets.pftrace"
+    return path if path.exists() else synthetic_packets(path, 1_200_000)
+
+
 def _ranks(folder: Path) -> Path:
     """Eight ranks of 60 MB, gzipped."""
     from benchmarks.ranks import copies
@@ -91,6 +98,10 @@ ROWS = (
     Row(
         "nsys", "nsys SQLite: 1 M kernels, 3 M calls, 0.5 M ranges", "≤ 2.2 × mere reading, ≤ 350 MB",
         _nsys(1_000_000, 500_000), _analyze, "adbc",
+    ),
+    Row(
+        "pftrace", "`.pftrace`, 174 MB, its tables", "≥ 150 MB/s",
+        _packets, lambda path: ("info", str(path), "--no-cache"),
     ),
     Row(
         "ranks", f"{RANKS} ranks of 60 MB, gzipped, two processes", "no slower than 8 / 1.8 × one rank",

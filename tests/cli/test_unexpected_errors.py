@@ -20,6 +20,20 @@ def broken(*_: object, **__: object) -> None:
     raise ZeroDivisionError("broken on purpose,\n  over two lines")
 
 
+def test_too_little_memory_is_no_bug(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 17.0 MiB")
+
+    monkeypatch.setattr(runner, "build", full)
+    done = call(capsys, "analyze", trace, "--no-store")
+    assert done.returncode == 4
+    assert done.stderr.startswith(
+        "Error: this process may not take more memory\nHint: --jobs 1 reads one file at a time"
+    )
+
+
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A good trace for a broken program."""
