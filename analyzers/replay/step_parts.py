@@ -50,26 +50,29 @@ def parts(graph: Graph, done: Replayed, counted: Mask) -> dict[str, float]:
     communication is what it waits for."""
     totals, gpu = np.zeros(len(PARTS)), _on_device(graph)
     nodes, (start, end) = _computing(graph, done, gpu)
-    rank_of, of_node = graph.nodes["rank"][nodes], graph.nodes["rank"]
     arrival, transfer = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
     calls = np.flatnonzero((arrival >= 0) & (transfer >= 0))
+    arrived, moved = arrival[calls], np.flatnonzero(graph.of(Node.DEVICE) & (graph.nodes["work"] != Kind.COMPUTE))
+    threads = np.flatnonzero(graph.of(Node.HOST, Node.WAIT))
+    busy = _by_rank(graph, nodes, start, end)
+    communicating = _by_rank(graph, arrived, done.start[arrived], done.end[transfer[calls]])
+    copying, awake = (_by_rank(graph, own, done.start[own], done.end[own]) for own in (moved, threads))
     for rank, marks in graph.marks.items():
         low, high = done.start[marks[:-1]][counted], done.start[marks[1:]][counted]
-        own = rank_of == rank
-        busy = union(start[own], end[own])
         if gpu:
-            called = calls[of_node[arrival[calls]] == rank]
-            moved = np.flatnonzero(graph.of(Node.DEVICE) & (of_node == rank) & (graph.nodes["work"] != Kind.COMPUTE))
-            kinds = (
-                union(done.start[arrival[called]], done.end[transfer[called]]),
-                union(done.start[moved], done.end[moved]),
-            )
-            totals += _tiled((busy, *kinds), low, high)
+            totals += _tiled((busy[rank], communicating[rank], copying[rank]), low, high)
         else:
-            thread = np.flatnonzero(graph.of(Node.HOST, Node.WAIT) & (of_node == rank))
-            compute, awake, _, waited = _tiled((busy, union(done.start[thread], done.end[thread]), EMPTY), low, high)
-            totals += np.array([compute, waited, 0.0, awake])
+            compute, idle, _, waited = _tiled((busy[rank], awake[rank], EMPTY), low, high)
+            totals += np.array([compute, waited, 0.0, idle])
     return dict(zip(PARTS, (totals / max(len(graph.marks), 1)).tolist(), strict=True))
+
+
+def _by_rank(graph: Graph, nodes: Times, start: Times, end: Times) -> dict[int, Spans]:
+    """When each rank's own of these nodes are at work."""
+    rank = np.searchsorted(graph.ranks, graph.nodes["rank"][nodes])
+    order = np.argsort(rank, kind="stable")
+    parts = np.split(order, np.searchsorted(rank[order], np.arange(1, len(graph.ranks))))
+    return {rank: union(start[own], end[own]) for rank, own in zip(graph.ranks, parts, strict=True)}
 
 
 def _tiled(kinds: Sequence[Spans], low: Times, high: Times) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -74,15 +74,15 @@ def _graph_launches(graph: Graph, captured: Mask, saved: Times, setting: Setting
     """Per node, what launching a graph takes the host: once where a run of captured segments of a step begins. At best
     and at worst no more than capturing saves: other runs are left alone."""
     added = np.zeros(len(graph), np.int64)
-    for rank in graph.ranks:
-        chain = np.flatnonzero(graph.of(Node.HOST, Node.WAIT) & (graph.nodes["rank"] == rank))
-        inside = captured[chain]
-        goes_on = np.append(False, inside[:-1] & (np.diff(graph.nodes["step"][chain]) == 0))
-        first = np.flatnonzero(inside & ~goes_on)
-        if len(first):
-            runs = np.add.reduceat(np.where(inside, saved[chain], 0), first)
-            cost = GRAPH_LAUNCH_NS[setting.bias]
-            added[chain[first]] = np.minimum(runs, cost) if setting.bias else cost
+    chain = np.flatnonzero(graph.of(Node.HOST, Node.WAIT))
+    chain = chain[np.argsort(graph.nodes["rank"][chain], kind="stable")]
+    inside, rank, step = captured[chain], graph.nodes["rank"][chain], graph.nodes["step"][chain]
+    goes_on = np.append(False, inside[:-1] & (np.diff(step) == 0) & (np.diff(rank) == 0))
+    first = np.flatnonzero(inside & ~goes_on)
+    if len(first):
+        runs = np.add.reduceat(np.where(inside, saved[chain], 0), first)
+        cost = GRAPH_LAUNCH_NS[setting.bias]
+        added[chain[first]] = np.minimum(runs, cost) if setting.bias else cost
     return added
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,6 +27,16 @@ def replaced_rank(graph: Graph, change: ReplacedRank, setting: Setting) -> Rewri
         return Rewritten(graph, f"rank {change.rank} like the one that stands for it")
     _need_peers(graph, change.rank)
     peers = _peers_of(graph, change.rank, setting)
+    asked = change, peers
+    known: tuple[object, Rewritten] | None = graph.memo.get(ReplacedRank)
+    if (
+        known is None or known[0] != asked
+    ):  # alike in each case of the range; kept is one graph
+        known = graph.memo[ReplacedRank] = asked, _as_peers(graph, change.rank, peers, setting)
+    return known[1]
+
+
+def _as_peers(graph: Graph, late: int, peers: Sequence[int], setting: Setting) -> Rewritten:
     counts = weights(setting, peers)
     host = on_host(graph)
     device = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
@@ -36,8 +45,8 @@ def replaced_rank(graph: Graph, change: ReplacedRank, setting: Setting) -> Rewri
     columns: dict[str, Array] = {}
     for which, key in ((host, stretch), (device, graph.nodes["step"])):
         sums = _sums(graph, which, key)
-        ratio = {place: _median(sums, place, peers, counts) / ns for place, ns in sums[change.rank].items() if ns > 0}
-        own = which & (graph.nodes["rank"] == change.rank)
+        ratio = {place: _median(sums, place, peers, counts) / ns for place, ns in sums[late].items() if ns > 0}
+        own = which & (graph.nodes["rank"] == late)
         factor = np.ones(len(graph))
         factor[own] = [ratio.get(int(k), 1.0) for k in key[own]]
         dur *= factor
@@ -46,7 +55,7 @@ def replaced_rank(graph: Graph, change: ReplacedRank, setting: Setting) -> Rewri
     found = graph.with_nodes(dur=np.rint(dur).astype(np.int64), **columns)
     return Rewritten(
         found,
-        f"rank {change.rank} with the median time of {units.plural(len(peers), 'peer')} between collectives",
+        f"rank {late} with the median time of {units.plural(len(peers), 'peer')} between collectives",
     )
 
 
@@ -108,18 +117,17 @@ def _stretches(graph: Graph) -> Times:
     launch = (graph.edges["why"] == Edge.LAUNCH) & arrival[graph.edges["dst"]]
     np.add.at(issue, graph.edges["src"][launch], 1)
     found = np.zeros(len(graph), np.int64)
-    counts: dict[int, list[int]] = defaultdict(list)
     steps = int(graph.nodes["step"].max()) + 1
     # Nodes of a rank's host stand in its order.
-    for rank in graph.ranks:
-        own = np.flatnonzero((graph.nodes["rank"] == rank) & graph.of(Node.HOST, Node.WAIT))
-        for step in range(steps):
-            mine = own[graph.nodes["step"][own] == step]
-            before = np.cumsum(issue[mine]) - issue[mine]
-            found[mine] = before
-            counts[step].append(int(issue[mine].sum()))
-    even = all(len(set(own)) == 1 for own in counts.values())
-    width = max((max(own) for own in counts.values()), default=0) + 2
+    hosts = np.flatnonzero(graph.of(Node.HOST, Node.WAIT) & (graph.nodes["step"] >= 0))
+    place = np.searchsorted(graph.ranks, graph.nodes["rank"][hosts]) * steps + graph.nodes["step"][hosts]
+    order = np.argsort(place, kind="stable")
+    hosts, place = hosts[order], place[order]
+    behind = np.cumsum(issue[hosts])
+    counts = np.bincount(place, issue[hosts], len(graph.ranks) * steps).astype(np.int64)
+    found[hosts] = behind - issue[hosts] - (np.cumsum(counts) - counts)[place]
+    even = not np.ptp(counts.reshape(-1, steps), axis=0).any()
+    width = int(counts.max(initial=0)) + 2
     return np.asarray(graph.nodes["step"] * width + (found if even else 0))
 
 
