@@ -33,9 +33,9 @@ class PftraceWriter:
     def __init__(self) -> None:
         self.packets: list[bytes] = []
         self._interned: dict[str, dict[str, int]] = {"event_names": {}, "event_categories": {}}
-        self._tracks: dict[tuple[int, int | None], int] = {}
+        self.tracks: dict[tuple[int, int | None], int] = {}
         self._descriptors: list[Any] = []
-        self._events: list[Any] = []
+        self.events: list[Any] = []
         self._counters: dict[int, dict[str, int]] = {}
 
     def packet(self, time: int | None = None, **fields: Any) -> Any:
@@ -51,21 +51,21 @@ class PftraceWriter:
     def track(self, pid: int, tid: int, process: str, thread: str) -> int:
         """The uuid of a thread's track."""
         for key, parent in (((pid, None), None), ((pid, tid), (pid, None))):
-            if key in self._tracks:
+            if key in self.tracks:
                 continue
-            uuid = self._tracks[key] = len(self._tracks) + 1
+            uuid = self.tracks[key] = len(self.tracks) + 1
             packet = TracePacket()
             packet.track_descriptor.uuid = uuid
             if parent is None:
                 packet.track_descriptor.process.pid = pid & _MASK
                 packet.track_descriptor.process.process_name = process.encode()
             else:
-                packet.track_descriptor.parent_uuid = self._tracks[parent]
+                packet.track_descriptor.parent_uuid = self.tracks[parent]
                 packet.track_descriptor.thread.pid = pid & _MASK
                 packet.track_descriptor.thread.tid = tid & _MASK
                 packet.track_descriptor.thread.thread_name = thread.encode()
             self._descriptors.append(packet)
-        return self._tracks[pid, tid]
+        return self.tracks[pid, tid]
 
     def slices(self, events: Iterable[Event]) -> None:
         """One group: all begins, then all ends."""
@@ -84,9 +84,9 @@ class PftraceWriter:
                 _annotate(begin.track_event.debug_annotations.add(name=name.encode()), value)
             end = self.packet(ns(event["ts"]) + ns(event["dur"], 0))
             end.track_event.type, end.track_event.track_uuid = END, track
-            self._events.append(begin)
+            self.events.append(begin)
             ends.append(end)
-        self._events += ends
+        self.events += ends
 
     def stage(self, number: int, event: Event, after: Iterable[int] = ()) -> None:
         """A render stage: a kernel, copy, set or other node of a graph; `after` are numbers of those it waited for."""
@@ -101,7 +101,7 @@ class PftraceWriter:
         told |= {key: value for key, value in args.items() if key not in ("device", "stream")}
         for key, value in told.items():
             stage.extra_data.add(name=key.encode(), value=str(value).encode())
-        self._events.append(packet)
+        self.events.append(packet)
 
     def counter(self, event: Event) -> None:
         """A sample of `GPU n Counters`."""
@@ -111,7 +111,7 @@ class PftraceWriter:
         packet.gpu_counter_event.counter_descriptor_iid = gpu + 1
         number = names.setdefault(event["name"], len(names))
         packet.gpu_counter_event.counters.add(counter_id=number, double_value=float(event["args"][""]))
-        self._events.append(packet)
+        self.events.append(packet)
 
     def all_packets(self) -> Iterator[Any]:
         """In the encoder's order."""
@@ -132,7 +132,7 @@ class PftraceWriter:
             for name, number in counters.items():
                 told.descriptor.specs.add(counter_id=number, name=name.encode())
         yield names
-        yield from self._events
+        yield from self.events
 
     def bytes(self) -> bytes:
         """The file."""
