@@ -17,8 +17,6 @@ from gpuscope.words import units
 
 MATTERS = 0.05
 """Of the step: what a slow network adds below it is not worth a measurement."""
-COMPUTE_ERROR = 0.15
-"""Of compute that no run measured: two thirds of the published rates keep to it (benchmarks/planner.py)."""
 
 
 def entry(question: Question, row: Scored, first: Scored | None) -> PlanEntry:
@@ -50,7 +48,7 @@ def _ns(seconds: dict[str, float]) -> dict[str, int]:
 def range_of(question: Question, layout: Layout) -> tuple[int, int]:
     """ns of the estimate with everything at its better and at its worse end. Links that nobody measured give what is
     usual or, at worst, as little of it as fabrics are known to."""
-    rates, error = question.rates, question.rates.error_frac or COMPUTE_ERROR
+    rates, error = question.rates, question.rates.error
 
     def at(side: float) -> int:
         longer = 1 + side * OTHER_GROUP_ERROR
