@@ -54,7 +54,7 @@ SEEN = ("llama-3", "deepseek-v3", "nemotron-4", "korthikanti", "narayanan")
 """Sources beside which the planner was developed before rows were held out."""
 TEST = ("titan-2406", "titan-long")
 """Sources added before the model was last changed, whole, to test it alone."""
-HEAD = ("source", "model", "cluster", "tokens of a sequence", "batch", "published layout", "place", "tokens/s per GPU",
+HEAD = ("source", "model", "cluster", "tokens of a sequence", "batch", "published layout", "place (strict, listed)", "tokens/s per GPU",
         "published", "ratio", "never fitted")  # fmt: skip
 WITHOUT_CHOICE = ("mosaic-h100", "mosaic-a100")
 """Sources whose software had FSDP alone: their layouts have no place."""
