@@ -54,7 +54,8 @@ SEEN = ("llama-3", "deepseek-v3", "nemotron-4", "korthikanti", "narayanan")
 """Sources beside which the planner was developed before rows were held out."""
 TEST = ("titan-2406", "titan-long")
 """Sources added before the model was last changed, whole, to test it alone."""
-HEAD = ("source", "model", "cluster", "tokens of a sequence", "batch", "published layout", "place (strict, listed)", "tokens/s per GPU",
+HEAD = ("source", "model", "cluster", "tokens of a sequence", "batch", "published layout", "place (strict, listed)",
+        "tokens/s per GPU",
         "published", "ratio", "never fitted")  # fmt: skip
 WITHOUT_CHOICE = ("mosaic-h100", "mosaic-a100")
 """Sources whose software had FSDP alone: their layouts have no place."""
@@ -82,7 +83,7 @@ class Published:
         """Whether no figure of the planner was fitted to it. Drawn by its name, whole models on a GPU, before any fit:
         two fifths of those that are new."""
         group = f"{self.model[:30]} {self.question.cluster.gpu}"
-        return self.source in TEST or self.source not in SEEN and zlib.crc32(group.encode()) % 5 < 2
+        return self.source in TEST or (self.source not in SEEN and zlib.crc32(group.encode()) % 5 < 2)
 
 
 @dataclass(frozen=True)
@@ -174,8 +175,8 @@ def summary(found: list[Placed], what: str) -> str:
         return f"{count} of {len(chosen)} ({count / len(chosen):.0%})"
 
     return (
-        f"{what}: {first(one.place for one in chosen)} layouts are among the first {FIRST}, with all that are quicker at "
-        f"all counted {first(one.strict for one in chosen)}, as listed {first(one.listed for one in chosen)}; "
+        f"{what}: {first(one.place for one in chosen)} layouts are among the first {FIRST}, with all quicker ones "
+        f"counted {first(one.strict for one in chosen)}, as listed {first(one.listed for one in chosen)}; "
         f"{sum(rated)} of {len(rated)} rates are within {WITHIN:.0%} ({sum(rated) / len(rated):.0%})"
     )
 

@@ -195,8 +195,8 @@ def _needs(question: Question, layout: Layout) -> tuple[dict[str, float], float]
 
 
 def best_of_each(rows: Iterable[Scored]) -> list[Scored]:
-    """Of those that fit, one of each combination of sizes. Both of these and in their order a layout goes before another
-    one that it beats by more than the estimate's own error, and the simpler one where neither does."""
+    """Of those that fit, one of each combination of sizes. In a combination and between them a layout goes before one
+    that it beats by more than the estimate's error, and the simpler one where neither does."""
     groups: dict[tuple[int, ...], list[Scored]] = {}
     for row in rows:
         if row.lacks == 0:

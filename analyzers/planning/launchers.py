@@ -181,7 +181,14 @@ def _accelerate(own: Layout, precision: str) -> str:
     """Accelerate's configuration file; weights are divided after the backward pass (ZeRO-2) or after each pass (3). The
     batch and accumulation are the script's: the file refuses unknown keys."""
     alone = own.tensor == own.pipeline == own.expert == own.context == 1 and own.offload == NO and not own.secondary
-    if not alone or own.zero < 2 or own.gradients != 4 or own.recompute in (SELECTIVE, SQRT) or 0 < own.again < 1 or precision == "fp4":
+    if (
+        not alone
+        or own.zero < 2
+        or own.gradients != 4
+        or own.recompute in (SELECTIVE, SQRT)
+        or 0 < own.again < 1
+        or precision == "fp4"
+    ):
         return ""
     found: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", hf.KIND: "FSDP", hf.PRECISION: precision,

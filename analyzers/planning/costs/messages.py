@@ -9,8 +9,8 @@ gradients (Liu et al., Ring Attention, arXiv:2310.01889), or four all-to-alls of
 (Jacobs et al., DeepSpeed Ulysses, arXiv:2309.14509). expert: tokens out and back, forward and backward (Lepikhin et
 al., GShard, arXiv:2006.16668), each once to a host and from there once to each GPU that has an expert of it, as DeepEP
 does (DeepSeek-V3, arXiv:2412.19437, section 3.2.2), out in FP8 and back in bf16 where the plan is for FP8.
-data: gradients in fp32 or bf16, weights in bf16 (ZeRO, arXiv:1910.02054, section 7); ZeRO++ as Wang et al., arXiv:2306.10209,
-section 3.
+data: gradients in fp32 or bf16, weights in bf16 (ZeRO, arXiv:1910.02054, section 7); ZeRO++ as Wang et al.,
+arXiv:2306.10209, section 3.
 """
 
 from __future__ import annotations
