@@ -5,19 +5,28 @@ from __future__ import annotations
 
 import csv
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from gpuscope.analyzers.planning.calibration.recorded_job import given_layout
-from gpuscope.analyzers.planning.candidates import CHUNKS, Question, best_of_each, least_recomputed, scored, sizes
+from gpuscope.analyzers.planning.candidates import (
+    CHUNKS,
+    Question,
+    Scored,
+    as_it_is,
+    best_of_each,
+    least_recomputed,
+    place,
+    scored,
+    sizes,
+)
 from gpuscope.analyzers.planning.costs.rates import Rates
-from gpuscope.analyzers.planning.costs.step_estimate import estimate
 from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
 from gpuscope.analyzers.planning.inputs.model_spec import model_named
-from gpuscope.analyzers.planning.layout import Layout
+from gpuscope.analyzers.planning.layout import FULL, NO
 
 TABLE = Path(__file__).parent / "published_layouts.csv"
 OUTCOME = Path(__file__).parent / "outcomes" / "published_layouts.md"
@@ -32,6 +41,8 @@ SOURCES = {
     "mosaic-a100": "MosaicML llm-foundry, scripts/train/benchmarking, A100",
     "titan-2412": "torchtitan, benchmarks/llama3_h100_202412",
     "titan-h200": "torchtitan, benchmarks/llama3_8b_h200_2025-06",
+    "titan-2406": "torchtitan, docs/performance.md of June 2024 (041336434)",
+    "titan-long": "torchtitan, benchmarks/llama3_h100_202412, tables 2, 4, 5 and 6",
     "llama-3": "Llama 3, arXiv:2407.21783, table 4",
     "deepseek-v3": "DeepSeek-V3, arXiv:2412.19437, section 1: 180,000 H800 hours for 1e12 tokens",
     "nemotron-4": "Nemotron-4 340B, arXiv:2406.11704, table 2",
@@ -41,14 +52,19 @@ SOURCES = {
 }
 SEEN = ("llama-3", "deepseek-v3", "nemotron-4", "korthikanti", "narayanan")
 """Sources beside which the planner was developed before rows were held out."""
-HEAD = ("source", "model", "cluster", "tokens of a sequence", "batch", "published layout", "place", "tokens/s per GPU",
+TEST = ("titan-2406", "titan-long")
+"""Sources added before the model was last changed, whole, to test it alone."""
+HEAD = ("source", "model", "cluster", "tokens of a sequence", "batch", "published layout", "place (strict, listed)",
+        "tokens/s per GPU",
         "published", "ratio", "never fitted")  # fmt: skip
+WITHOUT_CHOICE = ("mosaic-h100", "mosaic-a100")
+"""Sources whose software had FSDP alone: their layouts have no place."""
 WITHOUT_ZERO_3 = ("nemo-24.07", "dgxc-24.11", "deepseek-v3", "nemotron-4", "korthikanti", "narayanan", "mt-nlg")
 """Sources whose software did not have it: the place is among the layouts that it had."""
 WITHIN = 0.15
 FIRST = 3
-EQUAL = 0.03
-"""Of the step, below which the estimate tells no two layouts apart."""
+PUBLISHED = {"none": (NO, 1.0), "half": (FULL, 0.5), "full": (FULL, 1.0)}
+"""Recomputation where it is told, and of which share: torchtitan's by operators repeats every second product."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +74,7 @@ class Published:
     source: str
     question: Question
     model: str
-    layout: Layout
+    row: Scored
     tokens: float | None
     why: str
 
@@ -67,19 +83,26 @@ class Published:
         """Whether no figure of the planner was fitted to it. Drawn by its name, whole models on a GPU, before any fit:
         two fifths of those that are new."""
         group = f"{self.model[:30]} {self.question.cluster.gpu}"
-        return self.source not in SEEN and zlib.crc32(group.encode()) % 5 < 2
+        return self.source in TEST or (self.source not in SEEN and zlib.crc32(group.encode()) % 5 < 2)
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the planner sees a published layout: `place` is None where it does not fit or is not considered."""
+    """Where the planner sees a published layout: `place` counts the candidates that are quicker by more than the
+    estimate's error, `strict` all that are quicker, `listed` those printed before it. None where it does not fit, is
+    not considered or had no alternative."""
 
     own: Published
     place: int | None
-    quicker: int
-    """Candidates that are quicker by more than `EQUAL`."""
+    strict: int | None
+    listed: int | None
     of: int
-    tokens: float
+
+    @property
+    def tokens(self) -> float:
+        """Estimated, per second and GPU."""
+        question = self.own.question
+        return question.batch * question.model.sequence / self.own.row.estimate.seconds / question.cluster.gpus
 
     @property
     def ratio(self) -> float | None:
@@ -96,7 +119,8 @@ def published() -> Iterator[Published]:
         model = model_named(row["model"], int(row["sequence"])) if "=" not in row["model"] else model_named(
             f"{row['model']},sequence={row['sequence']}"
         )  # fmt: skip
-        question = Question(model, cluster, batch, Rates(eager=row["kernels"] == "eager"), row["precision"])
+        kernels = Rates(eager=row["kernels"] == "eager", flash_2=row["kernels"] == "flash")
+        question = Question(model, cluster, batch, kernels, row["precision"], lossy=layout.gradients == 2)
         open_chunks = layout.pipeline > 1 and "chunks" not in row["layout"]
         tried = [replace(layout, chunks=chunks) for chunks in (CHUNKS if open_chunks else (layout.chunks,))]
         rows = [
@@ -104,25 +128,28 @@ def published() -> Iterator[Published]:
             for one in tried
             if not open_chunks or layout.pipeline * one.chunks <= model.layers
         ]
-        own = min(rows, key=lambda one: (one.lacks, one.estimate.seconds)).layout
-        own = replace(own, recompute=row["recompute"] or own.recompute)
+        own = min(rows, key=lambda one: (one.lacks, one.estimate.seconds))
+        if row["recompute"]:
+            recompute, repeated = PUBLISHED[row["recompute"]]
+            own = as_it_is(question, replace(own.layout, recompute=recompute, repeated=repeated))
         yield Published(row["source"], question, row["model"], own,
                         float(row["tokens"]) if row["tokens"] else None, row["why"])  # fmt: skip
 
 
 def placed(own: Published) -> Placed:
-    """The place among the best of each combination of sizes, and the rate of the layout as it was published."""
-    question, cluster = own.question, own.question.cluster
-    rows = scored(question)
+    """The place among the best of each combination of sizes, of what the source's software had."""
+    if own.source in WITHOUT_CHOICE:
+        return Placed(own, None, None, None, 0)
+    rows = [row for row in scored(own.question) if not row.layout.secondary]
     if own.source in WITHOUT_ZERO_3:
         rows = [row for row in rows if row.layout.zero < 3]
     best = best_of_each(rows)
-    place = next((index for index, row in enumerate(best, 1) if sizes(row.layout) == sizes(own.layout)), None)
-    limit = best[place - 1].estimate.seconds / (1 + EQUAL) if place else 0.0
-    quicker = sum(row.estimate.seconds < limit for row in best)
-    spent = estimate(question.model, cluster, own.layout, question.batch, question.rates, question.precision)
-    rate = question.batch * question.model.sequence / spent.seconds / cluster.gpus
-    return Placed(own, place, quicker, len(best), rate)
+    listed = next((index for index, row in enumerate(best, 1) if sizes(row.layout) == sizes(own.row.layout)), None)
+    if listed is None:
+        return Placed(own, None, None, None, len(best))
+    its = best[listed - 1]
+    strict = 1 + sum(row.estimate.seconds < its.estimate.seconds for row in best)
+    return Placed(own, place(its, best), strict, listed, len(best))
 
 
 def row_of(found: Placed) -> tuple[str, ...]:
@@ -131,8 +158,8 @@ def row_of(found: Placed) -> tuple[str, ...]:
     name = own.model if "=" not in own.model else f"{question.model.parameters / 1e9:.1f}B"
     return (
         own.source + (f"; {own.why}" if own.why else ""), name, question.cluster.name, f"{question.model.sequence:,}",
-        f"{question.batch:,} {question.precision}", own.layout.name,
-        f"{found.place} of {found.of}" if found.place else "–", f"{found.tokens:,.0f}",
+        f"{question.batch:,} {question.precision}", own.row.layout.name,
+        f"{found.place} ({found.strict}, {found.listed}) of {found.of}" if found.place else "–", f"{found.tokens:,.0f}",
         f"{own.tokens:,.0f}" if own.tokens else "–", f"{found.ratio:.2f}" if found.ratio else "–",
         "yes" if own.held_out else "",
     )  # fmt: skip
@@ -141,11 +168,15 @@ def row_of(found: Placed) -> tuple[str, ...]:
 def summary(found: list[Placed], what: str) -> str:
     """How many are among the first and near the published rate."""
     rated = [abs(one.ratio - 1) <= WITHIN for one in found if one.ratio]
-    first = sum(one.place is not None and one.place <= FIRST for one in found)
-    equal = sum(one.place is not None and one.quicker < FIRST for one in found)
+    chosen = [one for one in found if one.own.source not in WITHOUT_CHOICE]
+
+    def first(places: Iterable[int | None]) -> str:
+        count = sum(one is not None and one <= FIRST for one in places)
+        return f"{count} of {len(chosen)} ({count / len(chosen):.0%})"
+
     return (
-        f"{what}: {first} of {len(found)} layouts are among the first {FIRST} ({first / len(found):.0%}), {equal} "
-        f"({equal / len(found):.0%}) with those that differ by at most {EQUAL:.0%} taken as equal; "
+        f"{what}: {first(one.place for one in chosen)} layouts are among the first {FIRST}, with all quicker ones "
+        f"counted {first(one.strict for one in chosen)}, as listed {first(one.listed for one in chosen)}; "
         f"{sum(rated)} of {len(rated)} rates are within {WITHIN:.0%} ({sum(rated) / len(rated):.0%})"
     )
 

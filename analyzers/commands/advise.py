@@ -33,7 +33,7 @@ import click
               help="Memory of a GPU.  [default: its data sheet's]")  # fmt: skip
 @click.option("--precision", type=click.Choice(["bf16", "fp8", "fp4"]),
               help="Of the matrix multiplications.  [default: the --config's, else bf16]")  # fmt: skip
-@click.option("--lossy", is_flag=True, help="Also consider ZeRO++, which sends weights and gradients in fewer bits.")
+@click.option("--lossy", is_flag=True, help="Gradients in bf16, and also consider ZeRO++ (fewer bits).")
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=4, show_default=True, help="Candidates to show.")
 @click.option("--full", is_flag=True, help="Also print the literature's rules and every assumption.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, and nothing else, on stdout.")

@@ -61,28 +61,18 @@ class ParallelismPlan:
 
 
 def advise(
-    model: str | None = None,
-    cluster: str | None = None,
-    *,
-    run: str | Path | None = None,
-    bench: str | Path | None = None,
-    link_gbps: float | None = None,
-    layout: str | None = None,
-    config: str | Path | None = None,
-    sequence: int | None = None,
-    global_batch: int | None = None,
-    tokens: int | None = None,
-    network: str | None = None,
-    ports: int | None = None,
-    gpu_memory: float | None = None,
-    precision: str | None = None,
-    lossy: bool = False,
-    limit: int = 5,
-) -> ParallelismPlan:
-    """Say which parallelisms fit a model on a cluster, the quickest by estimate first.
+    model: str | None = None, cluster: str | None = None, *, run: str | Path | None = None,
+    bench: str | Path | None = None, link_gbps: float | None = None, layout: str | None = None,
+    config: str | Path | None = None, sequence: int | None = None, global_batch: int | None = None,
+    tokens: int | None = None, network: str | None = None, ports: int | None = None, gpu_memory: float | None = None,
+    precision: str | None = None, lossy: bool = False, limit: int = 5,
+) -> ParallelismPlan:  # fmt: skip
+    """Say which parallelisms fit a model on a cluster, the quickest first, and of those that the estimate can't tell
+    apart the simplest.
 
     `model` is a preset (`llama-3-8b`), `layers=32,width=4096,…`, a preset with parts changed, or a file of these or of
-    Transformers' configuration; `cluster` is `8xH100`, `16x8xH100` for 16 hosts, or a file. With `run`, a folder that
+    Transformers' configuration; `cluster` is `8xH100`, `16x8xH100` for 16 hosts, one with figures changed
+    (`8xH100,power_limit_w=500`), or a file. With `run`, a folder that
     gpuscope recorded, what was measured there replaces what is assumed, and `model` and `cluster` default to the run's;
     `layout` says how the run was spread (`tp=2,pp=4,batch=512`) where its manifest does not.
 
@@ -96,7 +86,8 @@ def advise(
     `sequence` is in tokens (default: the model's), `global_batch` in sequences per step or `tokens` in tokens (default:
     4 Mi), `network` the link of a port (`ib_ndr`; default: the GPU's usual one), `ports` those of a host (default: one
     per GPU), `gpu_memory` in GB of a GPU (default: its data sheet's), `precision` `bf16` (default), `fp8` or `fp4`,
-    `limit` the number of candidates kept. `lossy` also considers ZeRO++, which sends in fewer bits.
+    `limit` the number of candidates kept. `lossy` takes gradients in bf16 and also considers ZeRO++, which sends in
+    fewer bits.
 
     Raises `UsageError` or `InputError` for a model, cluster, network or run that is not known or not possible, or a
     batch that no layout divides.

@@ -21,13 +21,11 @@ LONG_SEQUENCE = 16384
 divides sequences of 131,072 by 16. Below it only in halves, where a micro-batch of one sequence takes too much memory
 or there are too few sequences for the ranks."""
 
-AS_GOOD = 1.005
-"""Times the quickest, below which the estimate tells no difference."""
-
 
 @dataclass(frozen=True)
 class Question:
-    """What is planned. `batch` is in sequences; `lossy` also considers what changes the arithmetic (ZeRO++)."""
+    """What is planned. `batch` is in sequences; `lossy` allows what changes the arithmetic: gradients in
+    bf16, ZeRO++."""
 
     model: Model
     cluster: Cluster
@@ -68,7 +66,8 @@ def layouts(model: Model, cluster: Cluster, batch: int, *, lossy: bool = False) 
         for pipeline in _divisors(cluster.gpus // tensor):
             # Layers need not divide: stages may be uneven.
             if pipeline <= model.layers:
-                yield from _spread(model, cluster, batch, Layout(1, tensor, pipeline), lossy)
+                base = Layout(1, tensor, pipeline, gradients=2 if lossy else 4)
+                yield from _spread(model, cluster, batch, base, lossy)
 
 
 def _spread(model: Model, cluster: Cluster, batch: int, base: Layout, lossy: bool) -> Iterator[Layout]:
@@ -196,31 +195,28 @@ def _needs(question: Question, layout: Layout) -> tuple[dict[str, float], float]
 
 
 def best_of_each(rows: Iterable[Scored]) -> list[Scored]:
-    """Of those that fit, one of each combination of sizes: the simplest that is as good as the quickest."""
+    """Of those that fit, one of each combination of sizes. In a combination and between them a layout goes before one
+    that it beats by more than the estimate's error, and the simpler one where neither does."""
     groups: dict[tuple[int, ...], list[Scored]] = {}
     for row in rows:
         if row.lacks == 0:
             groups.setdefault(sizes(row.layout), []).append(row)
     found = [
-        min(
-            (row for row in group if row.estimate.seconds <= AS_GOOD * group[0].estimate.seconds),
-            key=lambda row: row.layout.complexity,
-        )
+        min((row for row in group if not beats(group[0], row)), key=lambda row: row.layout.simplicity)
         for group in groups.values()
     ]
-    return sorted(filter(_Needed(found), found), key=lambda row: row.estimate.seconds)
+    found.sort(key=lambda row: row.estimate.seconds)
+    return sorted(found, key=lambda row: (place(row, found), row.layout.simplicity))
 
 
-class _Needed:
-    """Whether dividing sequences gains something beside the same layout with whole ones."""
+def beats(one: Scored, other: Scored) -> bool:
+    """Whether one is quicker than another by more than the estimate's error."""
+    return one.estimate.beats(other.estimate, one.question.rates.error)
 
-    def __init__(self, rows: Iterable[Scored]) -> None:
-        self._whole = {sizes(row.layout)[1:]: row.estimate.seconds for row in rows if row.layout.context == 1}
 
-    def __call__(self, row: Scored) -> bool:
-        _, tensor, pipeline, context, expert = sizes(row.layout)
-        whole = self._whole.get((tensor, pipeline, 1, expert))
-        return context == 1 or whole is None or row.estimate.seconds * AS_GOOD < whole
+def place(own: Scored, rows: Iterable[Scored]) -> int:
+    """1, and one for each row that beats it."""
+    return 1 + sum(beats(row, own) for row in rows)
 
 
 def sizes(own: Layout) -> tuple[int, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuscope.analyzers.planning.candidates import Question, Scored
+from gpuscope.analyzers.planning.candidates import Question, Scored, place
 from gpuscope.analyzers.planning.costs.plan_memory import FSDP_BYTES, OPTIMIZER_BYTES
 from gpuscope.analyzers.planning.costs.rates import Link, Rates
 from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, stages_of
@@ -17,12 +18,10 @@ from gpuscope.words import units
 
 MATTERS = 0.05
 """Of the step: what a slow network adds below it is not worth a measurement."""
-COMPUTE_ERROR = 0.15
-"""Of compute that no run measured: two thirds of the published rates keep to it (benchmarks/planner.py)."""
 
 
-def entry(question: Question, row: Scored, first: Scored | None) -> PlanEntry:
-    """The entry of a layout; `first` is the best candidate, None where nothing fits."""
+def entry(question: Question, row: Scored, best: Sequence[Scored]) -> PlanEntry:
+    """The entry of a layout beside the candidates, none where nothing fits."""
     own, spent, stages = row.layout, row.estimate, stages_of(question.model, row.layout)
     low, high = range_of(question, own)
     return {
@@ -30,7 +29,8 @@ def entry(question: Question, row: Scored, first: Scored | None) -> PlanEntry:
         "context": own.context, "exchange": own.exchange if own.context > 1 else None, "expert": own.expert,
         "zero": own.zero, "shard": own.shards if own.zero else 1, "secondary": own.secondary, "offload": own.offload,
         "micro_batch": own.micro_batch, "micro_batches": micro_batches(own, question.batch),
-        "recompute": own.recompute, "repeated": own.repeated, "overlap": own.overlap, "layers": list(stages.stages),
+        "recompute": own.recompute, "repeated": own.repeated, "overlap": own.overlap, "gradients": own.gradients,
+        "layers": list(stages.stages),
         "memory_bytes": {part: round(size) for part, size in row.memory.items()},
         "memory_frac": row.needs / question.cluster.memory, "lacks_bytes": round(row.lacks),
         "volume_bytes": {kind: round(size) for kind, size in spent.sent.items()},
@@ -38,9 +38,18 @@ def entry(question: Question, row: Scored, first: Scored | None) -> PlanEntry:
         "compute_ns": round(spent.compute * 1e9), "bubble_ns": round(spent.bubble * 1e9),
         "bubble_frac": bubble(own, question.batch), "estimate_ns": round(spent.seconds * 1e9),
         "low_ns": low, "high_ns": high,
-        "slower_frac": spent.seconds / first.estimate.seconds - 1 if first else 0.0,
-        "why": _why(question, row),
+        "slower_frac": spent.seconds / best[0].estimate.seconds - 1 if best else 0.0,
+        "place": place(row, best) if row.lacks == 0 else None,
+        "why": [*_alike(row, best), *_why(question, row)],
     }  # fmt: skip
+
+
+def _alike(row: Scored, best: Sequence[Scored]) -> list[str]:
+    """Of the first candidate, how many others the estimate can't tell from the quickest."""
+    alike = sum(place(one, best) == 1 for one in best) - 1 if best and row is best[0] else 0
+    return [
+        f"the estimate can't tell {units.plural(alike, 'other layout')} from the quickest: this one is the simplest"
+    ] if alike else []  # fmt: skip
 
 
 def _ns(seconds: dict[str, float]) -> dict[str, int]:
@@ -50,7 +59,7 @@ def _ns(seconds: dict[str, float]) -> dict[str, int]:
 def range_of(question: Question, layout: Layout) -> tuple[int, int]:
     """ns of the estimate with everything at its better and at its worse end. Links that nobody measured give what is
     usual or, at worst, as little of it as fabrics are known to."""
-    rates, error = question.rates, question.rates.error_frac or COMPUTE_ERROR
+    rates, error = question.rates, question.rates.error
 
     def at(side: float) -> int:
         longer = 1 + side * OTHER_GROUP_ERROR

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuscope.analyzers.planning.candidates import Question, Scored, as_it_is, least_recomputed
+from gpuscope.analyzers.planning.candidates import Question, Scored, as_it_is, least_recomputed, place
 from gpuscope.analyzers.planning.entries import entry
 from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.analyzers.planning.layout import ULYSSES, Layout
@@ -19,10 +19,9 @@ def given(question: Question, path: str, setup: Setup, best: list[Scored]) -> Pl
     if setup.layout is not None and len(remarks) == len(setup.remarks):
         row = (as_it_is if setup.recomputes else least_recomputed)(question, setup.layout)
     fits = row is not None and row.lacks == 0
-    quicker = sum(one.estimate.seconds < row.estimate.seconds for one in best) if row and fits else None
     return {
-        "path": path, "framework": setup.framework, "fits": fits, "place": None if quicker is None else quicker + 1,
-        "entry": entry(question, row, best[0] if best else None) if row else None, "remarks": remarks,
+        "path": path, "framework": setup.framework, "fits": fits, "place": place(row, best) if row and fits else None,
+        "entry": entry(question, row, best) if row else None, "remarks": remarks,
     }  # fmt: skip
 
 

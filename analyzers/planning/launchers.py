@@ -53,7 +53,9 @@ def commands(model: Model, layout: Layout, stages: Stages, batch: int, precision
 def _torchtitan(model: Model, own: Layout, batch: int, precision: str) -> str:
     if own.offload != NO or own.secondary or own.exchange == ULYSSES or own.overlap or precision == "fp4":
         return ""
-    if own.recompute == SQRT or 0 < own.again < 1:  # it checkpoints every layer, or operators by themselves
+    # It checkpoints every layer, or every second product of each (`SelectiveAC`), and keeps gradients in fp32.
+    mode = {0.0: NO, 0.5: SELECTIVE, 1.0: FULL}.get(own.again)
+    if own.recompute in (SELECTIVE, SQRT) or mode is None or own.gradients != 4:
         return ""
     shapes = {name: replace(shape, sequence=model.sequence) for name, shape in PRESETS.items()}
     name = next((name for name, shape in shapes.items() if shape == model), "")
@@ -83,7 +85,7 @@ def _torchtitan(model: Model, own: Layout, batch: int, precision: str) -> str:
         pairs[titan.NO_GRAPHS] = ""  # its check demands that
     told = [f"--{key} {value}".rstrip() for key, value in pairs.items() if value != 1 or key == titan.SHARD
             or not key.endswith("_degree")]  # fmt: skip
-    return " ".join([*filter(None, [start]), *told, f"{titan.RECOMPUTE}:{own.recompute}"])
+    return " ".join([*filter(None, [start]), *told, f"{titan.RECOMPUTE}:{mode}"])
 
 
 def _megatron(model: Model, own: Layout, stages: Stages, batch: int, precision: str) -> str:
@@ -105,6 +107,8 @@ def _megatron(model: Model, own: Layout, stages: Stages, batch: int, precision: 
     if own.expert > 1:
         found.append(f"--expert-model-parallel-size {own.expert} --expert-tensor-parallel-size 1")
         found.append("--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep")
+    if own.gradients == 2:
+        found.append("--grad-reduce-in-bf16")
     if own.overlap:
         found.append("--overlap-moe-expert-parallel-comm --delay-wgrad-compute")
     found += _megatron_stages(own, stages)
@@ -166,6 +170,8 @@ def _deepspeed(own: Layout, batch: int, precision: str) -> str:
         "bf16": {"enabled": True}, ds.ZERO: zero,
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}, "gradient_clipping": 1.0,
     }  # fmt: skip
+    if own.gradients == 4:  # it takes the weights' type where nothing is said
+        found |= {ds.SENT: "fp32", "data_types": {"grad_accum_dtype": "fp32"}}
     if own.context > 1:
         found[ds.CONTEXT] = own.context
     return json.dumps(found)
@@ -175,7 +181,14 @@ def _accelerate(own: Layout, precision: str) -> str:
     """Accelerate's configuration file; weights are divided after the backward pass (ZeRO-2) or after each pass (3). The
     batch and accumulation are the script's: the file refuses unknown keys."""
     alone = own.tensor == own.pipeline == own.expert == own.context == 1 and own.offload == NO and not own.secondary
-    if not alone or own.zero < 2 or own.recompute in (SELECTIVE, SQRT) or 0 < own.again < 1 or precision == "fp4":
+    if (
+        not alone
+        or own.zero < 2
+        or own.gradients != 4
+        or own.recompute in (SELECTIVE, SQRT)
+        or 0 < own.again < 1
+        or precision == "fp4"
+    ):
         return ""
     found: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", hf.KIND: "FSDP", hf.PRECISION: precision,

@@ -43,6 +43,8 @@ class Layout:
     offload: str = NO
     repeated: float = 1.0
     """Share of a stage's layers that full recomputation repeats: the first so many of them."""
+    gradients: int = 4
+    """Bytes of a gradient, kept and sent: 2 for bf16."""
     overlap: bool = False
     """Whether one micro-batch's all-to-alls of experts run beside another's compute: in pairs of a forward and a
     backward pass, as DualPipe (DeepSeek-V3, section 3.2.1) and Megatron-Core's overlap of experts do."""
@@ -58,6 +60,7 @@ class Layout:
         tail = f", {self.recompute} recomputation" if self.recompute != NO else ""
         tail += f" of {self.again:.0%}" if 0 < self.again < 1 else ""
         tail += ", all-to-alls overlapped" if self.overlap else ""
+        tail += ", gradients in bf16" if self.gradients == 2 else ""
         tail += f", optimizer on {'NVMe' if self.offload == NVME else 'the CPU'}" if self.offload != NO else ""
         return f"dp {self.data}{f' ({zero})' if zero else ''}{sizes}, micro-batch {self.micro_batch}{tail}"
 
@@ -99,6 +102,11 @@ class Layout:
         sizes = sum(size > 1 for size in (self.tensor, self.pipeline, self.context, self.expert, self.chunks))
         savings = RECOMPUTED.index(self.recompute) + (self.offload != NO) + (self.secondary > 0) + self.overlap
         return sizes + self.zero + savings + (self.shards < self.replicas)
+
+    @property
+    def simplicity(self) -> tuple[int, int]:
+        """The smaller, the simpler: kinds of parallelism, then ranks that are not data-parallel."""
+        return self.complexity, self.tensor * self.pipeline * self.context
 
 
 def micro_batches(layout: Layout, batch: int) -> int:

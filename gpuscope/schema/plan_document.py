@@ -84,6 +84,8 @@ class PlanEntry(TypedDict):
     """Share of the layers that `full` recomputation repeats; 1 otherwise."""
     overlap: bool
     """Whether all-to-alls of experts run beside another micro-batch's compute."""
+    gradients: int
+    """Bytes of a gradient, kept and sent."""
     layers: list[int]
     """Of each pipeline stage."""
     memory_bytes: dict[str, int]
@@ -111,7 +113,9 @@ class PlanEntry(TypedDict):
     high_ns: int
     """Upper end; with links as slow as fabrics can be where none was measured."""
     slower_frac: float
-    """Than the first candidate."""
+    """Than the first candidate; below 0 for one that is quicker by less than the estimate can tell."""
+    place: int | None
+    """1, and one for each candidate quicker by more than the estimate can tell; null where it does not fit."""
     why: list[str]
     """Reasons, in words."""
 

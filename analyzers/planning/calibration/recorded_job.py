@@ -13,7 +13,7 @@ from gpuscope.errors import InputError, UsageError
 from gpuscope.sources.run_manifest import machine_of, training_of
 
 _SIZES = {"dp": "data", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "zero": "zero",
-          "chunks": "chunks", "micro_batch": "micro_batch", "overlap": "overlap"}  # fmt: skip
+          "chunks": "chunks", "micro_batch": "micro_batch", "overlap": "overlap", "gradients": "gradients"}  # fmt: skip
 _ZERO = {"zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
 
 

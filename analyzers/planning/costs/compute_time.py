@@ -15,7 +15,7 @@ from functools import lru_cache
 from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.transformer import ATTENTION_BACKWARD, Model
-from gpuscope.analyzers.planning.layout import SELECTIVE, Layout
+from gpuscope.analyzers.planning.layout import RING, SELECTIVE, Layout
 
 BANDWIDTH_REACHED = 0.8
 """Of a memory's bandwidth: 2,668 of 3,352 GB/s in the thinnest of DeepGEMM's products."""
@@ -23,13 +23,17 @@ SUSTAINED = 0.86
 """Of what the best products reach alone, in training: clocks fall under load, other kernels share memory. Fitted."""
 PASSES = 1.5
 """Times that the bytes between products pass through memory as counted in `_between`, with kernels fused. Fitted."""
+MERGED = 10
+"""Bytes of an output of attention that are read and written for each further part of the ring: itself in bf16, and the
+sum so far in fp32; backward as many for queries."""
 EAGER_PASSES = 3.0
 """The same where each operator is a kernel of its own: PyTorch without compilation. Fitted to MosaicML's table."""
 COPIES = 9
 """Times that a token's copies are read or written on their way to experts and back, forward: sorted, padded, sent,
 received, weighted, summed. Fitted."""
-EAGER_ATTENTION = 0.33
-"""Of the bf16 peak in attention beside such kernels: FlashAttention-2 on H100, 35 % forward (arXiv:2407.08608)."""
+FLASH_2 = 0.33e15
+"""FLOP/s at most in FlashAttention-2, which has no kernels for Hopper: 35 % of an H100's peak forward
+(arXiv:2407.08608), where an A100 reaches the usual share."""
 HOST_SECONDS = 8.5e-3
 """That a host takes to launch the forward and backward kernels of a layer of experts one by one. Fitted to Qwen3 on
 B200 with micro-batches of one sequence; the recipes of NVL72 racks launch CUDA graphs."""
@@ -73,8 +77,9 @@ class LayerTime:
 
 def speed_of(cluster: Cluster, rates: Rates, precision: str) -> Speed:
     """As published, or as a run measured it."""
-    bf16, peak = cluster.peaks["bf16"], cluster.peaks.get(precision) or cluster.peaks["bf16"]
-    attention = bf16 * (EAGER_ATTENTION if rates.eager else rates.attention_frac) / rates.slower
+    bf16, peak = (cluster.clock * (cluster.peaks.get(kind) or cluster.peaks["bf16"]) for kind in ("bf16", precision))
+    attention = bf16 * rates.attention_frac
+    attention = (min(attention, cluster.clock * FLASH_2) if rates.flash_2 or rates.eager else attention) / rates.slower
     if rates.gemm_frac is not None:
         share = rates.gemm_frac / rates.slower
         return Speed(peak * share, bf16 * share, attention, float("inf"), 0.0, 0.0, 0.0)
@@ -92,7 +97,12 @@ def layer_time(model: Model, layout: Layout, speed: Speed) -> LayerTime:
     tokens = layout.micro_batch * model.sequence / layout.context
     if layout.overlap and speed.element:  # CUDA graphs do not hold two micro-batches that take turns
         speed = replace(speed, launched=HOST_SECONDS)
-    return _layer(model, speed, tokens, layout.tensor, layout.expert, layout.recompute, layout.again)
+    found = _layer(model, speed, tokens, layout.tensor, layout.expert, layout.recompute, layout.again)
+    if layout.context == 1 or layout.exchange != RING or not speed.element:
+        return found
+    merged = MERGED * (layout.context - 1) * tokens / layout.tensor * model.heads / speed.memory
+    forward = found.forward + merged * model.value
+    return LayerTime(forward, found.backward + merged * (model.query + layout.again * model.value))
 
 
 def head_time(model: Model, layout: Layout, speed: Speed) -> float:

@@ -9,15 +9,15 @@ gradients (Liu et al., Ring Attention, arXiv:2310.01889), or four all-to-alls of
 (Jacobs et al., DeepSpeed Ulysses, arXiv:2309.14509). expert: tokens out and back, forward and backward (Lepikhin et
 al., GShard, arXiv:2006.16668), each once to a host and from there once to each GPU that has an expert of it, as DeepEP
 does (DeepSeek-V3, arXiv:2412.19437, section 3.2.2), out in FP8 and back in bf16 where the plan is for FP8.
-data: gradients in fp32, weights in bf16 (ZeRO, arXiv:1910.02054, section 7); ZeRO++ as Wang et al., arXiv:2306.10209,
-section 3.
+data: gradients in fp32 or bf16, weights in bf16 (ZeRO, arXiv:1910.02054, section 7); ZeRO++ as Wang et al.,
+arXiv:2306.10209, section 3.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuscope.analyzers.planning.costs.plan_memory import BYTES, GRADIENT_BYTES, Weights
+from gpuscope.analyzers.planning.costs.plan_memory import BYTES, Weights
 from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.transformer import Model
@@ -113,7 +113,7 @@ def _data(layout: Layout, link: _Links, own: Weights, layers: int) -> tuple[Mess
         return Message(sum(one.nbytes for one in found), sum(one.seconds for one in found))
 
     if zero == 0:
-        return NOTHING, NOTHING, summed("all_reduce", GRADIENT_BYTES, over_all=True), NOTHING
+        return NOTHING, NOTHING, summed("all_reduce", layout.gradients, over_all=True), NOTHING
     hybrid = shards < replicas
     across = _across(layout, link, own, layers) if hybrid else NOTHING
     if layout.secondary:
@@ -121,12 +121,12 @@ def _data(layout: Layout, link: _Links, own: Weights, layers: int) -> tuple[Mess
         reduced = summed("reduce_scatter", QUANTIZED_GRADIENT_BYTES)
         return summed("all_gather", QUANTIZED_WEIGHT_BYTES), inner, reduced, across
     gather = summed("all_gather", BYTES)
-    return gather, gather if zero >= 3 else NOTHING, summed("reduce_scatter", GRADIENT_BYTES), across
+    return gather, gather if zero >= 3 else NOTHING, summed("reduce_scatter", layout.gradients), across
 
 
 def _across(layout: Layout, link: _Links, own: Weights, layers: int) -> Message:
     copies, stride = layout.replicas // layout.shards, layout.tensor * layout.shards
-    share = GRADIENT_BYTES * (own.shared + own.experts * layout.expert) / layout.shards / layers
+    share = layout.gradients * (own.shared + own.experts * layout.expert) / layout.shards / layers
     return link.ring("data", "all_reduce", share, copies, stride)
 
 

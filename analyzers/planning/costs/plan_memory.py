@@ -86,7 +86,7 @@ def _stage(
     second = BYTES * own.shared / layout.secondary if layout.secondary else 0.0
     return {
         "parameters": twice * (gathered if layout.zero >= 3 else states(BYTES, divided=False)) + second,
-        "gradients": twice * states(GRADIENT_BYTES, layout.zero >= 2),
+        "gradients": twice * states(layout.gradients, layout.zero >= 2),
         "optimizer": states(OPTIMIZER_BYTES, layout.zero >= 1) if layout.offload == NO else 0.0,
         "activations": _activations(model, layout, batch, layers, in_flight, logits, precision),
     }

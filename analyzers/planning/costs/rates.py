@@ -10,6 +10,9 @@ ATTENTION_EFFICIENCY = 0.5
 section 4.1, reaches 50 to 73 % forward and less backward on A100; FlashAttention-3, arXiv:2407.08608, figure 5, and
 cuDNN beside it 60 to 65 % forward with heads of 128 on H100, less backward."""
 
+COMPUTE_ERROR = 0.15
+"""Of compute that no run measured: two thirds of the published rates keep to it (benchmarks/planner.py)."""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -40,8 +43,15 @@ class Rates:
     error_frac: float = 0.0
     eager: bool = False
     """Whether each operator is a kernel of its own: PyTorch neither compiled nor with fused kernels."""
+    flash_2: bool = False
+    """Whether attention is FlashAttention-2, as in PyTorch's own, or the GPU's best."""
     slower: float = 1.0
     """Times that compute takes as long: the ends of a range."""
+
+    @property
+    def error(self) -> float:
+        """Of an estimate: as the run had it, or as published rates have it."""
+        return self.error_frac or COMPUTE_ERROR
 
     def link(self, kind: str) -> Link | None:
         """What was measured for a kind."""

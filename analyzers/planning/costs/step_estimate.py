@@ -75,6 +75,13 @@ class Estimate:
         """The step."""
         return self.compute + self.bubble + sum(self.exposed.values()) + self.offload + self.other
 
+    def beats(self, other: Estimate, error: float) -> bool:
+        """Whether it is quicker by more than `error` of what the two do not share. What they share is wrong for both
+        alike; what is hidden counts in full, for whether it really is hidden is as uncertain as its time."""
+        apart = sum(abs(size - other.in_flight[kind]) for kind, size in self.in_flight.items())
+        apart += abs(self.compute - other.compute) + abs(self.bubble - other.bubble) + abs(self.offload - other.offload)
+        return other.seconds - self.seconds > error * apart
+
 
 def flops(model: Model, batch: int) -> float:
     """Of a step: forward and backward, nothing recomputed, causal attention by half."""

@@ -59,6 +59,8 @@ class Cluster:
     """Of a GPU; 0 for unknown."""
     nvme_gbps: float = 0.0
     """GB/s of a host's NVMe drives; 0 for none."""
+    clock: float = 1.0
+    """Of the GPUs' clock under load at full power, where their power is held down."""
 
     @property
     def gpus(self) -> int:

@@ -1,10 +1,11 @@
-"""A cluster by its spec, `8xH100` or `16x8xH100`, or by a file with any of its figures."""
+"""A cluster by its spec, `8xH100` or `16x8xH100`, with figures changed or not, or by a file with any of them."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
@@ -80,6 +81,8 @@ class ClusterFile:
     """PCIe lanes of a GPU."""
     power_w: float | None = None
     """W of a GPU at work, with its part of the host."""
+    power_limit_w: float | None = None
+    """W that a GPU is held to, where that is less than its data sheet's."""
     pue: float | None = None
     """Of the data centre: all power by the computers'."""
     gpu_hour_price: float | None = None
@@ -101,7 +104,8 @@ class ClusterFile:
 def cluster_of(
     spec: str, network_key: str | None = None, memory_gb: float | None = None, ports: int | None = None
 ) -> Cluster:
-    """The cluster of a spec or a file; the other arguments go before what it says.
+    """The cluster of a spec, of one with figures changed (`8xH100,memory_gb=96`), or of a file; the other arguments go
+    before what it says.
 
     Raises `UsageError` or `InputError`, naming the field, where it is none or where a figure is not known.
     """
@@ -141,7 +145,25 @@ def _joined(given: ClusterFile, error: type[GpuscopeError], where: str) -> Clust
     )  # fmt: skip
 
 
-def _from_words(spec: str) -> ClusterFile:
+def _from_words(text: str) -> ClusterFile:
+    spec, _, changes = text.partition(",")
+    found = _named(spec)
+    return replace(found, **dict(_changed(changes))) if changes else found  # type: ignore[arg-type]
+
+
+def _changed(changes: str) -> Iterator[tuple[str, object]]:
+    """Figures as they are written behind a spec."""
+    kinds = {field.name: str(field.type) for field in fields(ClusterFile)[3:]}
+    for pair in changes.split(","):
+        key, _, value = pair.partition("=")
+        kind = kinds.get(key, "")
+        try:
+            yield key, {"i": int, "f": float, "s": str, "b": lambda text: bool(int(text))}[kind[:1]](value)
+        except (KeyError, ValueError):
+            raise UsageError(f"{pair!r} is no figure of a cluster", hint=f"key=NUMBER of {', '.join(kinds)}") from None
+
+
+def _named(spec: str) -> ClusterFile:
     match = _SPEC.fullmatch(spec)
     if not match:
         raise UsageError(
@@ -231,12 +253,19 @@ def _cluster(given: ClusterFile, error: type[GpuscopeError], where: str) -> Clus
         {key: reached_frac(name, key) for key in peaks},
         not (given.cuda_graphs if given.cuda_graphs is not None else board and board.domain),
         given.oversubscription or 1.0, given.leaf_hosts or 0, (), False,
-        given.power_w or (board.power_w if board else None), given.pue, given.gpu_hour_price,
+        given.power_w or given.power_limit_w or (board.power_w if board else None), given.pue, given.gpu_hour_price,
         given.gpu_mtbf_hours or GPU_MTBF_HOURS, given.restart_minutes or RESTART_MINUTES,
         given.checkpoint_gbps or CHECKPOINT_GBPS_PER_HOST * given.hosts, round(host_gb * 1e9),
         given.host_link_gbps or (pcie.usable if pcie else 0.0), given.host_cores or 0, given.pcie_lanes or 0,
-        given.nvme_gbps or 0.0,
+        given.nvme_gbps or 0.0, _clock(given, board),
     )  # fmt: skip
+
+
+def _clock(given: ClusterFile, board: Board | None) -> float:
+    """Of what a GPU has at full power: its voltage falls with the clock, so power goes by the clock's third
+    power (Mudge, Power: A First-Class Architectural Design Constraint, IEEE Computer, April 2001)."""
+    full = board.power_w if board is not None else given.power_limit_w
+    return min((given.power_limit_w / full) ** (1 / 3), 1.0) if given.power_limit_w and full else 1.0
 
 
 def _inside(given: ClusterFile, name: str, board: Board | None, error: type[GpuscopeError], where: str) -> Link:

@@ -10,6 +10,7 @@ ZERO = "zero_optimization"
 CONTEXT, TENSOR, PIPELINE = "sequence_parallel_size", "tensor_parallel.autotp_size", "pipeline.stages"
 SECONDARY, LOSSY = "zero_hpz_partition_size", ("zero_quantized_weights", "zero_quantized_gradients")
 OVERLAP, OPTIMIZER = "overlap_comm", "offload_optimizer"
+SENT, _SUMMED = "communication_data_type", "data_types.grad_accum_dtype"
 MARKS = (ZERO, BATCH, MICRO, "bf16", "fp16")
 """Keys that tell such a file."""
 _BUCKETS = ("reduce_bucket_size", "contiguous_gradients", "reduce_scatter", OVERLAP)
@@ -36,7 +37,7 @@ _OTHERS = (
 )  # fmt: skip
 SETTINGS = frozenset((
     BATCH, MICRO, ACCUMULATION, CONTEXT, ZERO, "gradient_clipping", "prescale_gradients", "gradient_predivide_factor",
-    "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "communication_data_type", "dump_state",
+    "steps_per_print", "wall_clock_breakdown", "memory_breakdown", SENT, "dump_state",
     "seq_parallel_communication_data_type", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
     "disable_allgather", "disable_python_gc", "managed_gradient_accumulation", "gradient_allreduce_op",
     "sparse_gradients",
@@ -92,6 +93,7 @@ def _layout(values: Values, stage: int, data: int, micro: int, sizes: dict[str, 
         data, sizes[TENSOR], sizes[PIPELINE], sizes[CONTEXT], zero=stage if replicas > 1 else 0, micro_batch=micro,
         exchange=ULYSSES, shard=shard if 0 < shard < replicas and replicas % shard == 0 else 0,
         secondary=second if lossy else 0, offload=place if stage else NO,
+        gradients=4 if values.word(_SUMMED) == "fp32" else 2,  # `get_data_types`: else those of the weights
     )  # fmt: skip
 
 

@@ -168,6 +168,8 @@ def _recomputation(values: Values) -> tuple[str, float, bool]:
         values.say("no_effect", _OPTION, f"has no effect with mode {mode}")
     if mode == SELECTIVE and option.isdecimal() and int(option):
         return FULL, 1 / int(option), False
+    if mode == SELECTIVE:  # by operators every second product is repeated
+        return FULL, 0.5, False
     if mode == "memory_budget" or (_MODE not in values and f"{RECOMPUTE}.preserve_rng_state" in values):
         values.say("assumed", _MODE, "does not say what is recomputed: estimated with the least that fits")
         return NO, 1.0, True

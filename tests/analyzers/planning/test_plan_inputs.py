@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpuscope.analyzers.planning.advising import advise
+from gpuscope.analyzers.planning.costs.compute_time import speed_of
+from gpuscope.analyzers.planning.costs.rates import Rates
+from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.cluster_spec import ClusterFile, cluster_of
 from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
 from gpuscope.analyzers.planning.inputs.model_spec import model_named
@@ -27,7 +30,7 @@ CLUSTER = {
     "fp8_tflops": 600.0, "fp4_tflops": 1200.0, "memory_gbps": 2000.0, "cuda_graphs": True, "oversubscription": 2.0,
     "leaf_hosts": 1, "nvlink_domain": 4, "host_cores": 64, "pcie_lanes": 16,
     "inside": "pcie5", "inside_gbps": 100.0, "network": "ib_ndr", "network_gbit": 200.0,
-    "ports": 2, "power_w": 500.0, "pue": 1.2, "gpu_hour_price": 2.0, "gpu_mtbf_hours": 10_000.0,
+    "ports": 2, "power_w": 500.0, "power_limit_w": 400.0, "pue": 1.2, "gpu_hour_price": 2.0, "gpu_mtbf_hours": 10_000.0,
     "restart_minutes": 5.0, "checkpoint_gbps": 4.0, "host_memory_gb": 512.0, "host_link_gbps": 20.0, "nvme_gbps": 10.0,
 }  # fmt: skip
 
@@ -59,6 +62,23 @@ def test_every_field_of_a_file_is_read(tmp_path: Path, suffix: str) -> None:
     assert (cluster.power_w, cluster.pue, cluster.gpu_hour_price) == (500, 1.2, 2)
     assert (cluster.gpu_mtbf_hours, cluster.restart_minutes, cluster.checkpoint_gbps) == (10_000, 5, 4)
     assert (cluster.host_memory, cluster.host_link_gbps, cluster.nvme_gbps) == (512 * 10**9, 20, 10)
+
+
+def test_figures_behind_a_spec() -> None:
+    """Half the power leaves half the third root of the clock, for products and attention alike."""
+    plain, held = cluster_of("2x8xH100"), cluster_of("2x8xH100,memory_gb=96,power_limit_w=350,cuda_graphs=1")
+    assert (held.gpus, held.memory, held.launched_singly) == (16, 96 * 10**9, False)
+    assert held.clock == pytest.approx(0.5 ** (1 / 3))
+    for one, other in zip(speeds(plain), speeds(held), strict=True):
+        assert other == pytest.approx(held.clock * one)
+    for wrong in ("memory=96", "hosts=2", "ports=many", "memory_gb", "memory_gb=-1", "ports=0"):
+        with pytest.raises(UsageError, match=wrong.partition("=")[0]):
+            cluster_of(f"8xH100,{wrong}")
+
+
+def speeds(cluster: Cluster) -> tuple[float, ...]:
+    found = speed_of(cluster, Rates(), "fp8")
+    return found.product, found.plain, found.attention
 
 
 def test_a_plan_for_files(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def megatron(text: str) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int)
     for name in ("bf16", "sequence-parallel", "tp-comm-overlap", "use-distributed-optimizer", "overlap-grad-reduce",
                  "overlap-param-gather", "use-megatron-fsdp", "overlap-moe-expert-parallel-comm", "delay-wgrad-compute",
-                 "optimizer-cpu-offload"):  # fmt: skip
+                 "optimizer-cpu-offload", "grad-reduce-in-bf16"):  # fmt: skip
         parser.add_argument(f"--{name}", action="store_true")
     for name, choices in (
         ("recompute-granularity", ("full", "selective")), ("recompute-method", ("uniform", "block")),
@@ -172,6 +172,7 @@ def megatron(text: str) -> argparse.Namespace:
         ("llama-3-70b", Layout(4, 8, 4, zero=1, chunks=2, recompute=SQRT), "fp4"),
         ("deepseek-v3", Layout(64, pipeline=2, expert=32, zero=1, chunks=2, recompute=SELECTIVE, overlap=True), "fp8"),
         ("llama-3-8b", Layout(128, zero=2), "bf16"),
+        ("llama-3-70b", Layout(16, 4, 2, zero=1, gradients=2), "bf16"),
     ],
 )
 def test_the_commands_run_the_plan(name: str, own: Layout, precision: str) -> None:
@@ -180,12 +181,14 @@ def test_the_commands_run_the_plan(name: str, own: Layout, precision: str) -> No
     args = megatron(told["megatron"])
     assert (args.fp8_format is not None, args.fp4_format is not None) == (precision == "fp8", precision == "fp4")
     assert (args.recompute_granularity == "full") == (own.recompute in (FULL, SQRT))
+    assert args.grad_reduce_in_bf16 == (own.gradients == 2)
     assert "mlp" not in args.recompute_modules
     assert ("mla_up_proj" in args.recompute_modules) == (own.recompute == SELECTIVE and model.kv_rank > 0)
     if own.recompute == SQRT:
         assert args.recompute_num_layers == 5  # of 20 layers
     if "torchtitan" in told:
         assert told["torchtitan"].endswith(f"activation_checkpoint:{own.recompute}")
+        assert own.recompute != SELECTIVE  # torchtitan's repeats every second product
     assert ("deepspeed" in told) == (own.tensor * own.pipeline * own.expert == 1)
     if "accelerate" in told:
         config = json.loads(told["accelerate"])

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from gpuscope.analyzers.commands.advise import command
@@ -29,13 +30,13 @@ LAYOUTS = (
     ("llama-3-8b", "bf16", Layout(16, zero=3, shard=8, recompute=FULL)),
     ("llama-3-8b", "bf16", Layout(4, context=2, exchange=ULYSSES, zero=2)),
     ("llama-3-8b", "bf16", Layout(8, zero=2, offload=CPU)),
-    ("llama-3-8b", "bf16", Layout(16, zero=3, secondary=8)),
+    ("llama-3-8b", "bf16", Layout(16, zero=3, secondary=8, gradients=2)),
     ("llama-3-70b", "bf16", Layout(2, 8, 4, zero=1, chunks=2, recompute=SELECTIVE)),
     ("llama-3-70b", "bf16", Layout(2, 4, 8, zero=1, chunks=5, recompute=FULL)),
-    ("llama-3-70b", "bf16", Layout(4, 4, context=2, zero=3, recompute=SELECTIVE)),
-    ("llama-3.1-405b", "fp8", Layout(2, 8, 16, zero=1, chunks=4, recompute=SELECTIVE)),
+    ("llama-3-70b", "bf16", Layout(4, 4, context=2, zero=3, recompute=FULL, repeated=0.5)),
+    ("llama-3.1-405b", "fp8", Layout(2, 8, 16, zero=1, chunks=4, recompute=FULL, repeated=0.5)),
     ("deepseek-v3", "fp8", Layout(64, 1, 4, expert=64, zero=1, chunks=2, recompute=FULL)),
-    ("mixtral-8x7b", "bf16", Layout(16, expert=8, zero=3, recompute=SELECTIVE)),
+    ("mixtral-8x7b", "bf16", Layout(16, expert=8, zero=3, recompute=FULL, repeated=0.5)),
 )
 
 
@@ -109,9 +110,9 @@ def test_torchtitan_takes_its_options() -> None:
         [sys.executable, "-c", _PARSE, json.dumps(lines)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    policies = {"none": "NoneType", FULL: "FullAC.Config", SELECTIVE: "SelectiveAC.Config"}
+    policies = {0.0: "NoneType", 0.5: "SelectiveAC.Config", 1.0: "FullAC.Config"}
     assert json.loads(done.stdout.partition("FOUND")[2]) == [
-        [own.tensor, own.pipeline, own.expert, BATCH, policies[own.recompute]] for _, _, own, _ in found
+        [own.tensor, own.pipeline, own.expert, BATCH, policies[own.again]] for _, _, own, _ in found
     ]
 
 
@@ -123,6 +124,8 @@ def test_deepspeed_takes_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
         read = config.DeepSpeedConfig(json.loads(text))
         assert (read.zero_optimization_stage, read.train_micro_batch_size_per_gpu) == (own.zero, own.micro_batch)
         assert (read.zero_config.offload_optimizer is not None) == (own.offload == CPU)
+        summed = None if own.gradients == 2 else "fp32"
+        assert (read.grad_accum_dtype, read.communication_data_type) == (summed, summed and torch.float32)
 
 
 def test_accelerate_takes_its_files(tmp_path: Path) -> None:
