@@ -100,7 +100,6 @@ class Tunings:
     def _tried(self) -> Iterator[str]:
         found = self._found()
         for row in found["changes"] if found is not None else ():
-            mark = "kept" if row["kept"] else "rolled back"
             times = f"{units.duration(row['before_ns'])} → {units.duration(row['measured_ns'])}"
             predicted = f"predicted {units.duration(row['predicted_ns'])}"
-            yield f"{row['code']} ({quoted(row['setting'])}): {mark}; {times}, {predicted}; {row['why']}"
+            yield f"{row['code']} ({quoted(row['setting'])}): {tune_text.mark(row)}; {times}, {predicted}; {row['why']}"

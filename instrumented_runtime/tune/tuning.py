@@ -23,7 +23,7 @@ from gpuscope.instrumented_runtime.tune.decision import (
     overall,
 )
 from gpuscope.instrumented_runtime.tune.measured import Run, better_known, step_ns
-from gpuscope.instrumented_runtime.tune.noise import noise
+from gpuscope.instrumented_runtime.tune.noise import assumed, noise
 from gpuscope.instrumented_runtime.tune.reasons import why
 from gpuscope.schema.tune_document import ByHand, Ended, Outcome, TriedChange
 
@@ -216,7 +216,8 @@ class Session:
 
         alters, rounds = any(map(self.alters, candidate.changes)), ROUNDS if patient else len(runs) + 1
         made = judge(self.standing, take, alters=alters, before=runs, rounds=rounds)
-        row = _row(candidate, made, before, spent)
+        apart = assumed(self.standing.noise(made.runs)).apart(len(self.best), max(len(made.runs), 1))
+        row = _row(candidate, made, before, spent, apart)
         self.tried.append(row)
         if made.outcome == "faster":
             self.kept.append(Kept(candidate, row))
@@ -262,9 +263,10 @@ def _merged(changes: Sequence[Change]) -> tuple[Change, ...]:
     return tuple({change.name: change for change in changes}.values())
 
 
-def _range(candidate: Candidate, before: int) -> tuple[int, int, int] | tuple[None, None, None]:
-    """The step that is predicted without a profiler, and its range. How much of what a profiler adds goes with the
-    change is not known: the range reaches from all of it to none, the figure goes by the ratio."""
+def _range(candidate: Candidate, before: int, apart: float) -> tuple[int, int, int] | tuple[None, None, None]:
+    """The step that is predicted without a profiler, and the range for the one measured. How much of what a profiler
+    adds goes with the change is not known: it reaches from all of it to none, the figure goes by the ratio. And what is
+    measured is as far from the truth as runs lie `apart` by themselves, a logarithm: both errors are independent."""
     if candidate.after is None or candidate.low is None or candidate.high is None:
         return None, None, None
     profiled = candidate.profiled_ns or before
@@ -273,7 +275,10 @@ def _range(candidate: Candidate, before: int) -> tuple[int, int, int] | tuple[No
         found = ratio * before, before - (1 - ratio) * profiled, ratio * profiled
         return [min(max(one, 0.0), max(ratio, 1.0) * before) for one in found]
 
-    return round(candidate.after * before), round(min(ways(candidate.low))), round(max(ways(candidate.high)))
+    after = max(candidate.after * before, 1.0)
+    low, high = max(min(ways(candidate.low)), 1.0), max(*ways(candidate.high), 1.0)
+    less, more = (math.hypot(math.log(end / after), apart) for end in (low, high))
+    return round(after), round(after * math.exp(-less)), round(after * math.exp(more))
 
 
 def _resolved(candidate: Candidate, made: Sequence[Change]) -> Candidate:
@@ -290,8 +295,8 @@ def _resolved(candidate: Candidate, made: Sequence[Change]) -> Candidate:
     return replace(candidate, changes=tuple(found), setting=", ".join(map(str, found)))
 
 
-def _row(candidate: Candidate, made: Judgement, before: int, spent: int) -> TriedChange:
-    predicted, low, high = _range(candidate, before)
+def _row(candidate: Candidate, made: Judgement, before: int, spent: int, apart: float = 0.0) -> TriedChange:
+    predicted, low, high = _range(candidate, before, apart)
     measured = step_ns(made.runs) if made.runs else None
     return {
         "code": candidate.code, "action": candidate.action, "setting": candidate.setting,

@@ -83,9 +83,16 @@ def tried(rows: Sequence[TriedChange], writer: Writer) -> Columns:
     table = writer.table("<change", ">before", ">predicted", ">measured", ">ratio, 95 %", "<")
     for row in rows:
         times = (units.duration(row[key]) for key in ("before_ns", "predicted_ns", "measured_ns"))
-        mark = writer.text("kept", "green") if row["kept"] else writer.text("not kept", "dim")
-        table.add_row(*(writer.text(cell) for cell in (row["code"], *times, _ratio(row))), mark)
+        cells = (row["code"], *times, _ratio(row))
+        table.add_row(*map(writer.text, cells), writer.text(mark(row), "green" if row["kept"] else "dim"))
     return table
+
+
+def mark(row: TriedChange) -> str:
+    """What became of a change, in a word: what chance or the budget left open may be tried again."""
+    if row["outcome"] in ("not_beyond_chance", "budget"):
+        return "not settled"
+    return "kept" if row["kept"] else "rolled back"
 
 
 def _took(seconds: float) -> str:
