@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-SHAPE = (3, 96, 96)
+SHAPE = (3, 128, 128)
 
 
 class Images(Dataset):

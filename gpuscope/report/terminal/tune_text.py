@@ -52,7 +52,7 @@ def facts(found: TuneDocument) -> list[str]:
         f"recordings: {found['folder']}",
     ]
     if found["written"]:
-        told.append(f"the script wrote in its working directory: {', '.join(found['written'])}")
+        told.append(f"changed in the working directory meanwhile: {', '.join(found['written'])}")
     return told
 
 
@@ -66,7 +66,7 @@ def render(found: TuneDocument, writer: Writer) -> None:
         writer.heading("Tried")
         writer.show(tried(found["changes"], writer))
         for row in found["changes"]:
-            writer.line(writer.text(row["code"], "bold"), f"  {_settings(row)}: {row['why']}", hang=2)
+            writer.line(writer.text(row["code"], "bold"), f"  {_settings(row)}: {_range(row)}{row['why']}", hang=2)
     if found["take"]:
         writer.heading("Take along")
         for line in found["take"]:
@@ -101,6 +101,11 @@ def _took(seconds: float) -> str:
 
 def _settings(row: TriedChange) -> str:
     return ", ".join(f"{one['name']}={one['value']}" for one in row["changes"])
+
+
+def _range(row: TriedChange) -> str:
+    low, high = (units.duration(row[key]) for key in ("low_ns", "high_ns"))
+    return "" if row["low_ns"] is None else f"{low} to {high} predicted; "
 
 
 def _percent(ratio: float) -> str:
