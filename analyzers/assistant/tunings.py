@@ -34,7 +34,7 @@ class Tunings:
         self._lock = Lock()
         atexit.register(self.stop)
 
-    def start(self, command: Sequence[str], budget: str) -> str:
+    def start(self, command: Sequence[str], budget: str, output_argument: str = "") -> str:
         """Begin. Raises `UsageError` while another one goes on, or for no command."""
         with self._lock:
             if self._running():
@@ -43,6 +43,7 @@ class Tunings:
                 raise UsageError("no command", hint='such as ["python", "train.py"]')
             self._folder = self._root / time.strftime("gpuscope-tune-%Y%m%d-%H%M%S")
             words = [sys.executable, "-m", "gpuscope", "tune", "-o", str(self._folder), "--budget", budget, "--json"]
+            words += ["--out-arg", output_argument] if output_argument else []
             self._process = subprocess.Popen(
                 [*words, "--", *command], cwd=self._root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=self._told.open("wb"), start_new_session=True,

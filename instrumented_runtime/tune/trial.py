@@ -101,11 +101,13 @@ class Recorder:
 
     def _queued(self, changes: Sequence[Change]) -> int:
         """Batches that workers will hold ready, as far as changes and the runs before tell."""
-        asked = {change.name: change.value for change in changes}
-        workers, ahead = asked.get("dataloader.num_workers", ""), asked.get("dataloader.prefetch_factor", "")
-        if workers.startswith("x"):
-            return self.queue * int(workers.removeprefix("x"))
-        return max(self.queue, int(workers or 0) * int(ahead or PREFETCH))
+        asked = {change.name: change for change in changes}
+        workers, ahead = asked.get("dataloader.num_workers"), asked.get("dataloader.prefetch_factor")
+        if workers is None:
+            return self.queue
+        if workers.times is not None:
+            return self.queue * workers.times
+        return max(self.queue, int(workers.value) * (int(ahead.value) if ahead is not None else PREFETCH))
 
     def _record(self, name: str, changes: Sequence[Change], options: Iterable[str]) -> tuple[Path, Ended] | None:
         if not self.budget.start(self.longest_s):
