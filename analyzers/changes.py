@@ -110,10 +110,12 @@ class MeasuredTransfers:
 
 @dataclass(frozen=True)
 class LoaderWorkers:
-    """The data loader with `workers` processes, `prefetch` batches ahead each."""
+    """The data loader with `workers` processes, `prefetch` batches ahead each. Where the rank has `cores`, more workers
+    are predicted only for batches that are known to wait rather than compute."""
 
     workers: int
     prefetch: int = 2
+    cores: int | None = None
 
 
 @dataclass(frozen=True)

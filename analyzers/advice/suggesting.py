@@ -14,7 +14,7 @@ from gpuscope.analyzers.advice.bounds import beyond, explained, step_bound
 from gpuscope.analyzers.advice.combining import Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.settings.settings import KNOWN
-from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, Estimate, Tries, is_gain, may_gain
+from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, TIE_FRAC, Estimate, Tries, is_gain, may_gain
 from gpuscope.analyzers.changes import UNMATCHED, EvenStages, MicroBatches, Predicted, Refused, Schedule
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import within_compute
@@ -34,8 +34,6 @@ from gpuscope.schema.replay_section import Prediction
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
-TIE_FRAC = 0.005
-"""Half of the least gain: values of one knob that come closer than this are equally good."""
 COSTLY_FRAC = 0.05
 """Share of the time from which a cause that no change helps against is said to be one."""
 OF_PIPELINE = (MicroBatches, Schedule, EvenStages)

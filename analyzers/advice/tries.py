@@ -12,6 +12,8 @@ Estimate = Callable[[Sequence[Change]], int | Refused]
 
 MIN_GAIN_FRAC = 0.01
 """A gain below one percent of the step is within what two runs differ by: not worth a change."""
+TIE_FRAC = MIN_GAIN_FRAC / 2
+"""Values of one knob that come closer than this are equally good."""
 UNCERTAIN_GAIN_FRAC = 0.03
 """Gains from which a suggestion is worth knowing though its range holds no gain as well: as much as a finding of medium
 severity costs."""

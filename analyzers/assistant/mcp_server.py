@@ -111,9 +111,10 @@ def _add_tuning(made: MCPServer[Any], tunings: Tunings) -> None:
             list[str], Field(description="Words of a training command, such as ['python', 'train.py'].")
         ],
         budget: Annotated[str, Field(description="Runs of the command at most, or a time: 8, 20m.")] = "8",
+        out_arg: Annotated[str, Field(description="The script's argument that says where it writes, if any.")] = "",
     ) -> str:
         """Run a training command again and again, follow the advice on it, and keep what gains. Takes minutes."""
-        return _said(lambda: tunings.start(command, budget))
+        return _said(lambda: tunings.start(command, budget, out_arg))
 
     def tune_status() -> str:
         """How far the tuning is, and what was tried so far."""

@@ -34,7 +34,7 @@ class Tunings:
         self._lock = Lock()
         atexit.register(self.stop)
 
-    def start(self, command: Sequence[str], budget: str) -> str:
+    def start(self, command: Sequence[str], budget: str, output_argument: str = "") -> str:
         """Begin. Raises `UsageError` while another one goes on, or for no command."""
         with self._lock:
             if self._running():
@@ -43,6 +43,7 @@ class Tunings:
                 raise UsageError("no command", hint='such as ["python", "train.py"]')
             self._folder = self._root / time.strftime("gpuscope-tune-%Y%m%d-%H%M%S")
             words = [sys.executable, "-m", "gpuscope", "tune", "-o", str(self._folder), "--budget", budget, "--json"]
+            words += ["--out-arg", output_argument] if output_argument else []
             self._process = subprocess.Popen(
                 [*words, "--", *command], cwd=self._root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=self._told.open("wb"), start_new_session=True,
@@ -100,7 +101,6 @@ class Tunings:
     def _tried(self) -> Iterator[str]:
         found = self._found()
         for row in found["changes"] if found is not None else ():
-            mark = "kept" if row["kept"] else "rolled back"
             times = f"{units.duration(row['before_ns'])} → {units.duration(row['measured_ns'])}"
             predicted = f"predicted {units.duration(row['predicted_ns'])}"
-            yield f"{row['code']} ({quoted(row['setting'])}): {mark}; {times}, {predicted}; {row['why']}"
+            yield f"{row['code']} ({quoted(row['setting'])}): {tune_text.mark(row)}; {times}, {predicted}; {row['why']}"

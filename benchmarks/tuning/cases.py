@@ -34,6 +34,7 @@ class Case:
 
 CASES = (
     Case("loader", "settings", ("loader_workers",)),
+    Case("decode", "settings", ("loader_workers",)),
     Case("collate", "settings", ("loader_workers",)),
     Case("buckets", "settings", ("bucket_size",), 2),
     Case("two_faults", "settings", ("loader_workers", "bucket_size"), 2),
@@ -44,6 +45,7 @@ CASES = (
     Case("threads", "settings", ("cpu_threads",), 2, environment={"OMP_NUM_THREADS": "16"}),
     Case("histograms", "by hand", ("host_work_named", "host_work_aside", "host_other")),
     Case("pageable", "nothing"),
+    Case("printing", "nothing"),
     Case("unused", "nothing", processes=2),
     Case("healthy_loader", "nothing"),
     Case("healthy_ddp", "nothing", processes=2),

@@ -42,7 +42,7 @@ class TriedChange(TypedDict):
     predicted_ns: int | None
     """The step it should lead to: `before_ns` times the predicted ratio; null where the trace gives no figure."""
     low_ns: int | None
-    """Lower end of the predicted range."""
+    """Lower end of the range predicted for what is measured, nine chances in ten: what runs differ by is in it."""
     high_ns: int | None
     """Its upper end."""
     measured_ns: int | None

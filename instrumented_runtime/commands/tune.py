@@ -38,7 +38,7 @@ def command(
 
     \b
     gpuscope tune --budget 20m -- torchrun --nproc-per-node 8 train.py --lr 1e-4
-    gpuscope tune --allow precision --out-arg --output-dir -- python train.py
+    gpuscope tune --allow tf32 --out-arg --output-dir -- python train.py
 
     The script is not changed; each run ends after --steps. Ctrl-C leaves the best found so far.
     """

@@ -78,9 +78,14 @@ def judge(
         if number and not ready and not _beside(standing, take, made):
             return made
         run = ready.pop(0) if ready else take("trial")
-        if run is None or run.failed is not None:
-            made.outcome, made.detail = (run.failed or "failed", run.detail) if run else ("budget", "")
-            if run is not None and run.refused:
+        if run is None:
+            made.outcome = "budget"
+            if made.runs:  # the best may have been run again
+                _weigh(standing, made)
+            return made
+        if run.failed is not None:
+            made.outcome, made.detail = run.failed, run.detail
+            if run.refused:
                 made.refused, made.detail = run, "; ".join(run.refused.values())
             return made
         made.runs.append(run)
@@ -93,19 +98,23 @@ def judge(
         if wrong is not None:
             made.outcome = wrong
             return made
-        known, last = standing.noise(made.runs), made.interval
-        made.interval = change(standing.best, made.runs, assumed(known)).scaled(WIDER)
-        if (made.interval.low + made.interval.high) / 2 > math.log1p(-LEAST_GAIN):
-            made.outcome = "no_gain"
-            return made
-        clear = change(standing.best, made.runs, at_least(PRIOR, known)).scaled(WIDER)
-        if _decisive(clear) or (_decisive(last) and _decisive(made.interval)):
-            made.outcome = "faster"
-            return made
-        if known is not None and _hopeless(made, known, len(standing.best)):
+        known = _weigh(standing, made)
+        if made.outcome in ("no_gain", "faster") or (known is not None and _hopeless(made, known, len(standing.best))):
             return made
     made.settled = rounds >= ROUNDS
     return made
+
+
+def _weigh(standing: Standing, made: Judgement) -> Noise | None:
+    """Set a change's interval, and its outcome where that settles it. Returns the noise that it rests on."""
+    known, last = standing.noise(made.runs), made.interval
+    made.interval = change(standing.best, made.runs, assumed(known)).scaled(WIDER)
+    clear = change(standing.best, made.runs, at_least(PRIOR, known)).scaled(WIDER)
+    if (made.interval.low + made.interval.high) / 2 > math.log1p(-LEAST_GAIN):
+        made.outcome = "no_gain"
+    elif _decisive(clear) or (_decisive(last) and _decisive(made.interval)):
+        made.outcome = "faster"
+    return known
 
 
 def _hopeless(made: Judgement, known: Noise, best: int) -> bool:

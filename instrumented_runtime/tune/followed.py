@@ -37,9 +37,8 @@ class Seen:
         values, old = self.settings.get(change.name, frozenset()), before.settings.get(change.name, frozenset())
         if change.name.startswith(PREFIX) and change.value == UNSET:
             return not values and bool(old)
-        times = change.value.removeprefix("x")
-        if times != change.value and times.isdigit():
-            return bool(old) and values == {str(int(one) * int(times)) for one in old if one.isdigit()}
+        if change.times is not None:
+            return bool(old) and values == {str(change.number(int(one))) for one in old if one.isdigit()}
         if change.value in values:
             return values != old
         words = framework_arguments(before.command, change)
@@ -95,21 +94,13 @@ def otherwise(report: Report, before: Seen, after: Seen) -> list[Otherwise]:
     for entry in report["suggestions"]:
         for change in _changes(entry):
             old, new = before.number(change.name), after.number(change.name)
-            wanted = _wanted(change.value, old)
+            wanted = change.number(old)
             if wanted is None or new is None or entry["code"] in exact or new == old:
                 continue
             if old is None or (new - old) * (wanted - old) > 0:
                 one = Otherwise(entry["code"], change.name, f"{new}", f"{wanted}")
                 found.setdefault(entry["code"], one)
     return list(found.values())
-
-
-def _wanted(value: str, old: int | None) -> int | None:
-    """The number that a change leads to; None where it is none."""
-    times = value.removeprefix("x")
-    if times != value and times.isdigit():
-        return None if old is None else old * int(times)
-    return int(value) if value.isdigit() else None
 
 
 def the_one(report: Report, before: Seen, after: Seen) -> str:

@@ -46,8 +46,10 @@ def _line(session: Session, doing: str) -> None:
     if doing:
         words = f"{_so_far(session)}; {_doing(session, doing)}"
     elif session.tried:
+        from gpuscope.report.terminal.tune_text import mark  # it takes a while to import
+
         last = session.tried[-1]
-        words = f"{last['code']}: {'kept' if last['kept'] else 'rolled back'}, {last['why']}"
+        words = f"{last['code']}: {mark(last)}, {last['why']}"
     else:
         return
     print("gpuscope:", words, file=sys.stderr, flush=True)

@@ -25,12 +25,13 @@ def tune(
     steps: int = STEPS,
     allow: Sequence[str] = (),
     out_arg: str = "",
+    nccl: bool = False,
 ) -> pd.DataFrame:
     """Follow the advice on a training command, one suggestion after the other, and keep what gains: `gpuscope tune`.
 
     `command` is words, or text as a shell splits it. `budget` is a number of runs or a time (`"20m"`), `out` a new
     folder for the recordings, `steps` how many are timed in each run, `allow` the groups of changes that may alter
-    training, `out_arg` the script's argument that says where it writes.
+    training, `out_arg` the script's argument that says where it writes; `nccl` searches NCCL's own settings, too.
 
     Returns a row per change that was tried; `attrs` has the rest of the document of `gpuscope tune --json`. Raises
     `UsageError` and `InputError` for what can't be tuned, `GpuscopeError` where the command as it stands fails.
@@ -39,7 +40,7 @@ def tune(
 
     words = shlex.split(command) if isinstance(command, str) else list(command)
     folder = Path(out) if out is not None else default_folder()
-    found = tuned(Asked(words, folder, str(budget), steps, allow, out_arg))
+    found = tuned(Asked(words, folder, str(budget), steps, allow, out_arg, nccl))
     table = pd.DataFrame(found["changes"], columns=list(get_type_hints(TriedChange)))
     table.attrs.update({key: value for key, value in found.items() if key != "changes"})
     return table

@@ -30,6 +30,9 @@ PROFILED_STEPS = 12
 FIRST_LIMIT_S, TIMES, MORE_S = 3600.0, 3.0, 60.0
 """How long a run may take: before any has ended, and then in times of the longest so far, with room to compile."""
 ANALYSIS_LIMIT_S = 1800.0
+FINE, MORE_STEPS = 0.03, 4.0
+"""Standard error of a run's step, as a share, above which later runs take more steps; and how many times as many at
+most. Starting a run usually takes longer than these."""
 PREFETCH = 2
 """Batches that a worker holds ready, unless the script says otherwise."""
 
@@ -50,11 +53,13 @@ class Recorder:
     """Spent in runs of the command, and in their analysis."""
     queue: int = 0
     """Batches that loader workers of a run held ready at most."""
+    times: float = 1.0
+    """Of `steps`, what a run takes: as many as the spread of the steps so far calls for."""
     numbers: dict[str, int] = field(default_factory=dict)
 
     def timed(self, name: str, changes: Sequence[Change] = ()) -> Run | None:
         """The command with changes, without a profiler; None where the budget allows no further run."""
-        steps = WARM_UP + self._queued(changes) + self.steps
+        steps = WARM_UP + self._queued(changes) + round(self.steps * self.times)
         recorded = self._record(name, changes, [*TIMED, "--stop-after", str(steps)])
         if recorded is None:
             return None
@@ -90,16 +95,19 @@ class Recorder:
         if step is None:
             return Run(made, ended.seconds, failed=failed or "no_steps", refused=refused)
         self.longest_s = max(self.longest_s, ended.seconds)
+        self.times = min(max(self.times, step.error / FINE**2), MORE_STEPS)
         return Run(made, ended.seconds, step, losses_of(parts), failed=failed, refused=refused,
                    beside_profiler=profiled > 0)  # fmt: skip
 
     def _queued(self, changes: Sequence[Change]) -> int:
         """Batches that workers will hold ready, as far as changes and the runs before tell."""
-        asked = {change.name: change.value for change in changes}
-        workers, ahead = asked.get("dataloader.num_workers", ""), asked.get("dataloader.prefetch_factor", "")
-        if workers.startswith("x"):
-            return self.queue * int(workers.removeprefix("x"))
-        return max(self.queue, int(workers or 0) * int(ahead or PREFETCH))
+        asked = {change.name: change for change in changes}
+        workers, ahead = asked.get("dataloader.num_workers"), asked.get("dataloader.prefetch_factor")
+        if workers is None:
+            return self.queue
+        if workers.times is not None:
+            return self.queue * workers.times
+        return max(self.queue, int(workers.value) * (int(ahead.value) if ahead is not None else PREFETCH))
 
     def _record(self, name: str, changes: Sequence[Change], options: Iterable[str]) -> tuple[Path, Ended] | None:
         if not self.budget.start(self.longest_s):

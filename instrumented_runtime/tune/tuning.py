@@ -23,7 +23,7 @@ from gpuscope.instrumented_runtime.tune.decision import (
     overall,
 )
 from gpuscope.instrumented_runtime.tune.measured import Run, better_known, step_ns
-from gpuscope.instrumented_runtime.tune.noise import noise
+from gpuscope.instrumented_runtime.tune.noise import assumed, noise
 from gpuscope.instrumented_runtime.tune.reasons import why
 from gpuscope.schema.tune_document import ByHand, Ended, Outcome, TriedChange
 
@@ -216,7 +216,8 @@ class Session:
 
         alters, rounds = any(map(self.alters, candidate.changes)), ROUNDS if patient else len(runs) + 1
         made = judge(self.standing, take, alters=alters, before=runs, rounds=rounds)
-        row = _row(candidate, made, before, spent)
+        apart = assumed(self.standing.noise(made.runs)).apart(len(self.best), max(len(made.runs), 1))
+        row = _row(candidate, made, before, spent, apart)
         self.tried.append(row)
         if made.outcome == "faster":
             self.kept.append(Kept(candidate, row))
@@ -262,36 +263,48 @@ def _merged(changes: Sequence[Change]) -> tuple[Change, ...]:
     return tuple({change.name: change for change in changes}.values())
 
 
-def _range(candidate: Candidate, before: int) -> tuple[int, int, int] | tuple[None, None, None]:
-    """The step that is predicted without a profiler, and its range. How much of what a profiler adds goes with the
-    change is not known: the range reaches from all of it to none, the figure goes by the ratio."""
+def _range(candidate: Candidate, before: int, apart: float) -> tuple[int, int, int] | tuple[None, None, None]:
+    """The step that is predicted without a profiler, and the range for the one measured. The figure goes by the ratio.
+    How much of what a profiler adds goes with the change is not known: the range reaches from all of it to none, where
+    what it adds is the difference of two runs. These and what is measured are off by as much as runs lie `apart` by
+    themselves, a logarithm."""
     if candidate.after is None or candidate.low is None or candidate.high is None:
         return None, None, None
     profiled = candidate.profiled_ns or before
+    after = max(candidate.after * before, 1.0)
 
-    def ways(ratio: float) -> list[float]:
-        found = ratio * before, before - (1 - ratio) * profiled, ratio * profiled
-        return [min(max(one, 0.0), max(ratio, 1.0) * before) for one in found]
+    def left(ratio: float) -> float:
+        """Where the gain is as many ns as under the profiler."""
+        return before - (1 - ratio) * profiled
 
-    return round(candidate.after * before), round(min(ways(candidate.low))), round(max(ways(candidate.high)))
+    def away(end: float) -> float:
+        return math.exp(math.hypot(math.log(max(end, 1.0) / after), apart))
+
+    low = min(candidate.low * min(before, profiled), before)
+    high = max(candidate.high * max(before, profiled), left(candidate.high))
+    least = max(left(candidate.low) - apart * before, 0.0)
+    return (
+        round(after),
+        round(min(after / away(low), least)),
+        round(after * away(min(high, max(candidate.high, 1.0) * before))),
+    )
 
 
 def _resolved(candidate: Candidate, made: Sequence[Change]) -> Candidate:
     """With multiples (`x4`) of what was kept already as numbers; of the script's own they stay multiples. Its setting
     is then what is applied: a report has words for it."""
-    own = {one.name: one.value for one in made}
-    found: list[Change] = []
-    for one in candidate.changes:
-        times, now = one.value.removeprefix("x"), own.get(one.name, "")
-        multiple = times != one.value and now.isdigit()
-        found.append(Change(one.name, str(int(now) * int(times))) if multiple else one)
-    if not any(one.value.startswith("x") for one in candidate.changes):
+    if all(one.times is None for one in candidate.changes):
         return candidate
+    own = {one.name: one.number(None) for one in made}
+    found = [
+        one if one.times is None or (now := one.number(own.get(one.name))) is None else Change(one.name, str(now))
+        for one in candidate.changes
+    ]
     return replace(candidate, changes=tuple(found), setting=", ".join(map(str, found)))
 
 
-def _row(candidate: Candidate, made: Judgement, before: int, spent: int) -> TriedChange:
-    predicted, low, high = _range(candidate, before)
+def _row(candidate: Candidate, made: Judgement, before: int, spent: int, apart: float = 0.0) -> TriedChange:
+    predicted, low, high = _range(candidate, before, apart)
     measured = step_ns(made.runs) if made.runs else None
     return {
         "code": candidate.code, "action": candidate.action, "setting": candidate.setting,

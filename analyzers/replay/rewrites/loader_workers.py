@@ -41,6 +41,9 @@ def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rew
         )
     if change.workers < 1:
         raise UnreplayableError("without workers the training thread loads itself; how long is not recorded")
+    slept = all((use := setting.core_use.get(rank)) is not None and use.asleep is not None for rank in graph.ranks)
+    if change.cores is not None and change.workers > change.cores and not slept:
+        raise UnreplayableError("how much of loading computes is not recorded: no more workers than cores are told of")
     dur = graph.nodes["dur"] - loading
     computing = {rank: _computing(graph, loading, rank, setting) for rank in graph.ranks}
     for rank, ns in computing.items():

@@ -1,4 +1,4 @@
-"""Adam over many small tensors, one at a time."""
+"""Adam with foreach off: many small tensors, one at a time."""
 
 import common
 import torch
@@ -7,7 +7,7 @@ import torch
 def main() -> None:
     args = common.options()
     model = common.layers(150, 32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True if args.fixed else None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False, fused=args.fixed)
     data = torch.randn(8, 32)
     clock = common.Clock()
     for _ in range(args.steps):

@@ -12,5 +12,10 @@ def render(found: TuneDocument) -> str:
     environment = page_environment()
     css = environment.get_template("report.css.j2").render().strip("\n")
     return environment.get_template("tune.html.j2").render(
-        found=found, css=css, policy=policy(css, ""), headline=tune_text.headline(found), facts=tune_text.facts(found)
+        found=found,
+        css=css,
+        policy=policy(css, ""),
+        headline=tune_text.headline(found),
+        facts=tune_text.facts(found),
+        mark=tune_text.mark,
     )

@@ -52,7 +52,7 @@ def facts(found: TuneDocument) -> list[str]:
         f"recordings: {found['folder']}",
     ]
     if found["written"]:
-        told.append(f"the script wrote in its working directory: {', '.join(found['written'])}")
+        told.append(f"changed in the working directory meanwhile: {', '.join(found['written'])}")
     return told
 
 
@@ -66,7 +66,7 @@ def render(found: TuneDocument, writer: Writer) -> None:
         writer.heading("Tried")
         writer.show(tried(found["changes"], writer))
         for row in found["changes"]:
-            writer.line(writer.text(row["code"], "bold"), f"  {_settings(row)}: {row['why']}", hang=2)
+            writer.line(writer.text(row["code"], "bold"), f"  {_settings(row)}: {_range(row)}{row['why']}", hang=2)
     if found["take"]:
         writer.heading("Take along")
         for line in found["take"]:
@@ -83,9 +83,16 @@ def tried(rows: Sequence[TriedChange], writer: Writer) -> Columns:
     table = writer.table("<change", ">before", ">predicted", ">measured", ">ratio, 95 %", "<")
     for row in rows:
         times = (units.duration(row[key]) for key in ("before_ns", "predicted_ns", "measured_ns"))
-        mark = writer.text("kept", "green") if row["kept"] else writer.text("not kept", "dim")
-        table.add_row(*(writer.text(cell) for cell in (row["code"], *times, _ratio(row))), mark)
+        cells = (row["code"], *times, _ratio(row))
+        table.add_row(*map(writer.text, cells), writer.text(mark(row), "green" if row["kept"] else "dim"))
     return table
+
+
+def mark(row: TriedChange) -> str:
+    """What became of a change, in a word: what chance or the budget left open may be tried again."""
+    if row["outcome"] in ("not_beyond_chance", "budget"):
+        return "not settled"
+    return "kept" if row["kept"] else "rolled back"
 
 
 def _took(seconds: float) -> str:
@@ -94,6 +101,11 @@ def _took(seconds: float) -> str:
 
 def _settings(row: TriedChange) -> str:
     return ", ".join(f"{one['name']}={one['value']}" for one in row["changes"])
+
+
+def _range(row: TriedChange) -> str:
+    low, high = (units.duration(row[key]) for key in ("low_ns", "high_ns"))
+    return "" if row["low_ns"] is None else f"{low} to {high} predicted; "
 
 
 def _percent(ratio: float) -> str:

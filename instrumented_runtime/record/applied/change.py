@@ -22,5 +22,17 @@ class Change:
             raise UsageError(f"{text!r} is no change", hint="NAME=VALUE, such as ddp.bucket_cap_mb=50")
         return cls(name.strip(), value.strip())
 
+    @property
+    def times(self) -> int | None:
+        """Of `xN`, a multiple of the script's own value: N."""
+        times = self.value.removeprefix("x")
+        return int(times) if times != self.value and times.isdigit() else None
+
+    def number(self, own: int | None) -> int | None:
+        """The number that it leads to from the script's own; None of no number, or a multiple of what is unknown."""
+        if self.times is not None:
+            return None if own is None else own * self.times
+        return int(self.value) if self.value.isdigit() else None
+
     def __str__(self) -> str:
         return f"{self.name}={self.value}"

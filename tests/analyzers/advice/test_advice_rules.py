@@ -42,6 +42,21 @@ def test_the_fewest_workers_that_do_are_suggested() -> None:
     assert advice == {"why": "", "unpredicted": [], "nothing_gains": []}
 
 
+@pytest.mark.parametrize(("others", "value"), [((), "1"), (("latency",), "4"), (("host_other",), "1")])
+def test_workers_are_enough_for_a_step_whose_communication_is_mended(others: Sequence[str], value: str) -> None:
+    """One hides the loading now, four if communication costs nothing."""
+
+    def predict(changes: Sequence[Change]) -> Predicted | Refused:
+        [workers, *link] = changes
+        if not isinstance(workers, LoaderWorkers):
+            return Refused("not this one")
+        after = max(80_000_000 // workers.workers, 20_000_000 if link else 80_000_000)
+        return Predicted(BEFORE, after, after, after, "a test")
+
+    suggestions, _ = advise(report(*map(finding, ("input", *others))), predict)
+    assert [one["setting"]["value"] for one in suggestions if one["code"] == "loader_workers"] == [value]
+
+
 @pytest.mark.parametrize(
     ("iterators", "now"),
     [(["_SingleProcessDataLoaderIter"], "0"), (["_MultiProcessingDataLoaderIter"], None),

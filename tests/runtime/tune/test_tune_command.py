@@ -74,7 +74,7 @@ def test_a_slow_loader_gets_workers(tmp_path: Path) -> None:
     assert found["losses"] in ("equal", "seen_once")  # once where one run settles each change
     assert json.loads((tmp_path / "tuned/result.json").read_text()) == found
     assert "+for batch in DataLoader(Decoded(), batch_size=4, num_workers=" in (tmp_path / "mine.txt").read_text()
-    assert "loader_workers" in (tmp_path / "page.html").read_text()
+    assert "\n+for batch in DataLoader(Decoded(), batch_size=4, num_workers=" in (tmp_path / "page.html").read_text()
     assert (tmp_path / "train.py").read_text() == SLOW_LOADER
     again = gpuscope(tmp_path, "tune", "-o", "tuned", "--", *command)
     assert (again.code, "exists already" in again.err) == (2, True)

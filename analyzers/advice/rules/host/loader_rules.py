@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpuscope.analyzers.advice.framework_settings import by_framework, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import megatron_settings, other_settings, torch_settings
-from gpuscope.analyzers.changes import LoaderWorkers, MoreLoaderWorkers
+from gpuscope.analyzers.advice.tries import TIE_FRAC
+from gpuscope.analyzers.changes import LinkSpeed, LoaderWorkers, MoreLoaderWorkers, Predicted
+from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 WORKERS = (1, 2, 4, 8, 16)
+NO_LINK = LinkSpeed(1e3, 1e-3)
+"""Communication that costs next to nothing."""
 TIMES = {2.0: "twice", 4.0: "four times"}
 NO_WORKERS, WITH_WORKERS = "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"
 """The iterators of a DataLoader with num_workers=0 and more (torch.utils.data.dataloader)."""
@@ -73,11 +77,12 @@ def _limit(cores: int | None) -> str:
         return (
             "how many CPU cores the rank has is not recorded, as many are assumed to be free: more workers than these"
         )
-    return f"more than the {units.plural(cores, 'CPU core')} of this machine for each rank"
+    return f"unless they wait, more than the {units.plural(cores, 'CPU core')} of this machine for each rank"
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """The fewest workers that hide the loading, no more than there are cores; where there are some, more than now."""
+    """The fewest workers that hide the loading, of a step without communication too: that may be mended at the same
+    time. No more than there are cores, unless they are known to wait. Where there are some, more than now."""
     names, cores = [evidence["name"] for evidence in finding["evidence"]], case.cores_per_rank
     if any(WITH_WORKERS in name for name in names):
         for times, words in TIMES.items():
@@ -85,7 +90,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             setting = python("the workers of the data loader", value)
             yield Proposal(finding, MoreWorkers(times, cores), setting, (MoreLoaderWorkers(times),))
         return
-    for workers in (count for count in WORKERS if cores is None or count <= cores):
+    for workers in _in_order(case, cores):
         setting = by_framework(
             case,
             torch_settings.NUM_WORKERS.to(str(workers)) | {"besides": "persistent_workers=True"},
@@ -95,7 +100,19 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         )
         if names and all(NO_WORKERS in name for name in names):
             setting = setting | {"now": "0"}
-        yield Proposal(finding, Workers(workers, cores), setting, (LoaderWorkers(workers),))
+        yield Proposal(finding, Workers(workers, cores), setting, (LoaderWorkers(workers, cores=cores),))
+
+
+def _in_order(case: Case, cores: int | None) -> Sequence[int]:
+    """From the fewest workers on that hide the loading of a step whose communication costs nothing, then fewer ones."""
+    found = [one for one in case.report["findings"] if one["code"] in BY_CODE and one["severity"] != "low"]
+    if all(BY_CODE[one["code"]].class_name != "communication" for one in found):
+        return WORKERS
+    told = {count: case.predict((LoaderWorkers(count, cores=cores), NO_LINK)) for count in WORKERS}
+    steps = {count: one.after for count, one in told.items() if isinstance(one, Predicted)}
+    best = min(steps.values(), default=0)
+    enough = next((count for count, step in steps.items() if step <= best * (1 + TIE_FRAC)), WORKERS[0])
+    return [*(one for one in WORKERS if one >= enough), *reversed([one for one in WORKERS if one < enough])]
 
 
 def _at_most(cores: int | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -134,6 +135,9 @@ def test_what_workers_compute_takes_cores_from_training(
         for bias in (-1, 0, 1)
     ]
     assert [sum(own[-4:]) / 4 / ms for own in found] == pytest.approx(steps_ms, abs=0.5)
+    more = LoaderWorkers(2, cores=1), replace(ALL_RANKS, core_use={0: use})
+    with pytest.raises(UnreplayableError, match="no more workers than cores") if asleep is None else nullcontext():
+        rewrite(graph, *more)
 
 
 def test_workers_that_keep_up_stay_as_they_are() -> None:
