@@ -203,7 +203,7 @@ def _trials() -> str:
         from helpers.trials import table as trials
     finally:
         sys.path.pop(0)
-    lines = ["| code | fires on | truth in range | silent on |", "|---|---|---|---|"]
+    lines = ["| code | fires on | truth | silent on |", "|---|---|---|---|"]
     return "\n".join([*lines, *(f"| `{code}` | {' | '.join(cells)} |" for code, cells in trials().items())])
 
 

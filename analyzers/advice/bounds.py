@@ -20,9 +20,9 @@ _LATE = ("straggler", "slow_worker", "slow_stage")
 
 def step_bound(report: Diagnosis, finding: FindingEntry, at_most: int | None = None) -> StepBound | None:
     """«The step», or the window without steps, less the largest over the ranks of what the finding costs there in a
-    step (of a late rank the largest wait for it). Without stalls a device computes as long as before; only of findings
-    about its kernels the step may get shorter than that. No more than `at_most` ns, where given. None of what costs
-    nothing, or is paid once."""
+    step (of a late rank the largest wait for it). Without its own work the host may also have no need to run ahead of
+    its blocking calls. Without stalls a device computes as long as before; only of findings about its kernels the step
+    may get shorter than that. No more than `at_most` ns, where given. None of what costs nothing, or is paid once."""
     step, ranks = report["step_time"], report["ranks"]
     before = step["median_ns"] if step else max((entry["window_ns"] for entry in ranks), default=0)
     share = _share(finding, ranks)
@@ -30,6 +30,8 @@ def step_bound(report: Diagnosis, finding: FindingEntry, at_most: int | None = N
         return None
     computes = max((entry["breakdown_ns"]["compute"] / entry["window_ns"] for entry in ranks if entry["window_ns"]),
                    default=0.0)  # fmt: skip
+    if finding["code"] == "host_other":
+        share += max(_cost(entry, "sync") / entry["window_ns"] for entry in ranks if entry["window_ns"])
     most = share if within_compute(finding["code"]) else min(share, 1 - computes)
     saved = round(most * before)
     low = before - (saved if at_most is None else min(saved, at_most))

@@ -5,12 +5,15 @@ The simulator is tests/simulator; it shares no code with what it judges.
 
 from __future__ import annotations
 
+import shlex
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 from rich.console import Console
+from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
@@ -21,9 +24,10 @@ from simulator.kineto_rows import Profiler
 from simulator.structures import draw
 from simulator.variation import varied_case
 
+from benchmarks.outcome import outcome
 from benchmarks.verdicts.advised import advice_table, advised, by_code, failures
-from benchmarks.verdicts.calibration import calibration_table, kinds_table
-from benchmarks.verdicts.drawn_changes import Truths, of_each_kind
+from benchmarks.verdicts.calibration import KINDS_COLUMNS, by_kind, calibration_table
+from benchmarks.verdicts.drawn_changes import of_seeds
 from benchmarks.verdicts.labelled import Rates, judge, verdict_summary, verdict_table
 from benchmarks.verdicts.predicted import predict, prediction_summary, prediction_table
 
@@ -36,9 +40,20 @@ console = Console(width=None if sys.stdout.isatty() else 200)
 @click.option("--case", "pattern", default="", help="Only jobs whose names hold this.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep the recordings in this folder.")
 @click.option("--seed", type=int, multiple=True, help="Jobs varied by it (again and again), or drawn from it on.")
-@click.option("--jobs", default=100, show_default=True, help="Drawn jobs of `advice`; predictions a kind of `changes`.")
+@click.option(
+    "--jobs", default=100, show_default=True, help="Drawn jobs of `advice`; predictions a kind and seed of `changes`."
+)
+@click.option("--save", type=click.Path(path_type=Path), help="Write the table of `changes` for the documentation.")
 @click.option("--fit/--verify", default=None, help="`changes` to structures that ranges are fitted to, or to others.")
-def main(only: str | None, pattern: str, keep: Path | None, seed: tuple[int, ...], jobs: int, fit: bool | None) -> None:
+def main(
+    only: str | None,
+    pattern: str,
+    keep: Path | None,
+    seed: tuple[int, ...],
+    jobs: int,
+    save: Path | None,
+    fit: bool | None,
+) -> None:
     """Analyse every simulated job and set what gpuscope says beside what is so."""
     with TemporaryDirectory() as temporary:
         folder = keep or Path(temporary)
@@ -48,8 +63,13 @@ def main(only: str | None, pattern: str, keep: Path | None, seed: tuple[int, ...
             console.print(failures(found), by_code(found), advice_table(found))
         if only == "changes":
             folder.mkdir(parents=True, exist_ok=True)
-            told = [one for first in seed or (0,) for one in of_each_kind(first, jobs, Truths(folder), fitted=fit)]
-            console.print(kinds_table(told), prediction_summary(told))
+            told = of_seeds(seed or (0,), jobs, folder, fitted=fit)
+            rows = by_kind(told)
+            console.print(_kinds(rows), prediction_summary(told))
+            if save is not None:
+                save.write_text(
+                    outcome(f"# {time.strftime('%Y-%m-%d')}: {shlex.join(sys.argv[1:])}", KINDS_COLUMNS, rows)
+                )
         if only in (None, "varied") and seed:
             _varied([varied_case(case, number) for number in seed for case in CASES if pattern in case.name], folder)
         if only in (None, "verdicts"):
@@ -61,6 +81,13 @@ def main(only: str | None, pattern: str, keep: Path | None, seed: tuple[int, ...
             predicted = [predict(one, folder) for one in chosen]
             console.print(prediction_table(predicted), prediction_summary(predicted))
             console.print("Truths held by ranges that are to hold so many:", calibration_table(predicted))
+
+
+def _kinds(rows: list[list[str]]) -> Table:
+    table = Table(*KINDS_COLUMNS)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _varied(cases: list[Case], folder: Path) -> None:

@@ -208,7 +208,7 @@ def _device(facts: Facts, job: Job) -> Made:
     return {"device_slow": slow} if slow != job.device_slow else None
 
 
-def _late_host(facts: Facts, job: Job) -> Made:
+def late_host(facts: Facts, job: Job) -> Made:
     """The rank's host as the others' are: without all that it alone does."""
     late = _ranks(facts)
     changed: dict[str, Any] = {}
@@ -283,7 +283,7 @@ _MADE: Mapping[str, Callable[[Facts, Job], Made]] = {
     "fsdp_group_modules": _grouped,
     "limit_all_gathers": _always(limited=False),
     "slow_rank": _device,
-    "late_host": _late_host,
+    "late_host": late_host,
     "even_data": _even_data,
     "micro_batches": lambda facts, _: {"micro_batches": facts["count"]},
     "overlapped_messages": _always(ahead=True),

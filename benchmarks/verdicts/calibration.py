@@ -14,12 +14,14 @@ from statistics import NormalDist, median
 
 from rich.table import Table
 
+from benchmarks.verdicts.drawn_changes import COMBINED, ONE_LINK
 from benchmarks.verdicts.predicted import Outcome
+from gpuscope.analyzers.replay.fitted_margins import MARGINS, ON_ONE_LINK, TOGETHER
 
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 NOMINAL = 0.9
-KINDS_COLUMNS = ("change", "predictions", "refused", "median error", "nine in ten within", "longer", "ranges that hold",
-                 "median width", "lacking")  # fmt: skip
+KINDS_COLUMNS = ("change", "fitted to", "margin", "predictions", "refused", "median error", "nine in ten within",
+                 "longer", "ranges that hold", "median width", "lacking")  # fmt: skip
 
 
 def scale(level: float) -> float:
@@ -74,10 +76,22 @@ def fitted(missed: Sequence[float]) -> float:
     return sorted(missed)[place - 1] if place <= len(missed) else float("inf")
 
 
-def kinds_table(outcomes: Sequence[Outcome]) -> Table:
-    """By kind of change how predictions and their ranges do, and what these need beyond theirs, in shares of the step.
-    «Longer»: how many predict a longer step than is so."""
-    table = Table(*KINDS_COLUMNS)
+def lacking(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """By kind of change what its ranges need beyond theirs, in shares of the step; two changes at once beyond that of
+    the one which needs more."""
+    found: dict[str, float] = {}
+    kinds = {one.family: one.of for one in outcomes}
+    for kind in sorted(kinds, key=lambda kind: len(kinds[kind])):
+        own = [one for one in outcomes if one.family == kind and one.told is not None]
+        found[kind] = fitted([missing(one) - max((found[other] for other in one.of), default=0.0) for one in own])
+    return found
+
+
+def by_kind(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """By kind of change its margin, how predictions and their ranges do, and what these lack beyond the margin: rows of
+    `KINDS_COLUMNS`. «Longer»: how many predict a longer step than is so."""
+    rows = []
+    needed = lacking(outcomes)
     for kind in [*dict.fromkeys(one.family for one in outcomes), "all"]:
         asked = [one for one in outcomes if kind in (one.family, "all")]
         own = [(one, one.told) for one in asked if one.told is not None]
@@ -85,9 +99,14 @@ def kinds_table(outcomes: Sequence[Outcome]) -> Table:
         sizes = sorted(map(abs, errors))
         held = sum(one.inside for one, _ in own)
         width = median((told.high - told.low) / told.after for _, told in own)
-        table.add_row(
-            kind, str(len(own)), str(len(asked) - len(own)), f"{median(sizes):.2%}",
+        margin = _OWN.get(kind)
+        rows.append([
+            kind, str(margin.predictions) if margin else "", f"{margin.share:+.2%}" if margin else "",
+            str(len(own)), str(len(asked) - len(own)), f"{median(sizes):.2%}",
             f"{sizes[ceil(NOMINAL * len(sizes)) - 1]:.1%}", f"{sum(error > 0 for error in errors) / len(own):.0%}",
-            f"{held} ({held / len(own):.0%})", f"{width:.1%}", f"{fitted([missing(one) for one, _ in own]):+.4f}",
-        )  # fmt: skip
-    return table
+            f"{held} ({held / len(own):.0%})", f"{width:.1%}", f"{needed[kind]:+.4f}" if kind in needed else "",
+        ])  # fmt: skip
+    return rows
+
+
+_OWN = {kind.__name__: margin for kind, margin in MARGINS.items()} | {ONE_LINK: ON_ONE_LINK, COMBINED: TOGETHER}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 from zlib import crc32
 
 from simulator.counterfactuals import ANEW
@@ -17,11 +21,14 @@ from simulator.judged import Case
 from simulator.structures import Changed, draw
 from simulator.truth import step_ns
 
+from benchmarks.verdicts.advised import late_host
 from benchmarks.verdicts.predicted import Outcome
 from gpuscope.analyzers import changes as made
 from gpuscope.analyzers.changes import Change, Refused
+from gpuscope.analyzers.replay import replayer
 from gpuscope.analyzers.replay.fitted_margins import MEETING
-from gpuscope.analyzers.run.runner import analyze
+from gpuscope.analyzers.replay.replayer import Replayer
+from gpuscope.analyzers.run import analysis_threads, runner
 
 ONE_LINK = "two collectives on one link"
 COMBINED = "two changes at once"
@@ -55,9 +62,17 @@ FAULTS_OF: dict[str, tuple[tuple[str, ...], ...]] = {
                ("few micro-batches", "slow loader"), ("allocations", "waits")),
 }  # fmt: skip
 """By kind of change, faults of the jobs for it."""
-AT_ONCE = 4
+AT_ONCE = 6
 """Changes asked of one job at most, each of another kind, so that no job weighs much."""
-Asked = tuple[str, tuple[Change, ...], Changed]
+
+
+class Asked(NamedTuple):
+    """What of a job is other with a change, or with two `of` other kinds."""
+
+    kind: str
+    changes: tuple[Change, ...]
+    fields: Changed
+    of: tuple[str, ...] = ()
 
 
 def structure(job: Job) -> str:
@@ -71,6 +86,19 @@ def known(job: Job) -> bool:
     return crc32(structure(job).encode()) % 2 == 0
 
 
+def of_seeds(seeds: Sequence[int], each: int, folder: Path, *, fitted: bool | None = None) -> list[Outcome]:
+    """`of_each_kind` from each of the seeds on, as many at once as there are cores."""
+    every = partial(_listed, each=each, folder=folder, fitted=fitted)
+    with ProcessPoolExecutor() as pool:
+        return [one for told in pool.map(every, seeds) for one in told]
+
+
+def _listed(seed: int, each: int, folder: Path, fitted: bool | None) -> list[Outcome]:
+    """To what is fitted ranges have no margins: it is these that are sought."""
+    with patch.object(replayer, "margin", lambda *_: 0.0) if fitted else nullcontext():
+        return list(of_each_kind(seed, each, Truths(folder), fitted=fitted))
+
+
 def of_each_kind(seed: int, each: int, truths: Truths, *, fitted: bool | None = None) -> Iterator[Outcome]:
     """At least `each` predictions of every kind, of jobs drawn by the seeds from `seed` on; `fitted`: only of known, or
     of unknown, structures. Refusals are counted with the predictions of the kind, up to as many."""
@@ -81,7 +109,7 @@ def of_each_kind(seed: int, each: int, truths: Truths, *, fitted: bool | None = 
         job, number = job_for(kind, number, fitted)
         rng = Random(-job.seed)
         own = chosen(job, rng)
-        wanted = sorted((one for one in own if one[0] in open_kinds), key=lambda one: told[one[0]])[:AT_ONCE]
+        wanted = sorted((one for one in own if one.kind in open_kinds), key=lambda one: told[one.kind])[:AT_ONCE]
         for one in outcomes(job, wanted, truths):
             asked[one.family] += 1
             told[one.family] += one.told is not None
@@ -89,12 +117,15 @@ def of_each_kind(seed: int, each: int, truths: Truths, *, fitted: bool | None = 
 
 
 def job_for(kind: str, number: int, fitted: bool | None) -> tuple[Job, int]:
-    """The first job drawn from a seed on that the kind of change can be made to, and the seed behind its own."""
+    """The first job drawn from a seed on that the kind of change can be made to, and the seed behind its own. Every
+    second one has a fault besides: advice is seldom asked of a job with one."""
     while True:
-        wanted = Random(number).choice(FAULTS_OF[kind])
-        job = replace(draw(number, *wanted).job, name=f"{kind}_{number}".replace(" ", "_"))
+        rng = Random(number)
+        wanted = rng.choice(FAULTS_OF[kind])
+        drawn = draw(number, *wanted, beside=rng.randint(0, 1) if len(wanted) == 1 else 0)
+        job = replace(drawn.job, name=f"{kind}_{number}".replace(" ", "_"))
         number += 1
-        if fitted in (None, known(job)) and (kind == COMBINED or any(kind == one for one, _, _ in changes_of(job))):
+        if fitted in (None, known(job)) and (kind == COMBINED or any(kind == one.kind for one in changes_of(job))):
             return job, number
 
 
@@ -103,19 +134,28 @@ def chosen(job: Job, rng: Random) -> list[Asked]:
     by_kind: dict[str, list[Asked]] = defaultdict(list)
     asked = list(changes_of(job))
     for one in [*asked, *_combined(asked, rng)]:
-        by_kind[one[0]].append(one)
+        by_kind[one.kind].append(one)
     return [rng.choice(own) for own in by_kind.values()]
 
 
 def outcomes(job: Job, asked: Sequence[Asked], truths: Truths) -> Iterator[Outcome]:
     """Changes of a job: as predicted from its recording, and as simulated anew."""
-    replayer = analyze(truths.recording(job), advice=False, replay=True).replayer
-    for number, (kind, changed, fields) in enumerate(asked):
-        told = None if replayer is None else replayer.predict(list(changed))
+    replayed = _replayer(truths.recording(job))
+    for number, one in enumerate(asked):
+        told = None if replayed is None else replayed.predict(list(one.changes))
         predicted, why = (None, told.why) if isinstance(told, Refused) else (told, "")
-        after = truths.step(replace(job, seed=job.seed + ANEW + number, **fields))
-        name = f"{job.name} {' + '.join(map(repr, changed))}"
-        yield Outcome(name, kind, truths.step(job), after, predicted, why)
+        after = truths.step(replace(job, seed=job.seed + ANEW + number, **one.fields))
+        name = f"{job.name} {' + '.join(map(repr, one.changes))}"
+        yield Outcome(name, one.kind, truths.step(job), after, predicted, why, one.of)
+
+
+def _replayer(path: Path) -> Replayer | None:
+    """A run's replay, without the analyses, a third of the time, of which it needs nothing."""
+    with (
+        patch.object(runner, "analyzers_of", lambda _: ()),
+        patch.object(analysis_threads, "analyzers_of", lambda _: ()),
+    ):
+        return runner.analyze(path, advice=False, replay=True).replayer
 
 
 class Truths:
@@ -151,16 +191,17 @@ def changes_of(job: Job) -> Iterator[Asked]:
     shared = job.one_link or job.scatter_apart
     for changed, fields in [*_communication(job), *_sharded(job), *_pipeline(job), *_host(job), *_ranks(job)]:
         kind = type(changed).__name__
-        yield (ONE_LINK if shared and isinstance(changed, MEETING) else kind), (changed,), fields
+        yield Asked(ONE_LINK if shared and isinstance(changed, MEETING) else kind, (changed,), fields)
 
 
 def _combined(asked: Sequence[Asked], rng: Random) -> list[Asked]:
     """Two changes of different kinds at once."""
     found: list[Asked] = []
     for _ in range(2 if len(asked) > 1 else 0):
-        (kind, one, fields), (other_kind, other, others) = rng.sample(list(asked), 2)
-        if kind != other_kind and not set(fields) & set(others):
-            found.append((COMBINED, tuple(made.in_order((*one, *other))), {**fields, **others}))
+        one, other = rng.sample(list(asked), 2)
+        if one.kind != other.kind and not set(one.fields) & set(other.fields):
+            both = tuple(made.in_order((*one.changes, *other.changes)))
+            found.append(Asked(COMBINED, both, {**one.fields, **other.fields}, (one.kind, other.kind)))
     return found
 
 
@@ -238,12 +279,9 @@ def _host(job: Job) -> Iterator[_One]:
 
 
 def _ranks(job: Job) -> Iterator[_One]:
-    if len(job.device_slow) == 1:
-        yield made.ReplacedRank(*job.device_slow), {"device_slow": {}}
-    for name in ("gc", "host_work"):
-        late = getattr(job, f"{name}_ranks")
-        if late is not None and getattr(job, f"{name}_ns"):
-            yield made.ReplacedRank(*late), {f"{name}_ns": 0}
+    late = set(job.device_slow).union(*(getattr(job, f"{name}_ranks") or () for name in ("gc", "host_work")))
+    if len(late) == 1:  # with all that this rank alone does
+        yield made.ReplacedRank(*late), {"device_slow": {}, **(late_host({"rank": min(late)}, job) or {})}
     if job.data_scale:
         mean = sum(job.data_scale.get(rank, 1.0) for rank in range(job.ranks)) / job.ranks
         yield made.SharedWork(*job.data_scale), {"data_scale": dict.fromkeys(range(job.ranks), mean)}

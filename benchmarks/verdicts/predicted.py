@@ -32,6 +32,8 @@ class Outcome:
     after: float
     told: Predicted | None
     why: str
+    of: tuple[str, ...] = ()
+    """Families of the changes, of two at once."""
 
     @property
     def error(self) -> float | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from benchmarks.verdicts.calibration import coverage, distance, fitted, missing, scale
+from benchmarks.verdicts.calibration import coverage, distance, fitted, lacking, missing, scale
 from benchmarks.verdicts.drawn_changes import COMBINED, FAULTS_OF, chosen, job_for, known
 from benchmarks.verdicts.predicted import Outcome
 from gpuscope.analyzers.changes import Predicted
@@ -46,6 +47,13 @@ def test_a_margin_holds_nine_in_ten_of_others() -> None:
     assert fitted([0.0] * 8) == float("inf")
 
 
+def test_what_two_changes_lack_is_beyond_that_of_either() -> None:
+    single = [replace(outcome(1_000 + place, 900, 1_000), family="one") for place in range(19)]
+    both = [replace(one, family=COMBINED, of=("one", "other"), after=one.after + 5) for one in single]
+    other = [replace(one, family="other", after=990) for one in single]
+    assert lacking([*both, *single, *other]) == pytest.approx({"one": 0.017, "other": -0.01, COMBINED: 0.005})
+
+
 @pytest.mark.parametrize("kind", FAULTS_OF)
 def test_jobs_that_margins_are_fitted_to_are_of_other_structures(kind: str) -> None:
     (fitted_to, behind), (other, _) = (job_for(kind, 3, fitted) for fitted in (True, False))
@@ -53,4 +61,4 @@ def test_jobs_that_margins_are_fitted_to_are_of_other_structures(kind: str) -> N
     assert known(fitted_to)
     assert not known(other)
     for job in (fitted_to, other):
-        assert kind == COMBINED or kind in [one for one, _, _ in chosen(job, Random(0))]
+        assert kind == COMBINED or kind in [one.kind for one in chosen(job, Random(0))]

@@ -1,8 +1,8 @@
 """One row for each suggestion: the job on which it fires and the one on which it is silent.
 
-Where the simulator can make the change, the job without the fault takes what was predicted
-(tests/analyzers/advice/test_faults_put_in.py carries these rows out). The others name the tests that do it on
-recordings or reports made by hand.
+Where the simulator can make the change, the job without the fault takes what was predicted, or no less than its bound
+says (tests/analyzers/advice/test_faults_put_in.py carries these rows out). The others name the tests that do it on
+recordings or reports made by hand. Where there is no truth to compare with, the row says why.
 """
 
 from __future__ import annotations
@@ -110,6 +110,18 @@ COMPILES = replace(READ_LOSS, compile_ns=400 * MS, copy_bytes=MIB)
 """In its first step, behind the copy of the batch."""
 
 
+IN_RANGE, IN_BOUND = "in its range", "within its bound"
+UNCHANGED = "the usual step stays"
+_COMPILER = "none: a compiler's log holds no steps"
+_LINK = "none: how fast messages are inside a host is not in the trace"
+_MEMORY = "none: it gives memory, no shorter step"
+_NCCL = "none: what NCCL makes of it only a run shows"
+_PAGES = "none: simulated jobs move no pages"
+_PLACES = "none: simulated threads have no cores"
+_RECORDED = "none: it asks for a recording"
+_USUAL = "none: simulated jobs compile and load nothing in usual steps"
+
+
 @dataclass(frozen=True)
 class Shown:
     """A job, with NCCL's log beside it, whose suggestion has no predicted step or rests on NCCL's choices; and what is
@@ -122,29 +134,37 @@ class Shown:
     """Changes of the job…"""
     quiet_log: str | None = None
     """… or another log."""
+    truth: str = IN_BOUND
+    """Where the step of the changed job lies, or why it has none."""
+    changed: Mapping[str, Any] | None = None
+    """What is other with the suggestion carried out, where that is not `quiet`."""
 
 
 SHOWN = [
     Shown("own_stream", replace(COMPUTE, one_stream=True, rate=40.0), quiet={"one_stream": False}),
-    Shown("power_sgd", SLOW, quiet={"rate": 60.0}),
+    Shown("power_sgd", SLOW, quiet={"rate": 60.0}, changed={"wire": 0.1}),
     Shown("static_graph", replace(NARROW, search_ns=800_000), quiet={"search_ns": 0}),
     Shown("numa_binding", replace(TINY, parallel="ddp", ranks=2, layer_bytes=MIB), quiet={"parallel": "single",
-                                                                                         "ranks": 1}),
+                                                                                         "ranks": 1}, truth=_PLACES),
     Shown("hybrid_shard", replace(SHARDED, rate=20.0, ranks=4), nccl_log(ranks=4, **RDMA),  # type: ignore[arg-type]
-          quiet_log=nccl_log(ranks=4)),
+          quiet_log=nccl_log(ranks=4), truth=_LINK),
     Shown("host_work_named", replace(READ_LOSS, host_work_ns=9 * MS, host_work="train.py(12): between"),
           quiet={"host_work_ns": 0}),
     Shown("broadcast_buffers", replace(READ_LOSS, host_work_ns=9 * MS, host_work="aten::flatten_dense_tensors"),
           quiet={"host_work_ns": 0}),
     Shown("asynchronous_checkpoint", replace(READ_LOSS, outlier_step=3, outlier_ns=60 * MS, steps=8),
-          quiet={"outlier_work": "validate"}),
-    Shown("compile_cache", COMPILES, quiet={"compile_ns": 0}),
-    Shown("record_steady_steps", replace(COMPILES, steps=1), quiet={"steps": 8}),
+          quiet={"outlier_work": "validate"}, changed={"outlier_ns": 0}, truth=UNCHANGED),
+    Shown("compile_cache", COMPILES, quiet={"compile_ns": 0}, truth=UNCHANGED),
+    Shown("record_steady_steps", replace(COMPILES, steps=1), quiet={"steps": 8}, truth=_RECORDED),
     Shown("whole_link", replace(SMALL, items=1, copy_bytes=40 * MIB, link=0.5), quiet={"link": 1.0}),
-    Shown("nccl_log", SLOW, quiet_log=nccl_log(TREE)),
-    Shown("nccl_algorithm", SLOW, nccl_log(TREE), quiet_log=nccl_log(TREE, variables(NCCL_ALGO="Tree"))),
-    Shown("nccl_protocol", SLOW, nccl_log(TREE), quiet_log=nccl_log(chosen({BUCKET: "TREE SIMPLE"}))),
-    Shown("nccl_channels", SLOW, nccl_log(TREE), quiet_log=nccl_log(chosen({BUCKET: "TREE LL"}, channels=64))),
+    Shown("fp8", COMPUTE, quiet={"gemm_ns": 1_500, "small_ns": 1_500, "optimizer_ns": 1_500},
+          changed={"gemm_ns": 100_000}),
+    Shown("nccl_log", SLOW, quiet_log=nccl_log(TREE), truth=_RECORDED),
+    Shown("nccl_algorithm", SLOW, nccl_log(TREE), quiet_log=nccl_log(TREE, variables(NCCL_ALGO="Tree")), truth=_NCCL),
+    Shown("nccl_protocol", SLOW, nccl_log(TREE), quiet_log=nccl_log(chosen({BUCKET: "TREE SIMPLE"})),
+          truth=_NCCL),
+    Shown("nccl_channels", SLOW, nccl_log(TREE), quiet_log=nccl_log(chosen({BUCKET: "TREE LL"}, channels=64)),
+          truth=_NCCL),
 ]  # fmt: skip
 
 
@@ -154,10 +174,10 @@ class Elsewhere:
 
     code: str
     fires: str
+    truth: str
+    """Where the first of them sees what the mended job takes, or why there is no such job."""
     silent: str = ""
     """Where it is another test."""
-    truth: bool = False
-    """Whether the first of them sees that what the mended job takes lies within the range."""
 
 
 COMPILING = "test_compilation.py::test_alike_ranks_and_whole_graphs_are_no_finding"
@@ -169,139 +189,110 @@ PAGES = "test_paging_advice.py::test_what_is_prefetched_already_is_left_alone"
 ROLES = "test_role_analysis.py::test_each_fault_is_named_and_answered"
 LENGTHS = "test_role_analysis.py::test_nothing_is_said_of_gpus_and_lengths_that_no_line_tells"
 ELSEWHERE = [
-    Elsewhere("activation_checkpointing", FAILS),
-    Elsewhere("alike_compiled", "test_compilation.py::test_ranks_that_compile_unlike_are_named", COMPILING),
-    Elsewhere("allocate_once", "test_faults_put_in.py::test_memory_is_allocated_once_in_cpp"),
-    Elsewhere("allocator_setting", FAILS, "test_memory_use.py::test_a_full_device_is_no_fragmentation"),
-    Elsewhere("autocast", "test_compute_advice.py::test_fp32_products_on_tensor_cores", truth=True),
-    Elsewhere(
-        "capacity_factor",
-        "test_experts.py::test_a_balanced_router_is_suggested_with_its_gain",
-        "test_experts.py::test_even_routing_costs_nothing",
-        truth=True,
-    ),
-    Elsewhere("channels_last", "test_compute_advice.py::test_layout_conversions", truth=True),
-    Elsewhere("compile", "test_compute_advice.py::test_unfused_chains", truth=True),
-    Elsewhere("cpu_offload", FAILS),
-    Elsewhere("cpu_threads", "test_cpu_advice.py::test_no_more_threads_than_cores"),
-    Elsewhere("device_memory", "test_paging_advice.py::test_in_pytorch_the_allocator_is_what_pages", PAGES),
-    Elsewhere(
-        "distributed_data_parallel",
-        "test_overlap_advice.py::test_data_parallel_in_one_process",
-        "test_overlap_advice.py::test_a_pipeline_in_one_process_is_no_data_parallel",
-    ),
-    Elsewhere(
-        "even_routing",
-        "test_experts.py::test_a_balanced_router_is_suggested_with_its_gain",
-        "test_experts.py::test_even_routing_costs_nothing",
-        truth=True,
-    ),
-    Elsewhere("foreach_optimizer", "test_advice_fits_the_job.py::test_fused_is_advised_to_classes_that_have_it"),
-    Elsewhere("fp8", "test_compute_advice.py::test_fp8_where_16_bits_are_near_their_peak"),
-    Elsewhere("fused_optimizer", "test_compute_advice.py::test_an_optimizer_in_many_passes", truth=True),
-    Elsewhere(
-        "gil",
-        "test_gil_waits.py::test_its_share_of_idle_time_is_told_with_those_who_hold_it",
-        "test_gil_waits.py::test_a_lock_of_pythons_own_is_no_wait_for_the_gil",
-    ),
-    Elsewhere("gpu_aware_exchange", "test_overlap_advice.py::test_an_exchange_through_host_memory", truth=True),
-    Elsewhere("hopper_attention", "test_compute_advice.py::test_flash_attention_2_on_hopper", truth=True),
-    Elsewhere(
-        "inside_host",
-        "test_groups_across_hosts.py::test_a_tensor_group_across_hosts_is_named",
-        "test_groups_across_hosts.py::test_nothing_where_groups_are_inside_or_fit_in_no_host",
-    ),
-    Elsewhere("larger_batch", "test_overlap_advice.py::test_free_memory"),
-    Elsewhere(
-        "memory_advice", "test_paging_advice.py::test_where_pages_are_evicted_a_prefetch_would_evict_more", PAGES
-    ),
-    Elsewhere("module_loading", "test_host_advice.py::test_lazy_loading_is_advised_where_it_is_off"),
-    Elsewhere(
-        "more_blocks",
-        "test_few_blocks.py::test_one_thread_of_one_block",
-        "test_few_blocks.py::test_a_library_chooses_its_own_grid",
-    ),
-    Elsewhere(
-        "nccl_by_size",
-        "test_nccl_settings.py::test_a_job_whose_messages_have_that_size_gets_its_step_predicted",
-        OTHER_SIZES,
-        truth=True,
-    ),
-    Elsewhere("nccl_choice", FORCED),
-    Elsewhere(
-        "nccl_choice_search", "test_nccl_settings.py::test_without_nccl_s_choices_the_search_is_advised", OTHER_SIZES
-    ),
-    Elsewhere(
-        "nccl_faster_run",
-        "test_nccl_settings.py::test_the_faster_of_two_runs_is_named",
-        "test_nccl_settings.py::test_of_two_equal_runs_none_is_faster",
-    ),
-    Elsewhere("nccl_gpu_direct", "test_nccl_predictions.py::test_gpudirect_switched_off_and_on_again", truth=True),
-    Elsewhere("nccl_nvls", "test_nccl_predictions.py::test_switches_that_reduce_are_given_back", FORCED),
-    Elsewhere("nccl_transport", "test_nccl_predictions.py::test_direct_copies_switched_off_and_on_again", truth=True),
-    Elsewhere("no_checkpointing", "test_overlap_advice.py::test_free_memory"),
-    Elsewhere("no_empty_cache", "test_overlap_advice.py::test_a_cache_that_is_flushed_in_every_step", truth=True),
-    Elsewhere("no_sync", "test_overlap_advice.py::test_gradients_reduced_in_each_micro_batch", truth=True),
-    Elsewhere(
-        "one_reduction",
-        "test_separate_reductions.py::test_without_shapes_it_has_a_bound",
-        "test_separate_reductions.py::test_other_all_reduces_are_no_such_loop",
-    ),
-    Elsewhere(
-        "outside_work",
-        "test_ranks_of_pipelines.py::test_work_besides_the_pipeline",
-    ),
-    Elsewhere("own_work", "test_straggler_advice.py::test_code_of_one_rank_is_no_data"),
-    Elsewhere("padded_sizes", "test_compute_advice.py::test_sizes_that_tensor_cores_handle_badly", truth=True),
-    Elsewhere("prefetch", "test_paging_advice.py::test_each_direction_gets_its_prefetch", PAGES),
-    Elsewhere("recompilation", "test_host_advice.py::test_other_work_by_what_it_is"),
-    Elsewhere("shard_states", FAILS),
-    Elsewhere(
-        "single_tensor_optimizer",
-        "test_peak_contents.py::test_what_only_copies_and_states_hold_is_not_answered_by_checkpointing",
-        "test_peak_contents.py::test_nothing_is_proposed_that_the_snapshot_does_not_show",
-    ),
-    Elsewhere("smaller_micro_batch", FAILS),
-    Elsewhere("stable_guard", "test_compilation.py::test_compiling_again_costs_its_time_in_steps", COMPILING),
-    Elsewhere("tf32", "test_compute_advice.py::test_fp32_products_on_tensor_cores", truth=True),
-    Elsewhere(
-        "whole_graph",
-        "test_compilation.py::test_the_idle_time_between_broken_graphs_is_the_cost_of_the_line",
-        COMPILING,
-    ),
-    Elsewhere("decode_graphs", SERVES, truth=True),
-    Elsewhere("fused_all_reduce", SERVES),
-    Elsewhere("graph_sizes", SERVES),
-    Elsewhere("overlapped_scheduling", SERVES),
-    Elsewhere("server_cores", SERVES),
-    Elsewhere("smaller_chunks", SERVES),
-    Elsewhere("smaller_tensor_parallel", SERVES),
-    Elsewhere("asynchronous_rollouts", ROLES, LENGTHS),
-    Elsewhere("cap_response", ROLES, LENGTHS),
-    Elsewhere("move_gpus", ROLES),
-    Elsewhere("overlap_rollout", ROLES),
-    Elsewhere("reward_beside", ROLES),
-    Elsewhere("split_roles", ROLES),
-    Elsewhere("weight_transfer", ROLES),
-]
+    Elsewhere("activation_checkpointing", FAILS, _MEMORY),
+    Elsewhere("alike_compiled", "test_compilation.py::test_ranks_that_compile_unlike_are_named", _COMPILER, COMPILING),
+    Elsewhere("allocate_once", "test_faults_put_in.py::test_memory_is_allocated_once_in_cpp", IN_RANGE),
+    Elsewhere("allocator_setting", FAILS, _MEMORY, "test_memory_use.py::test_a_full_device_is_no_fragmentation"),
+    Elsewhere("autocast", "test_compute_advice.py::test_fp32_products_on_tensor_cores", IN_RANGE),
+    Elsewhere("capacity_factor", "test_experts.py::test_a_balanced_router_is_suggested_with_its_gain", IN_RANGE,
+              "test_experts.py::test_even_routing_costs_nothing"),
+    Elsewhere("channels_last", "test_compute_advice.py::test_layout_conversions", IN_RANGE),
+    Elsewhere("compile", "test_compute_advice.py::test_unfused_chains", IN_RANGE),
+    Elsewhere("cpu_offload", FAILS, _MEMORY),
+    Elsewhere("cpu_threads", "test_cpu_advice.py::test_no_more_threads_than_cores",
+              "none: how kernels of a CPU gain from threads only a run shows"),
+    Elsewhere("device_memory", "test_paging_advice.py::test_in_pytorch_the_allocator_is_what_pages", _PAGES, PAGES),
+    Elsewhere("distributed_data_parallel", "test_overlap_advice.py::test_data_parallel_in_one_process",
+              "none: it is another program, a process for each GPU",
+              "test_overlap_advice.py::test_a_pipeline_in_one_process_is_no_data_parallel"),
+    Elsewhere("even_routing", "test_experts.py::test_a_balanced_router_is_suggested_with_its_gain", IN_RANGE,
+              "test_experts.py::test_even_routing_costs_nothing"),
+    Elsewhere("foreach_optimizer", "test_advice_fits_the_job.py::test_fused_is_advised_to_classes_that_have_it",
+              "none: it hangs on the sizes of parameters"),
+    Elsewhere("fused_optimizer", "test_compute_advice.py::test_an_optimizer_in_many_passes", IN_RANGE),
+    Elsewhere("gil", "test_gil_waits.py::test_its_share_of_idle_time_is_told_with_those_who_hold_it",
+              "none: what its other threads do then is not in the trace",
+              "test_gil_waits.py::test_a_lock_of_pythons_own_is_no_wait_for_the_gil"),
+    Elsewhere("gpu_aware_exchange", "test_overlap_advice.py::test_an_exchange_through_host_memory", IN_RANGE),
+    Elsewhere("hopper_attention", "test_compute_advice.py::test_flash_attention_2_on_hopper", IN_RANGE),
+    Elsewhere("inside_host", "test_groups_across_hosts.py::test_a_tensor_group_across_hosts_is_named", _LINK,
+              "test_groups_across_hosts.py::test_nothing_where_groups_are_inside_or_fit_in_no_host"),
+    Elsewhere("larger_batch", "test_overlap_advice.py::test_free_memory",
+              "none: it gives samples per second, no shorter step"),
+    Elsewhere("memory_advice", "test_paging_advice.py::test_where_pages_are_evicted_a_prefetch_would_evict_more",
+              _PAGES, PAGES),
+    Elsewhere("module_loading", "test_host_advice.py::test_lazy_loading_is_advised_where_it_is_off", _USUAL),
+    Elsewhere("more_blocks", "test_few_blocks.py::test_one_thread_of_one_block",
+              "none: what a kernel gains from more blocks hangs on its code",
+              "test_few_blocks.py::test_a_library_chooses_its_own_grid"),
+    Elsewhere("nccl_by_size",
+              "test_nccl_settings.py::test_a_job_whose_messages_have_that_size_gets_its_step_predicted", IN_RANGE,
+              OTHER_SIZES),
+    Elsewhere("nccl_choice", FORCED, _NCCL),
+    Elsewhere("nccl_choice_search", "test_nccl_settings.py::test_without_nccl_s_choices_the_search_is_advised",
+              _NCCL, OTHER_SIZES),
+    Elsewhere("nccl_faster_run", "test_nccl_settings.py::test_the_faster_of_two_runs_is_named",
+              "the other run is measured", "test_nccl_settings.py::test_of_two_equal_runs_none_is_faster"),
+    Elsewhere("nccl_gpu_direct", "test_nccl_predictions.py::test_gpudirect_switched_off_and_on_again", IN_RANGE),
+    Elsewhere("nccl_nvls", "test_nccl_predictions.py::test_switches_that_reduce_are_given_back", _NCCL, FORCED),
+    Elsewhere("nccl_transport", "test_nccl_predictions.py::test_direct_copies_switched_off_and_on_again", IN_RANGE),
+    Elsewhere("no_checkpointing", "test_overlap_advice.py::test_free_memory",
+              "none: simulated jobs compute nothing twice"),
+    Elsewhere("no_empty_cache", "test_overlap_advice.py::test_a_cache_that_is_flushed_in_every_step", IN_RANGE),
+    Elsewhere("no_sync", "test_overlap_advice.py::test_gradients_reduced_in_each_micro_batch", IN_RANGE),
+    Elsewhere("one_reduction", "test_separate_reductions.py::test_without_shapes_it_has_a_bound", IN_BOUND,
+              "test_separate_reductions.py::test_other_all_reduces_are_no_such_loop"),
+    Elsewhere("outside_work", "test_ranks_of_pipelines.py::test_work_besides_the_pipeline",
+              "none: pipelines are simulated without such work"),
+    Elsewhere("own_work", "test_straggler_advice.py::test_code_of_one_rank_is_no_data",
+              "none: no simulated rank has operators of its own"),
+    Elsewhere("padded_sizes", "test_compute_advice.py::test_sizes_that_tensor_cores_handle_badly", IN_RANGE),
+    Elsewhere("prefetch", "test_paging_advice.py::test_each_direction_gets_its_prefetch", _PAGES, PAGES),
+    Elsewhere("recompilation", "test_host_advice.py::test_other_work_by_what_it_is", _USUAL),
+    Elsewhere("shard_states", FAILS, _MEMORY),
+    Elsewhere("single_tensor_optimizer",
+              "test_peak_contents.py::test_what_only_copies_and_states_hold_is_not_answered_by_checkpointing",
+              _MEMORY, "test_peak_contents.py::test_nothing_is_proposed_that_the_snapshot_does_not_show"),
+    Elsewhere("smaller_micro_batch", FAILS, _MEMORY),
+    Elsewhere("stable_guard", "test_compilation.py::test_compiling_again_costs_its_time_in_steps", _COMPILER,
+              COMPILING),
+    Elsewhere("tf32", "test_compute_advice.py::test_fp32_products_on_tensor_cores", IN_RANGE),
+    Elsewhere("whole_graph",
+              "test_compilation.py::test_the_idle_time_between_broken_graphs_is_the_cost_of_the_line", _COMPILER,
+              COMPILING),
+    Elsewhere("decode_graphs", SERVES, IN_RANGE),
+    Elsewhere("fused_all_reduce", SERVES, IN_BOUND),
+    Elsewhere("graph_sizes", SERVES, IN_BOUND),
+    Elsewhere("overlapped_scheduling", SERVES, IN_BOUND),
+    Elsewhere("server_cores", SERVES, _PLACES),
+    Elsewhere("smaller_chunks", SERVES, "none: answers stutter less, no step is shorter"),
+    Elsewhere("smaller_tensor_parallel", SERVES, "none: simulated layers are not split anew"),
+    Elsewhere("asynchronous_rollouts", ROLES, "none: no rollouts are simulated that span steps", LENGTHS),
+    Elsewhere("cap_response", ROLES, IN_RANGE, LENGTHS),
+    Elsewhere("move_gpus", ROLES, IN_RANGE),
+    Elsewhere("overlap_rollout", ROLES, IN_RANGE),
+    Elsewhere("reward_beside", ROLES, IN_RANGE),
+    Elsewhere("split_roles", ROLES, IN_RANGE),
+    Elsewhere("weight_transfer", ROLES, "none: how fast another way is only a run shows"),
+]  # fmt: skip
 """Carried out by the tests named."""
 
 
 def table() -> dict[str, tuple[str, str, str]]:
-    """By code: where it fires, whether the truth lies within the range, and where it is silent."""
+    """By code: where it fires, where the truth lies, and where it is silent."""
     found: dict[str, tuple[str, str, str]] = {}
     for one in PREDICTED:
         mended = replace(one.job, **one.changed)
         silent = _unlike(one.silent or mended, one.job)
-        found.setdefault(one.code, (f"{one.job.parallel}: {_unlike(one.job, mended)}", "yes", silent))
+        found.setdefault(one.code, (f"{one.job.parallel}: {_unlike(one.job, mended)}", IN_RANGE, silent))
     for shown in SHOWN:
         silent = _unlike(replace(shown.job, **(shown.quiet or {})), shown.job) or "another log of NCCL"
         fires = _unlike(shown.job, COMPUTE) + (", NCCL's log" if shown.log else "")
-        found.setdefault(shown.code, (f"{shown.job.parallel}: {fires}", "–", silent))
+        found.setdefault(shown.code, (f"{shown.job.parallel}: {fires}", shown.truth, silent))
     for tested in ELSEWHERE:
         fires, silent = (place.partition("::")[2] for place in (tested.fires, tested.silent))
         same = f"`{silent}`" if silent else "the same test"
-        found.setdefault(tested.code, (f"`{fires}`", "yes" if tested.truth else "–", same))
+        found.setdefault(tested.code, (f"`{fires}`", tested.truth, same))
     return dict(sorted(found.items()))
 
 

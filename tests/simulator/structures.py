@@ -42,14 +42,14 @@ class Fault:
     fix: Changed
 
 
-def draw(seed: int, *wanted: str) -> Drawn:
-    """The job of a seed: with the wanted faults if they fit it, else with up to two of any."""
+def draw(seed: int, *wanted: str, beside: int = 0) -> Drawn:
+    """The job of a seed: with the wanted faults, and so many of any `beside` them; else with up to two of any."""
     rng = Random(seed)
     job = replace(_healthy(rng), name=f"drawn_{seed}", seed=seed)
     while not all(_fits(name, job) for name in wanted):
         job = replace(_healthy(rng), name=f"drawn_{seed}", seed=seed)
     names = list(wanted)
-    for _ in range(0 if wanted else rng.choice((0, 1, 1, 2, 2, 2))):
+    for _ in range(beside if wanted else rng.choice((0, 1, 1, 2, 2, 2))):
         areas = {FAULTS[name].area for name in names}
         names.append(rng.choice([name for name in FAULTS if _fits(name, job) and FAULTS[name].area not in areas]))
     fixes: dict[str, Changed] = {}

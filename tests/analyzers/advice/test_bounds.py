@@ -42,6 +42,14 @@ def test_what_would_be_left(code: str, share: float, ranks: tuple[int, ...], low
     assert bound["step_ns_low"] == low * STEP // 100
 
 
+def test_without_its_own_work_the_host_need_not_run_ahead_of_its_blocking_calls() -> None:
+    found = case("host_other", 0.05)
+    found["ranks"][0]["stall_ns"]["cpu"] |= {"sync": round(0.08 * found["ranks"][0]["window_ns"])}
+    bound = step_bound(found, found["findings"][0])
+    assert bound is not None
+    assert bound["step_ns_low"] == 87 * STEP // 100
+
+
 def test_what_is_paid_once_and_what_answers_a_part_has_no_bound() -> None:
     found = case("launch", 0.4)
     found["host_calls"] = []

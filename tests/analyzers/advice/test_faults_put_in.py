@@ -11,7 +11,7 @@ import simulator.training
 from helpers.allocator import events, segment, snapshot
 from helpers.nsys import Export
 from helpers.ranges import holds
-from helpers.trials import PREDICTED, SHOWN, Shown, Trial
+from helpers.trials import IN_BOUND, PREDICTED, SHOWN, UNCHANGED, Shown, Trial
 from simulator.catalogue import MS
 from simulator.job import MIB, Job
 from simulator.judged import Case
@@ -67,9 +67,17 @@ def test_the_job_without_the_fault_takes_what_was_predicted(
 def test_a_setting_without_a_predicted_step_comes_only_where_it_applies(shown: Shown, tmp_path: Path) -> None:
     report = analysed(shown.job, tmp_path, log=shown.log)
     assert shown.code in told(report), (sorted(told(report)), [finding["code"] for finding in report["findings"]])
-    quiet = replace(shown.job, **(shown.quiet or {}))
     log = shown.log if shown.quiet_log is None else shown.quiet_log
-    assert shown.code not in told(analysed(quiet, tmp_path, log=log))
+    quiet = analysed(replace(shown.job, **(shown.quiet or {})), tmp_path, log=log)
+    assert shown.code not in told(quiet)
+    if shown.truth not in (IN_BOUND, UNCHANGED):
+        return
+    changed = quiet if shown.changed is None else analysed(replace(shown.job, **shown.changed), tmp_path, log=log)
+    if shown.truth == UNCHANGED:
+        assert step(changed) == pytest.approx(step(report), rel=0.01)
+    else:
+        (one,) = [one for one in report["advice"]["unpredicted"] if one["code"] == shown.code]
+        assert one["bound"]["step_ns_low"] <= step(changed) < step(report)
 
 
 def in_cpp(folder: Path, *, allocates: bool = False) -> Report:
@@ -86,8 +94,9 @@ def in_cpp(folder: Path, *, allocates: bool = False) -> Report:
 
 
 def test_memory_is_allocated_once_in_cpp(tmp_path: Path) -> None:
-    assert "allocate_once" in told(in_cpp(tmp_path, allocates=True))
-    assert "allocate_once" not in told(in_cpp(tmp_path))
+    once = in_cpp(tmp_path)
+    assert holds(suggestion(in_cpp(tmp_path, allocates=True), "allocate_once")["predicted"], step(once))
+    assert "allocate_once" not in told(once)
 
 
 def short_of_memory(folder: Path, free_on_device: int) -> Report:

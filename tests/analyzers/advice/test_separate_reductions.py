@@ -71,6 +71,7 @@ def test_without_shapes_it_has_a_bound(tmp_path: Path) -> None:
         assert bound["step_ns_before"] - bound["step_ns_low"] == pytest.approx(
             finding["share_frac"] * step(report), rel=0.01
         )
+        assert bound["step_ns_low"] <= step(analysed(DDP, tmp_path))
 
 
 @pytest.mark.parametrize("job", [

@@ -53,7 +53,7 @@ from gpuscope.analyzers.run.runner import analyze
 def test_the_prediction_is_the_truth(seed: int, faults: list[str], change: Change, tmp_path: Path) -> None:
     job = draw(seed, *faults).job
     graphs = {"graphs": True} if isinstance(change, CapturedGraphs) else None
-    fields = graphs or next(fields for _, changed, fields in changes_of(job) if changed == (change,))
+    fields = graphs or next(one.fields for one in changes_of(job) if one.changes == (change,))
     after = Case(replace(job, seed=job.seed + ANEW, **fields), "")
     replayer = analyze(Case(job, "").write(tmp_path), advice=False, replay=True).replayer
     assert replayer is not None

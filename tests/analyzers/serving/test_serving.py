@@ -145,13 +145,26 @@ def test_captured_sizes(tmp_path: Path) -> None:
     assert [step["role"] for step in found["steps"] if step.get("phase") == "capture"] == ["warmup", "warmup"]
 
 
-def test_graphs_lead_to_the_step_that_is_predicted(tmp_path: Path) -> None:
-    eager = next(one for one in SERVERS if one.name == "vllm_eager")
-    told = gpuscope.analyze(eager.write(tmp_path)).report
-    (suggestion,) = [one for one in told["suggestions"] if one["code"] == "decode_graphs"]
-    truth = gpuscope.analyze(replace(eager, name="graphed", captured=64).write(tmp_path)).report["step_time"]
+@pytest.mark.parametrize(
+    ("name", "changed", "code"),
+    [
+        ("vllm_eager", {"captured": 64}, "decode_graphs"),
+        ("vllm_uncaptured", {"captured": 64}, "graph_sizes"),
+        ("vllm_scheduler", {"overlapped": True}, "overlapped_scheduling"),
+        ("vllm_messages", {"message_ns": 1_000}, "fused_all_reduce"),
+    ],
+)
+def test_a_changed_server_takes_what_was_told(name: str, changed: dict[str, Any], code: str, tmp_path: Path) -> None:
+    server = next(one for one in SERVERS if one.name == name)
+    told = gpuscope.analyze(server.write(tmp_path)).report
+    truth = gpuscope.analyze(replace(server, name="changed", **changed).write(tmp_path)).report["step_time"]
     assert truth is not None
-    assert suggestion["predicted"]["low_ns"] <= truth["median_ns"] <= suggestion["predicted"]["high_ns"]
+    ranges = {one["code"]: (one["predicted"]["low_ns"], one["predicted"]["high_ns"]) for one in told["suggestions"]}
+    for one in told["advice"]["unpredicted"]:
+        if "bound" in one:
+            ranges[one["code"]] = (one["bound"]["step_ns_low"], one["bound"]["step_ns_before"])
+    low, high = ranges[code]
+    assert low <= truth["median_ns"] <= high
 
 
 @pytest.mark.parametrize("marks", ["vllm", "sglang", ""])
