@@ -24,7 +24,7 @@ from gpuscope.sources.run_manifest import REQUEST, window_request
 
 SIGNAL = "SIGUSR2"
 _WINDOW = "window.json"
-POLL_S = 0.2
+POLL_S = 0.5
 """Steps shorter than this don't look for a request each time: the run folder may be on shared storage."""
 AHEAD_S = 2.0
 """How far ahead of the request its window begins, so that every rank has looked for it by then."""

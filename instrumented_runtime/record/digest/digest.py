@@ -22,7 +22,7 @@ from gpuscope.instrumented_runtime.record.run_folder import PARTS, RankFolder
 
 KEPT = 20_000
 """Collectives kept for the trace of a window on demand."""
-HELD_NS = 100_000_000
+HELD_NS = 1_000_000_000
 """Steps that end so soon after what was last written wait for the next write: several at once cost much less than each
 by itself, whose code and data other work has driven out of the caches meanwhile. A kill loses them."""
 MOST_HELD = 64
@@ -97,6 +97,7 @@ class Digest:
 
     def _write(self, ended: _Ended) -> None:
         step, marks, done, running, on_device, memory, row = ended
+        marks = step_line.with_core_time(marks)
         self._recent += done
         begin, end = marks[0][0], marks[-1][0]
         phases = step_line.phases(marks)

@@ -6,17 +6,44 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 from gpuscope.instrumented_runtime.record.digest.thread_marks import BLOCKED_NS, GC, HOST, INPUT, Mark
 from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective
 
+WholeMark = tuple[int, int, int, str]
+"""A mark whose time without a core is known."""
 MOST_COLLECTIVES, MOST_WAITS, MOST_PAUSES, MOST_PHASES = 30, 28, 6, 20
 """What a line lists one by one: with these it stays under 3 kB."""
 
 
-def phases(marks: Sequence[Mark]) -> list[list[Any]]:
+def with_core_time(marks: Sequence[Mark]) -> list[WholeMark]:
+    """The marks with the time without a core at each: between two at which the kernel was asked, it is shared out by
+    the time off the core."""
+    found: list[WholeMark] = []
+    held: list[Mark] = []
+    for mark in marks:
+        held.append(mark)
+        if mark[2] is not None:
+            found += _shared_out(held, found[-1] if found else None, mark[2])
+            held = []
+    return found
+
+
+def _shared_out(marks: Sequence[Mark], before: WholeMark | None, core: int) -> list[WholeMark]:
+    if before is None or len(marks) == 1:
+        return [(wall, cpu, core, phase) for wall, cpu, _, phase in marks]
+    spans = pairwise([before, *marks])
+    off = [*accumulate(max(0, after[0] - one[0] - after[1] + one[1]) for one, after in spans)]
+    waited = core - before[2]
+    return [
+        (wall, cpu, before[2] + waited * so_far // max(1, off[-1]) if place < len(off) - 1 else core, phase)
+        for place, ((wall, cpu, _, phase), so_far) in enumerate(zip(marks, off, strict=True))
+    ]
+
+
+def phases(marks: Sequence[WholeMark]) -> list[list[Any]]:
     """[phase, ns] one after the other, which tile the step. Of very many the shortest count to the one before."""
     spans = [(phase, after[0] - wall) for (wall, _, _, phase), after in pairwise(marks)]
     found = _joined(spans)
@@ -44,7 +71,7 @@ class Blocked:
     """ns of the waits by operation and group of what they waited for."""
 
 
-def blocked(marks: Sequence[Mark], collectives: Sequence[Collective]) -> Blocked:
+def blocked(marks: Sequence[WholeMark], collectives: Sequence[Collective]) -> Blocked:
     """What the thread waited for.
 
     Blocked time between two marks is put before the last end of a collective between them: nothing else wakes the

@@ -7,11 +7,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
+from gpuscope.instrumented_runtime.record.gloo import end_stamp
 from gpuscope.trace.naming.dtypes import dtype_name
 
+MOST_KINDS = 1000
+"""Kinds of calls that are remembered."""
 # Operations that every rank calls with as many elements.
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
@@ -96,48 +98,72 @@ class CollectiveLog:
     on_issue: Callable[[Collective], None] | None = None
     """Called with each collective before it is made."""
     _new: list[Collective] = field(default_factory=list)
-    _pending: dict[int, Collective] = field(default_factory=dict)
+    _futures: list[tuple[Collective, Any, Any]] = field(default_factory=list)
+    """Running ones, with where their end will be noted. A future holds its result, so it goes as soon as it is seen to
+    be done: at the next call, step or look of the hang watch."""
     _sequence: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
+    _kinds: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
+    """What is alike in calls of one kind, by operation, group, type and shapes."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_group(self, group: Group) -> None:
         """A group has been made. One of the same name may have been destroyed before: counting restarts."""
         with self._lock:
             self.groups[group.name] = group
+            self._kinds.clear()
             for key in [key for key in self._sequence if key[0] == group.name]:
                 del self._sequence[key]
 
     def issue(self, op: str, group: Group, inputs: Any, outputs: Any, peer: int | None) -> Collective:
         """Log a call that is about to be made; `peer` is the other rank of a send or receive."""
-        tensors_in, tensors_out = tensors(inputs), tensors(outputs)
+        tensors_in = tensors(inputs)
+        tensors_out = tensors_in if outputs is inputs else tensors(outputs)
         first = (tensors_in or tensors_out or [None])[0]
-        p2p = op in ("send", "recv")
-        src, dst = (None, None) if not p2p else (self.rank, peer) if op == "send" else (peer, self.rank)
+        key = (op, group.name, None if first is None else first.dtype,
+               tuple([one.shape for one in tensors_in]), tuple([one.shape for one in tensors_out]))  # fmt: skip
+        src = dst = None
+        if p2p := op in ("send", "recv"):
+            src, dst = (self.rank, peer) if op == "send" else (peer, self.rank)
         with self._lock:
-            entry = Collective(
-                op=op,
-                group=group,
-                seq=0 if p2p else self._next(group.name),
-                # A receive from any source is counted once its sender is known.
-                p2p_seq=self._next(group.name, src, dst) if p2p and src is not None else 0,
-                elements_in=sum([t.numel() for t in tensors_in]),
-                elements_out=sum([t.numel() for t in tensors_out]),
-                dtype=_dtype(first.dtype) if first is not None else "",
-                item_bytes=first.element_size() if first is not None else 0,
-                sizes_in=tuple([tuple(t.shape) for t in tensors_in]),
-                sizes_out=tuple([tuple(t.shape) for t in tensors_out]),
-                src=src,
-                dst=dst,
-                issued_ns=time.time_ns(),
-            )
+            self._settle(checked=False)
+            kind = self._kinds.get(key)
+            if kind is None:
+                if len(self._kinds) >= MOST_KINDS:
+                    self._kinds.clear()
+                kind = self._kinds[key] = _kind(tensors_in, tensors_out, first)
+            seq = 0 if p2p else self._next(group.name)
+            # A receive from any source is counted once its sender is known.
+            p2p_seq = self._next(group.name, src, dst) if p2p and src is not None else 0
+            entry = Collective(op, group, seq, p2p_seq, *kind, src, dst, time.time_ns())
             self._new.append(entry)
-            self._pending[id(entry)] = entry
             self.latest.append(entry)
             while len(self.latest) > self.capacity:
                 self.latest.popleft()
         if self.on_issue is not None:
             self.on_issue(entry)
         return entry
+
+    def completes_with(self, entry: Collective, future: Any) -> None:
+        """Its end is that of a future."""
+        stamp = end_stamp.Stamp()
+        with self._lock:
+            self._futures.append((entry, stamp, future))
+        future.add_done_callback(end_stamp.writer(stamp))
+
+    def _settle(self, *, checked: bool = True) -> None:
+        """Take the ends that futures have noted. Whether they failed costs more to ask than the rest, so a call that
+        follows does not: after a failure few do."""
+        if not any([stamp[0] for _, stamp, _ in self._futures]):
+            return
+        running = []
+        for one in self._futures:
+            entry, (seconds, ns), future = one
+            if not seconds:
+                running.append(one)
+            elif entry.completed_ns is None:
+                entry.completed_ns = seconds * 1_000_000_000 + ns
+                entry.error = _failure(future) if checked else None
+        self._futures = running
 
     def name_source(self, entry: Collective, src: int) -> None:
         """A receive from any source turned out to be from `src`."""
@@ -152,17 +178,31 @@ class CollectiveLog:
         """Mark it completed, or failed with `error`; a second call is ignored."""
         now = time.time_ns()
         with self._lock:
-            if self._pending.pop(id(entry), None) is not None:
+            if entry.completed_ns is None:
                 entry.completed_ns, entry.error = now, error
 
     def pending(self) -> list[Collective]:
         """Those issued and not completed, oldest first."""
         with self._lock:
-            return list(self._pending.values())
+            self._settle()
+            return [entry for entry in self._new if entry.completed_ns is None]
+
+    def recent(self) -> list[Collective]:
+        """The latest, oldest first."""
+        with self._lock:
+            self._settle()
+            return list(self.latest)
+
+    def last(self) -> Collective | None:
+        """The latest."""
+        with self._lock:
+            self._settle()
+            return self.latest[-1] if self.latest else None
 
     def drain(self) -> list[Collective]:
         """Remove and return the completed ones in order, up to the first still running."""
         with self._lock:
+            self._settle()
             done = 0
             while done < len(self._new) and self._new[done].completed_ns is not None:
                 done += 1
@@ -172,12 +212,12 @@ class CollectiveLog:
     def undrained(self) -> list[Collective]:
         """What `drain` has not returned yet, in order of issue, running ones included."""
         with self._lock:
+            self._settle()
             return list(self._new)
 
     def running(self) -> bool:
         """Whether a collective, not a send or receive, has not completed."""
-        with self._lock:
-            return any(not entry.is_p2p for entry in self._pending.values())
+        return any(not entry.is_p2p for entry in self.pending())
 
     @property
     def rank(self) -> int:
@@ -187,9 +227,29 @@ class CollectiveLog:
         return dist.get_rank() if dist.is_initialized() else 0
 
 
-@cache
-def _dtype(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
+def _kind(tensors_in: Sequence[Any], tensors_out: Sequence[Any], first: Any) -> tuple[Any, ...]:
+    """Of a `Collective` from `elements_in` to `sizes_out`."""
+    return (
+        sum(one.numel() for one in tensors_in),
+        sum(one.numel() for one in tensors_out),
+        str(first.dtype).removeprefix("torch.") if first is not None else "",
+        first.element_size() if first is not None else 0,
+        tuple(tuple(one.shape) for one in tensors_in),
+        tuple(tuple(one.shape) for one in tensors_out),
+    )
+
+
+def _failure(future: Any) -> str | None:
+    try:
+        future.value()
+    except Exception as error:
+        return first_line(error)
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """What it says, in a line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def tensors(values: Any) -> list[Any]:

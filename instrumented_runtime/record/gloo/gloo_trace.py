@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuscope.instrumented_runtime.record.compiler import leave_uncompiled
 from gpuscope.instrumented_runtime.record.gloo import gloo_threads
-from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective, Group
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective, Group, first_line
 
 # Method of ProcessGroup -> (operation, where its input and its output are among the arguments). Old and
 # new names of an operation are both listed; each torch calls those it has.
@@ -174,7 +174,7 @@ def _logging(name: str, op: str, input_at: int, output_at: int) -> Callable[...,
         try:
             work = getattr(self.inner, name)(*args, **kwargs)
         except Exception as error:
-            LOG.complete(entry, _first_line(error))
+            LOG.complete(entry, first_line(error))
             raise
         return _with_logged_end(work, entry)
 
@@ -188,7 +188,7 @@ def _with_logged_end(work: Any, entry: Collective) -> Any:
         return work
     if not entry.is_p2p:
         try:
-            work.get_future().add_done_callback(lambda future: LOG.complete(entry, _failure(future)))
+            LOG.completes_with(entry, work.get_future())
             return work
         except RuntimeError:
             pass  # gloo has no future for this operation
@@ -217,7 +217,7 @@ def _work_class() -> Any:
             try:
                 result = self.inner.wait(*args, **kwargs)
             except Exception as error:
-                LOG.complete(self.entry, _first_line(error))
+                LOG.complete(self.entry, first_line(error))
                 raise
             if self.entry.op == "recv" and self.entry.src is None:  # from any source: now known
                 LOG.name_source(self.entry, self.entry.group.ranks[self.inner._source_rank()])
@@ -236,15 +236,3 @@ def _work_class() -> Any:
             setattr(LoggedWork, name, method)
     _Work = LoggedWork
     return _Work
-
-
-def _failure(future: Any) -> str | None:
-    try:
-        future.value()
-    except Exception as error:
-        return _first_line(error)
-    return None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -75,7 +75,7 @@ class FlightRecorder:
 
         Callable from any thread, also while the main thread hangs in a collective.
         """
-        dump = filled(recorded(), LOG.groups.values(), list(LOG.latest))
+        dump = filled(recorded(), LOG.groups.values(), LOG.recent())
         if not dump["entries"]:
             return None
         dump["gpuscope_note"] = note  # a dump on demand, or at the end, need not be of a hang

@@ -162,7 +162,7 @@ class HangWatch(Quiet):
         # The stacks first: another rank's verdict may end the job.
         self._stacks(f"hang/stacks_rank{rank}.txt")
         groups, collectives = collectives_in(recorded(stacks=False))
-        state = progress([*LOG.groups.values(), *groups], [*LOG.latest, *collectives], at=_where(self._main))
+        state = progress([*LOG.groups.values(), *groups], [*LOG.recent(), *collectives], at=_where(self._main))
         partial = self._hang / f".rank{rank}"
         partial.write_text(json.dumps(state), encoding="utf-8")
         partial.replace(self._hang / f"rank{rank}.json")

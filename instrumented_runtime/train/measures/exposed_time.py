@@ -76,7 +76,7 @@ def _ended(start: int) -> int:
 
     A thread without a core goes on later than the collective ends, and that is no communication.
     """
-    last = LOG.latest[-1] if LOG.latest else None
+    last = LOG.last()
     if last is None or last.issued_ns < start or last.is_p2p or last.completed_ns is None:
         return time.time_ns()
     return last.completed_ns

@@ -54,6 +54,13 @@ def test_blocked_time_belongs_to_the_collective_that_ended_in_it(
     assert sum(found.exposed.values()) == sum(ns for _, ns in found.waits)
 
 
+def test_time_without_a_core_is_shared_out_by_the_time_off_the_core() -> None:
+    """Asked at 0 and 30, not at 10 and 20: of 12 off the core 9 and 3, the kernel says that 4 were without one."""
+    marks = [(0, 0, 7, "backward"), (10, 1, None, "backward"), (20, 11, None, "backward"), (30, 18, 11, "forward")]
+    assert [core for _, _, core, _ in step_line.with_core_time(marks)] == [7, 10, 10, 11]
+    assert step_line.with_core_time(marks)[1][:2] == (10, 1)
+
+
 def test_phases_tile_the_step_and_more_collectives_than_a_line_holds_are_chosen_alike() -> None:
     marks = [(0, 0, 0, "forward"), (3, 0, 0, "forward"), (5, 0, 0, "input"), (5, 0, 0, "forward"), (9, 0, 0, "forward")]
     assert step_line.phases(marks) == [["forward", 9]]

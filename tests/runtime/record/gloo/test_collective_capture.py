@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from helpers.warm_python import executable
 
+from gpuscope.instrumented_runtime.record.gloo import end_stamp
 from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
 from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, CollectiveLog, Group
 
@@ -152,3 +156,23 @@ def test_the_log_gives_each_entry_once_and_in_order() -> None:
     log.complete(third)
     assert log.drain() == [third]
     assert [entry.seq for entry in log.latest] == [2, 3]  # the capacity's worth
+
+
+@pytest.mark.parametrize("clock", ["_clock", "_python_clock"])
+def test_a_collective_ends_as_its_future_does(monkeypatch: pytest.MonkeyPatch, clock: str) -> None:
+    """On any thread, also where libc's clock can't be called; its failure stays with it, and its result does not."""
+    monkeypatch.setattr(end_stamp, "_clock", getattr(end_stamp, clock))
+    log = CollectiveLog()
+    good, bad, running = (log.issue("all_reduce", WORLD, (), (), None) for _ in range(3))
+    futures: list[Any] = [torch.futures.Future() for _ in range(3)]
+    for entry, future in zip((good, bad, running), futures, strict=True):
+        log.completes_with(entry, future)
+    ending = threading.Thread(target=lambda: futures[0].set_result(1))
+    before = time.time_ns()
+    ending.start()
+    ending.join()
+    futures[1].set_exception(RuntimeError("Connection closed by peer"))
+    assert log.pending() == [running]
+    assert before <= (good.completed_ns or 0) <= (bad.completed_ns or 0) <= time.time_ns()
+    assert (good.error, bad.error) == (None, "Connection closed by peer")
+    assert [entry for entry, *_ in log._futures] == [running]
