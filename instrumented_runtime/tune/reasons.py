@@ -35,7 +35,8 @@ def why(made: Judgement) -> str:
         case "no_steps":
             return "no steps were recorded"
         case "budget":
-            return "the budget ended before it was settled"
+            unfinished = f"the budget ended its run after {made.detail} s, unfinished"
+            return unfinished if made.detail else "the budget ended before it was settled"
         case "not_confirmed":
             return "with all that was kept, beside the baseline once more, no gain was left beyond chance"
 

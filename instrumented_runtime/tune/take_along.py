@@ -20,7 +20,7 @@ from gpuscope.recorded_environment import redacted_command
 
 CALLS = {"dataloader": ("DataLoader",), "ddp": ("DistributedDataParallel", "DDP")}
 """What makes the objects of a family of knobs; optimizers tell their class."""
-_LITERAL = re.compile(r"-?\d+(\.\d+)?|true|false|none")
+_LITERAL = re.compile(r"-?\d+(\.\d+)?|true|false|none|default")
 Places = Mapping[str, Sequence[str]]
 """Per setting where in the script it was seen, `file.py:line`."""
 
@@ -132,7 +132,7 @@ def _found(name: str, command: Sequence[str]) -> Path | None:
 
 
 def _python(value: str) -> str:
-    return {"true": "True", "false": "False", "none": "None"}.get(value.lower(), value)
+    return {"true": "True", "false": "False", "none": "None", "default": "None"}.get(value.lower(), value)
 
 
 def _at(where: Sequence[str]) -> str:
