@@ -11,7 +11,7 @@ section 4.1, reaches 50 to 73 % forward and less backward on A100; FlashAttentio
 cuDNN beside it 60 to 65 % forward with heads of 128 on H100, less backward."""
 
 COMPUTE_ERROR = 0.15
-"""Of compute that no run measured: two thirds of the published rates keep to it (benchmarks/planner.py)."""
+"""Of compute that no run measured: three quarters of the published rates keep to it (benchmarks/planner.py)."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -27,6 +27,10 @@ CHECKPOINT_GBPS_PER_HOST = 1.0
 MOST_GPUS = 1 << 20
 _SPEC = re.compile(r"(?:(?P<hosts>\d{1,7})x)?(?P<gpus>\d{1,7})x(?P<name>\S.*)")
 _MIG = re.compile(r"(?P<name>.+)[- ]MIG[- ](?P<slices>\d)g\.(?P<gb>\d{1,3})gb", re.IGNORECASE)
+_READ: Mapping[str, Callable[[str], object]] = {
+    "i": int, "f": float, "s": str, "b": lambda text: bool(int(text)),
+}  # fmt: skip
+"""Text of a figure, by the first letter of its field's type."""
 _GIB = 2**30 / 1e9
 """Data sheets' GB of a GPU are GiB: an H100 of 80 GB shows 81,559 MiB."""
 _USUAL_INTENSITY = 250.0
@@ -158,7 +162,7 @@ def _changed(changes: str) -> Iterator[tuple[str, object]]:
         key, _, value = pair.partition("=")
         kind = kinds.get(key, "")
         try:
-            yield key, {"i": int, "f": float, "s": str, "b": lambda text: bool(int(text))}[kind[:1]](value)
+            yield key, _READ[kind[:1]](value)
         except (KeyError, ValueError):
             raise UsageError(f"{pair!r} is no figure of a cluster", hint=f"key=NUMBER of {', '.join(kinds)}") from None
 

@@ -19,7 +19,7 @@ from gpuscope.analyzers.planning.inputs.model_spec import model_named
 from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 
-MODEL = {
+MODEL: dict[str, object] = {
     "layers": 4, "width": 64, "heads": 4, "ffn": 128, "vocabulary": 100, "sequence": 32, "kv_heads": 2,
     "head_width": 16, "gated": True, "tied": True, "experts": 8, "experts_per_token": 2, "expert_ffn": 32,
     "shared_experts": 1, "expert_hosts": 2, "dense_layers": 1, "q_rank": 24, "kv_rank": 16, "rope_width": 8,

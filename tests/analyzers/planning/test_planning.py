@@ -186,9 +186,10 @@ def test_infiniband_and_ethernet_lead_to_different_plans() -> None:
     assert fast["name"] != slow["name"]
     quickest = [min(entry["estimate_ns"] for entry in plan["candidates"]) for plan in plans]
     assert quickest[2] > 1.01 * quickest[0]
-    quantised = made("llama-3-70b", "8x8xA100", network="ethernet_100", lossy=True)["candidates"][0]
-    assert quantised["secondary"] > 1
-    assert quantised["estimate_ns"] < middle["estimate_ns"]
+    quantised = made("llama-3-70b", "8x8xA100", network="ethernet_100", lossy=True, limit=50)["candidates"]
+    assert any(entry["secondary"] > 1 for entry in quantised)
+    assert quantised[0]["gradients"] == 2
+    assert quantised[0]["estimate_ns"] < middle["estimate_ns"]
 
 
 def test_what_fits_nowhere_is_said_with_what_is_nearest() -> None:
@@ -263,13 +264,14 @@ def test_candidates_go_before_others_by_what_they_do_not_share() -> None:
 
 
 def test_ties_are_by_what_two_estimates_do_not_share() -> None:
-    """Half a second in ten: clear where only compute differs, not where five seconds of messages do, hidden or not."""
+    """Half a second in ten: clear where only compute differs, not where the quicker one has five seconds of messages
+    more to hide; that the slower one has them is no excuse for it."""
     one = Estimate(9.0, 0.0, {"data": 0.5}, 0.0, 0.0, {}, {"data": 0.5})
-    slower = replace(one, compute=9.5)
-    hidden = replace(slower, in_flight={"data": 5.5})
+    slower, much = replace(one, compute=9.5), {"data": 5.5}
     assert one.beats(slower, 0.15)
     assert not slower.beats(one, 0.15)
-    assert not one.beats(hidden, 0.15)
+    assert not replace(one, in_flight=much).beats(slower, 0.15)
+    assert one.beats(replace(slower, in_flight=much), 0.15)
 
 
 def test_gradients_in_bf16_take_half() -> None:
