@@ -121,10 +121,13 @@ def not_asked() -> AdviceEntry:
 
 def worth_answering(report: Diagnosis, finding: FindingEntry) -> bool:
     """Whether a finding may lead to advice: a stall of a run that can be judged and is not start-up alone, which no
-    step repeats."""
+    step repeats; below 3 % only one of the host, which delays all that it launches later."""
     if finding["code"] == UNDIVIDED:
         return not report["verdict"]["abstained"] and finding["severity"] != "low"
-    return finding["code"] not in BY_CODE or not (report["verdict"]["abstained"] or is_startup(report))
+    if (cause := BY_CODE.get(finding["code"])) is None:
+        return True
+    of_host = cause.class_name == "cpu" or cause.code == "allocator"
+    return (of_host or not costs_little(finding)) and not (report["verdict"]["abstained"] or is_startup(report))
 
 
 def costs_little(finding: FindingEntry) -> bool:

@@ -34,10 +34,10 @@ class Reasoned:
     why: str
     alone: str = ""
     """The operation that makes it late, where no peer does it at all."""
-    host_cause: str = ""
-    """For which its device idles longer than its peers' by most, where its host is the reason."""
     more_work: str = ""
     """How much more it computes, and what, where that is the reason."""
+    host_cause: str = ""
+    """For which its device idles longer than its peers' by most, where its host is the reason."""
 
 
 def reasons(
