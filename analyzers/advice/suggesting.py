@@ -14,7 +14,15 @@ from gpuscope.analyzers.advice.bounds import beyond, explained, step_bound
 from gpuscope.analyzers.advice.combining import Plan, best_plan
 from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.settings.settings import KNOWN
-from gpuscope.analyzers.advice.tries import MIN_GAIN_FRAC, TIE_FRAC, Estimate, Tries, is_gain, may_gain
+from gpuscope.analyzers.advice.tries import (
+    MIN_GAIN_FRAC,
+    TIE_FRAC,
+    UNCERTAIN_GAIN_FRAC,
+    Estimate,
+    Tries,
+    is_gain,
+    may_gain,
+)
 from gpuscope.analyzers.changes import UNMATCHED, EvenStages, MicroBatches, Predicted, Refused, Schedule
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import within_compute
@@ -54,6 +62,12 @@ class _Found:
     candidates: list[Proposal] = field(default_factory=list)
     """Best value of each knob whose changes the replay knows, whether it gains alone or not."""
 
+    def take_large(self, minor: _Found) -> None:
+        """What answers a cause that costs little, where it gains much for certain: a wait also delays what follows."""
+        kept = [one for one in minor.kept if one[1].high <= one[1].before * (1 - UNCERTAIN_GAIN_FRAC)]
+        self.kept += kept
+        self.candidates += [proposal for proposal, _ in kept if proposal.changes]
+
 
 def advise(
     report: Diagnosis, predict: Predict, among: Sequence[Rule] | None = None, estimate: Estimate | None = None
@@ -67,7 +81,11 @@ def advise(
     case = Case(report, tries.predict)
     found = _Found()
     for proposals in _proposals(case, rules() if among is None else among):
-        _sort_out(found, proposals, tries, report)
+        if costs_little(proposals[0].finding):
+            _sort_out(minor := _Found(), proposals, tries, report)
+            found.take_large(minor)
+        else:
+            _sort_out(found, proposals, tries, report)
     if report["verdict"]["bound_by"] == "compute":
         # There a change of anything but the kernels is worth it only where it is certain to gain.
         found.kept = [
@@ -102,13 +120,19 @@ def not_asked() -> AdviceEntry:
 
 
 def worth_answering(report: Diagnosis, finding: FindingEntry) -> bool:
-    """Whether a finding may lead to advice: a stall of at least 3 % (not of severity low) of a run that can be judged
-    and is not start-up alone, which no step repeats."""
+    """Whether a finding may lead to advice: a stall of a run that can be judged and is not start-up alone, which no
+    step repeats; below 3 % only one of the host, which delays all that it launches later."""
     if finding["code"] == UNDIVIDED:
         return not report["verdict"]["abstained"] and finding["severity"] != "low"
-    if finding["code"] not in BY_CODE:
+    if (cause := BY_CODE.get(finding["code"])) is None:
         return True
-    return not report["verdict"]["abstained"] and finding["severity"] != "low" and not is_startup(report)
+    of_host = cause.class_name == "cpu" or cause.code == "allocator"
+    return (of_host or not costs_little(finding)) and not (report["verdict"]["abstained"] or is_startup(report))
+
+
+def costs_little(finding: FindingEntry) -> bool:
+    """Whether a finding is a stall below 3 % (of severity low)."""
+    return finding["code"] in BY_CODE and finding["severity"] == "low"
 
 
 def _proposals(case: Case, among: Sequence[Rule]) -> Iterator[list[Proposal]]:
@@ -216,8 +240,8 @@ def _of_the_reason(
 
 
 def _undominated(kept: Sequence[tuple[Proposal, Predicted]], tries: Tries) -> list[tuple[Proposal, Predicted]]:
-    """Without those that lead no further than another one for the same finding, alone or together with it; of what
-    changes the training than any that does not."""
+    """Without those that lead no further than another one for the same finding, alone or together with it, or than a
+    part of their own changes; of what changes the training than any that does not."""
     left: list[tuple[Proposal, Predicted]] = []
     plain = [one for one in kept if not one[0].record.alters_training]
     for proposal, outcome in kept:
@@ -227,6 +251,7 @@ def _undominated(kept: Sequence[tuple[Proposal, Predicted]], tries: Tries) -> li
             if other.finding["code"] == proposal.finding["code"] and other.record.subject == proposal.record.subject
             and predicted.after <= near and (proposal.record.alters_training or not other.record.alters_training)
         ]  # fmt: skip
+        better += [one for one, told in kept if set(one.changes) < set(proposal.changes) and told.after <= near]
         if not any(_superfluous(proposal, other, outcome, tries) for other in better):
             left.append((proposal, outcome))
     return left

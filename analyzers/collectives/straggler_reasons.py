@@ -36,6 +36,8 @@ class Reasoned:
     """The operation that makes it late, where no peer does it at all."""
     more_work: str = ""
     """How much more it computes, and what, where that is the reason."""
+    host_cause: str = ""
+    """For which its device idles longer than its peers' by most, where its host is the reason."""
 
 
 def reasons(
@@ -104,12 +106,9 @@ def _reason(
         return _without_core(waited * of_the_step)
     if reason == "host":
         why = f"its host keeps its device idle {spent} per step longer ({cause_label(cause)})"
-        return Reasoned("host", why)
+        return Reasoned("host", why, host_cause=cause)
     if not compared.told_apart(place):
-        return Reasoned(
-            None, f"it computes {spent} per step longer; whether its device is slower or its data larger needs "
-            "shapes (record_shapes=True)"
-        )  # fmt: skip
+        return _without_shapes(work.beside_optimizer(trace.names, place), spent)
     if reason == "device":
         return Reasoned("device", f"the same operations on the same shapes take {spent} per step longer")
     larger = _larger(trace, work, compared, place)
@@ -119,6 +118,22 @@ def _reason(
     alone = units.clean(trace.names[worst]) if only_here else ""
     more_work = f"{spent} per step more: {larger}"
     return Reasoned("data", f"it computes {more_work}", alone, more_work)
+
+
+def _without_shapes(longer: tuple[float, float] | None, spent: str) -> Reasoned:
+    """What an optimizer does, no batch changes: a slower device slows it as it slows what is done on batches, larger
+    data does not."""
+    on_batches, optimizer = longer or (0.0, 0.0)
+    if on_batches <= SAME_WORK:
+        return Reasoned(
+            None, f"it computes {spent} per step longer; whether its device is slower or its data larger needs shapes "
+            "(record_shapes=True)"
+        )  # fmt: skip
+    both = f"elementwise kernels take {on_batches:.0%} longer, its optimizer's, which no batch changes, {optimizer:.0%}"
+    if optimizer >= MOST * on_batches:
+        return Reasoned("device", f"it computes {spent} per step longer: its {both}")
+    more_work = f"{spent} per step more: its {both}"
+    return Reasoned("data", f"it computes {more_work}", more_work=more_work)
 
 
 def _without_core(waited: float) -> Reasoned:

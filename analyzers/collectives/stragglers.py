@@ -70,6 +70,8 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
         if rank in groups:
             group = groups[rank]
             entries[-1]["group"] = {"ranks": list(group.ranks), "by": group.by, "name": group.name}
+        if rank in why and why[rank].host_cause:
+            entries[-1]["host_cause"] = why[rank].host_cause
         if rank in why and why[rank].more_work:
             entries[-1]["more_work"] = why[rank].more_work
         if rank in why and why[rank].alone:

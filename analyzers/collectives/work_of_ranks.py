@@ -8,12 +8,15 @@ from functools import cached_property
 
 import numpy as np
 
-from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
+from gpuscope.trace.naming.kernel_categories import ELEMENTWISE, NORMALISATION, OPTIMIZER, SOFTMAX, kernel_category
 from gpuscope.trace.schema import NA
 
 SAME_WORK = 0.05
 """Counts and shapes that differ by less in all are the same work."""
+ON_BATCHES = (NORMALISATION, SOFTMAX, ELEMENTWISE)
+"""Kernels that the device's memory limits, as it does those of an optimizer, and that take longer on a longer batch."""
 MOST = 0.5
 """Share of its lateness that a reason must explain, and of a difference in work that shapes or counts must."""
 
@@ -123,6 +126,23 @@ class WorkOfRanks:
             count_of_worst[larger], usual_of_worst[larger] = count[larger], usual[larger]
             alone[larger] = does.sum() == 1
         return Longer(slower, more, known, worst, count_of_worst, usual_of_worst, alone)
+
+    def beside_optimizer(self, names: NamePool, place: int) -> tuple[float, float] | None:
+        """By what share the kernels on its batches and those of its optimizer take a rank longer than its median peer;
+        None where there are none of either."""
+        table = self._table
+        own = np.searchsorted(self.ranks, table["rank"])
+        kinds, kind = np.unique(table["operation"], return_inverse=True)
+        category = np.array([kernel_category(names[code]) for code in kinds.tolist()])[kind]
+        longer = []
+        for wanted in (ON_BATCHES, (OPTIMIZER,)):
+            spent = np.where(np.isin(category, wanted), table["dur"] / table["steps"], 0.0)
+            of_rank = np.bincount(own, spent, len(self.ranks))
+            usual = float(medians_of_others(of_rank)[place])
+            if usual <= 0:
+                return None
+            longer.append(float(of_rank[place]) / usual - 1)
+        return longer[0], longer[1]
 
     def elements(self, operation: int, rank: int) -> tuple[int, int]:
         """Elements of the largest inputs of an operation on a rank, and the median of those of the others; 0 where

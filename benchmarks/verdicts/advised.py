@@ -140,7 +140,7 @@ def advised(drawn: Drawn, folder: Path) -> Advised:
     named = {one.code for one in found.figures} | set(found.unpredicted)
     for fault in drawn.fixes:
         if not named.intersection(NAMED_BY[fault]):
-            saved = 1 - _anew(drawn.fixed(fault)) / before
+            saved = 1 - _anew(drawn.fixed(fault)) / _anew(drawn.job)  # by the fix alone, not by chance as well
             found.missed += [(fault, saved)] if saved > WORTH else []
     return found
 

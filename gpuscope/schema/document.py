@@ -330,6 +330,8 @@ class StragglerEntry(TypedDict):
     where the trace can't show it."""
     reason_why: str
     """A sentence for people; may change."""
+    host_cause: NotRequired[str]
+    """With the reason `host`: the cause for which its device idles longer than its peers' by most."""
     more_work: NotRequired[str]
     """With the reason `data`: how much more it computes, and what."""
     own_operation: NotRequired[str]

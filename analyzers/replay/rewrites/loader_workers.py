@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -139,21 +139,22 @@ def more_workers(graph: Graph, change: MoreLoaderWorkers, setting: Setting) -> R
         raise UnreplayableError("the replayed steps hold no wait for the data loader")
     if not setting.loader_processes:
         raise UnreplayableError("the training thread loads batches itself: it has no workers yet")
+    of_rank = {rank: _batches(graph, loading, rank) for rank in graph.ranks}
+    if any(len(batches) == 1 for batches in of_rank.values()):
+        raise UnreplayableError("one step tells nothing of how often batches come: record two or more")
+    behind = {rank: batches for rank, batches in of_rank.items() if _waited_for(graph, batches)}
+    if not behind:
+        return Rewritten(graph, "its workers keep up: batches are ready when they are asked for")
+    loading[~np.isin(graph.nodes["rank"], list(behind))] = 0
     free = graph.with_nodes(dur=graph.nodes["dur"] - loading, input=graph.nodes["input"] - loading)
     nodes: list[dict[str, int]] = []
     edges: list[tuple[int, int, int, int]] = []
     src = free.edges["src"].copy()
-    for rank in graph.ranks:
-        batches = _batches(graph, loading, rank)
+    for rank, batches in behind.items():
         consumers = [consumer for consumer, _ in batches]
         extra = min([HAND_OVER_NS[setting.bias], *(spent for _, spent in batches)])
         came = graph.nodes["end"][consumers]
         between = np.diff(came)
-        if not len(between):
-            raise UnreplayableError("one step tells nothing of how often batches come: record two or more")
-        usual = float(np.mean([spent for _, spent in batches]))
-        if usual < BEHIND * float(between.mean()):
-            return Rewritten(graph, "its workers keep up: batches are ready when they are asked for")
         slower = max(0.0, 1 + setting.bias * _pace_error(came))
         use = setting.core_use.get(rank)
         # What they compute is not recorded: at worst they have no more cores than now.
@@ -185,9 +186,7 @@ def as_they_came(graph: Graph, but: Collection[int]) -> Graph:
     edges: list[tuple[int, int, int, int]] = []
     for rank in set(graph.ranks).difference(but):
         batches = _batches(graph, loading, rank)
-        came = graph.nodes["end"][[consumer for consumer, _ in batches]]
-        usual = float(np.mean([spent for _, spent in batches] or [0]))
-        if len(came) < 2 or usual < BEHIND * float(np.diff(came).mean()):
+        if not _waited_for(graph, batches):
             continue
         for consumer, spent in batches:
             waited = int(min(loading[consumer], spent)) - HAND_OVER_NS[0]
@@ -203,6 +202,12 @@ def as_they_came(graph: Graph, but: Collection[int]) -> Graph:
     if not nodes:
         return graph
     return graph.with_nodes(dur=dur).with_edges(src=src).add(nodes, edges)
+
+
+def _waited_for(graph: Graph, batches: Sequence[tuple[int, int]]) -> bool:
+    """Whether a rank waits for its workers, and not only for what taking a batch costs."""
+    came = graph.nodes["end"][[consumer for consumer, _ in batches]]
+    return len(came) > 1 and sum(spent for _, spent in batches) >= BEHIND * float(np.diff(came).mean()) * len(came)
 
 
 def _pace_error(came: Times) -> float:

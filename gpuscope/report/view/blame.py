@@ -101,4 +101,13 @@ def answers(report: Diagnosis, one: SuggestionEntry | UnpredictedEntry) -> int:
     if why is not None and one["finding"] == why["code"]:
         return 2
     makes = EXPLAINED_BY.get(report["verdict"]["cause"] or "", ()) if why is not None else ()
-    return int((main is not None and one["finding"] == main["code"]) or one["finding"] in makes)
+    late = _why_late(report, main) if main is not None and main["code"] == "straggler" else set()
+    return int((main is not None and one["finding"] == main["code"]) or one["finding"] in {*makes, *late})
+
+
+def _why_late(report: Diagnosis, straggler: FindingEntry) -> set[str]:
+    """Findings of the causes for which the hosts of late ranks are late."""
+    causes = {
+        one["host_cause"] for one in report["stragglers"] if "host_cause" in one and one["rank"] in straggler["ranks"]
+    }
+    return {BY_CODE[cause].finding_code for cause in causes if cause in BY_CODE}

@@ -14,9 +14,9 @@ from gpuscope.trace.naming.kernel_names import base_name, qualified_name, words
 
 GEMM, ATTENTION, CONVOLUTION = "gemm", "attention", "convolution"
 OPTIMIZER, EMBEDDING, TRITON, OTHER = "optimizer", "embedding", "triton_fused", "other"
-NORMALISATION, COPY, ELEMENTWISE = "normalisation", "copy", "elementwise"
+NORMALISATION, SOFTMAX, COPY, ELEMENTWISE = "normalisation", "softmax", "copy", "elementwise"
 CATEGORIES = (
-    GEMM, ATTENTION, CONVOLUTION, NORMALISATION, "softmax", EMBEDDING, "moe", OPTIMIZER, "reduction", "indexing",
+    GEMM, ATTENTION, CONVOLUTION, NORMALISATION, SOFTMAX, EMBEDDING, "moe", OPTIMIZER, "reduction", "indexing",
     COPY, ELEMENTWISE, TRITON, OTHER,
 )  # fmt: skip
 """Of compute kernels. Communication and memory are known by their kind."""

@@ -152,7 +152,9 @@ def test_no_advice_on_stalls_without_a_verdict() -> None:
     [
         ("medium", always(90_000_000), True),  # from 3 % on
         ("medium", always(90_000_000, spread=10_000_001), False),  # perhaps no gain
-        ("low", always(90_000_000), False),
+        ("low", always(97_000_000), True),  # as much as what is worth a look costs
+        ("low", always(98_000_000), False),
+        ("low", lambda _: Refused("a test"), False),
     ],
 )
 def test_in_a_run_bound_by_compute_only_certain_gains(severity: str, predicted: Any, kept: bool) -> None:

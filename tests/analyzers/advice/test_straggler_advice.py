@@ -17,15 +17,16 @@ def gains(changes: Sequence[Change]) -> Predicted:
     return Predicted(100, 40, 30, 50, "a test")
 
 
-def late(reason: str | None, recurrent: bool = True, ranks: int = 2, **causes: int) -> Report:
-    """Rank 1 of so many is late."""
+def late(reason: str | None, recurrent: bool = True, ranks: int = 2, cause: str = "gc") -> Report:
+    """Rank 1 of so many is late, with the reason `host` for a cause."""
     case = report(finding("straggler", ranks=(1,)), bound_by="communication", cause="straggler")
     case["stragglers"] = [{"rank": 1, "caused_wait_ns": 9, "phase": None, "recurrent": recurrent, "reason": reason,
                            "root_wait_ns": 9, "reason_why": "so it is"}]  # type: ignore[list-item]  # fmt: skip
     first = case["ranks"][0]
     case["ranks"] = [{**first, "rank": rank, "stall_ns": {**first["stall_ns"], "cpu": {"launch": 5}}}
                      for rank in range(ranks)]  # fmt: skip
-    case["ranks"][1]["stall_ns"]["cpu"] |= causes
+    if reason == "host":
+        case["stragglers"][0]["host_cause"] = cause
     return case
 
 
@@ -66,7 +67,7 @@ def test_code_of_one_rank_is_no_data(phase: str | None, code: str) -> None:
 
 @pytest.mark.parametrize(("cause", "begins"), [("input", "Find out why batches"), ("gc", "Collect garbage")])
 def test_a_late_host_gets_the_advice_of_its_own_cause(cause: str, begins: str) -> None:
-    [one], _ = advise(late("host", **{cause: 50}), gains)
+    [one], _ = advise(late("host", cause=cause), gains)
     assert one["code"] == "late_host"
     assert one["action"].startswith(begins)
     assert one["action"].endswith("on rank 1")

@@ -100,6 +100,28 @@ def test_reason(tmp_path: Path, late: dict[str, int], reason: str, says: str) ->
     assert (entry["rank"], entry["caused_wait_ns"]) == (1, 5 * 60_000)
     assert entry["reason"] == reason
     assert says in entry["reason_why"]
+    assert entry.get("host_cause") == ("input" if reason == "host" else None)
+
+
+@pytest.mark.parametrize(
+    ("gelu", "adam", "reason"),
+    [(90, 30, "data"), (90, 44, "device"), (60, 30, None)],  # the products alone may be slowed by clocks
+)
+def test_the_reason_without_shapes(tmp_path: Path, gelu: int, adam: int, reason: str | None) -> None:
+    """Rank 0 takes 60 and 30, and 100 for a product that takes rank 1 150."""
+    for number, durations in enumerate(((100, 60, 30), (150, gelu, adam))):
+        events: list[Event] = []
+        for step in range(6):
+            at = 1000 * step
+            events.append(note(at, 1000, f"ProfilerStep#{step}"))
+            for name, dur in zip(("gemm", "gelu_kernel", "multi_tensor_apply_kernel"), durations, strict=True):
+                events += [call(at + 1, 1, len(events)), kernel(at + 10, dur, len(events), name)]
+                at += dur
+            events.append(collective(at + 20, 1000 * step + 400 - at - 20, 1 << 20, step))
+        write(tmp_path / f"rank{number}.json", *events, rank=number, world_size=2)
+    (entry,) = gpuscope.analyze(tmp_path).report["stragglers"]
+    assert (entry["rank"], entry["reason"]) == (1, reason)
+    assert ("more_work" in entry) == (reason == "data")
 
 
 def test_an_operation_that_no_other_rank_runs_is_named(tmp_path: Path) -> None:

@@ -39,6 +39,17 @@ def test_as_rank_by_rank() -> None:
         assert np.allclose(np.array(found, np.float64).ravel(), (slower, more, known), rtol=1e-12)
 
 
+@pytest.mark.parametrize(("norm", "adam", "expected"), [(150, 30, (0.5, 0.0)), (100, 33, (0.0, 0.1)), (150, 0, None)])
+def test_batches_beside_the_optimizer(norm: int, adam: int, expected: tuple[float, float] | None) -> None:
+    """Of rank 1; rank 0 takes 100 and 30 (none where rank 1 takes none), and its products are left out."""
+    builder = TraceBuilder()
+    codes = builder.names.codes(["layer_norm_kernel", "multi_tensor_apply_kernel", "gemm"])
+    columns = {"operation": [*codes] * 2, "rank": [0, 0, 0, 1, 1, 1], "dims": NO_NAME, "elements": NA, "count": 1,
+               "dur": [200, 60 if adam else 0, 80, 2 * norm, 2 * adam, 800], "steps": 2}  # fmt: skip
+    work = WorkOfRanks(Table.build(SCHEMAS["work"], 6, columns))
+    assert work.beside_optimizer(builder.names, 1) == (expected and pytest.approx(expected))
+
+
 def by_hand(rows: list[tuple[int, ...]], rank: int) -> tuple[float, float, float]:
     """The sums for one rank, one operation and shape after another."""
     others = sorted({row[0] for row in rows} - {rank})

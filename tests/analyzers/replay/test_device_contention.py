@@ -30,6 +30,17 @@ def test_the_same_kernel_alone_and_beside_a_collective() -> None:
     assert disturbance(graph, replay(graph)).kernels == pytest.approx((1.25, 1.25, 1.25))
 
 
+def test_batches_that_change_from_step_to_step_hide_it_only_over_all_of_them() -> None:
+    """The same with runs of twice the length in the second step."""
+    steps = [
+        [Step(), *[Launch(times * 100)] * 3, Wait(stream=7), Issue("all_reduce", 8, times * 375),
+         *[Launch(times * 125)] * 3, Wait(stream=7)]
+        for times in (1, 2)
+    ]  # fmt: skip
+    graph = of_one_name(job([*steps[0], *steps[1], Step()]))
+    assert disturbance(graph, replay(graph)).kernels == pytest.approx((1.25, 1.25, 1.25))
+
+
 def test_kernels_as_fast_beside_a_collective_are_known_not_to_be_disturbed() -> None:
     graph = recorded(100)
     assert disturbance(graph, replay(graph)).kernels == NONE

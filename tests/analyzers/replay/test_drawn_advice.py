@@ -24,6 +24,9 @@ from benchmarks.verdicts.advised import advised
         pytest.param(26025, "pipeline_schedule", id="contention_that_settles"),
         pytest.param(26015, "overlapped_messages", id="slowed_by_the_other_end"),
         pytest.param(26039, "wire_bytes", id="gradients_reduced_by_hand"),
+        pytest.param(28015, "even_data", id="long_batches_in_graphs"),
+        pytest.param(28025, "loader_workers", id="the_loader_of_one_rank"),
+        pytest.param(28037, "remove_syncs", id="waits_that_cost_little_and_delay_gathers"),
     ],
 )
 def test_what_answers_the_trouble_comes_true(seed: int, code: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import FewMicroBatches, PipelineImbalance, SlowStage
 from gpuscope.catalogue.prediction_sentences import gain_cell, setting_words
-from gpuscope.report.view.blame import in_order, main_finding
+from gpuscope.report.view.blame import answers, in_order, main_finding
 from gpuscope.report.view.first_lines import first_lines
 from gpuscope.report.view.headline import context_line, verdict_words
 from gpuscope.report.view.summary import summary
@@ -120,6 +120,16 @@ def test_why_the_first_change_is_first(input_bound: Report) -> None:
     assert found.order.startswith("Row 2 gains more")
     input_bound["suggestions"] = [change("loader", "input", 60), change("compile", "unfused_kernels", 70)]
     assert summary(input_bound).order == ""
+
+
+@pytest.mark.parametrize(("host_cause", "ranks", "closely"), [("launch", [1], 1), ("launch", [0], 0), ("gc", [1], 0)])
+def test_what_makes_hosts_late_answers_the_waiting_for_them(
+    input_bound: Report, host_cause: str, ranks: list[int], closely: int
+) -> None:
+    input_bound["verdict"] |= {"bound_by": "communication", "cause": "straggler"}
+    input_bound["findings"][0] |= {"code": "straggler", "ranks": ranks}
+    input_bound["stragglers"] = [{"rank": 1, "host_cause": host_cause}]  # type: ignore[typeddict-item]
+    assert answers(input_bound, change("graphs", "launch", 60)) == closely
 
 
 def test_an_unknown_gain_stands_only_where_nothing_else_answers(input_bound: Report) -> None:

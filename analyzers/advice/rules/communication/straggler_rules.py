@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from statistics import median
+from collections.abc import Iterator
 from typing import TypedDict
 
 from gpuscope.analyzers.advice.framework_settings import config, on_cpu, python
@@ -208,7 +207,7 @@ def _by_reason(case: Case, finding: FindingEntry, entry: StragglerEntry) -> Prop
     if reason == "device":
         return _slow_device(case, finding, rank, entry)
     if reason == "host":
-        cause = _host_cause(case, rank)
+        cause = entry.get("host_cause", "host_other")
         setting = _HOST.get(cause, _HOST["host_other"])[1]
         return Proposal(finding, LateHost(rank, shown, cause, **group), setting, replaced)
     if reason is None:
@@ -272,21 +271,6 @@ def _from_timers(case: Case, rank: int) -> Predicted | None:
         found["step_ns_before"], found["step_ns_after"], found["low_ns"], found["high_ns"], found["basis"],
         found["provenance"],
     )  # fmt: skip
-
-
-def _host_cause(case: Case, rank: int) -> str:
-    """The cause of class cpu that costs a rank most beyond the median of the others."""
-    per_rank: dict[int, Mapping[str, float]] = {
-        entry["rank"]: {cause: spent / max(entry["steps"], 1) for cause, spent in entry["stall_ns"]["cpu"].items()}
-        for entry in case.report["ranks"]
-    }
-    own = per_rank.get(rank, {})
-    others = [causes for other, causes in per_rank.items() if other != rank]
-
-    def excess(cause: str) -> float:
-        return own[cause] - (median(one.get(cause, 0.0) for one in others) if others else 0.0)
-
-    return max(own, key=excess, default="host_other")
 
 
 _HOST: dict[str, tuple[str, Setting]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from gpuscope.analyzers.advice.framework_settings import config, python, spelled
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -234,16 +235,17 @@ def _removed(case: Case, finding: FindingEntry, where: list[Place]) -> Proposal:
         kind, setting = NoBlocking, makes(", ".join(names), "outside the loop of steps")
     if len(where) > 1:
         setting = setting | {"besides": f"and at {units.plural(len(where) - 1, 'other place')}"}
-    reads = not where or any(place.reads for place in where)
+    careful = freed(where)
     return Proposal(
-        finding, kind(where, [] if where else names, case.program), setting, (freed(where, needed=reads),),
-        _needed(case, where), if_unused=(freed(where, needed=False),) if reads else (),
+        finding, kind(where, [] if where else names, case.program), setting, (careful,), _needed(case, where),
+        if_unused=(replace(careful, needed=False),) if careful.needed else (),
     )  # fmt: skip
 
 
-def freed(where: Sequence[Place], *, needed: bool) -> RemovedSyncs:
-    """The change to a run without these blocking calls."""
-    return RemovedSyncs(None, tuple(one.site for one in where), needed)
+def freed(where: Sequence[Place]) -> RemovedSyncs:
+    """The change to a run without these blocking calls: what the host reads by one, it still needs."""
+    reads = not where or any(place.reads for place in where)
+    return RemovedSyncs(None, tuple(one.site for one in where), reads)
 
 
 def _needed(case: Case, where: Sequence[Place]) -> Refused | None:

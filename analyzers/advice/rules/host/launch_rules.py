@@ -153,7 +153,7 @@ def _freeing(blocking: list[Place]) -> tuple[Change, ...]:
     copies = batches(blocking)
     others = [place for place in blocking if place not in copies]
     pinned: tuple[Change, ...] = (PinnedCopies(),) if copies else ()
-    return (*pinned, freed(others, needed=True)) if others else pinned
+    return (*pinned, freed(others)) if others else pinned
 
 
 def _unlike_shapes(case: Case) -> str:

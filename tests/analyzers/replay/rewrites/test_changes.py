@@ -147,7 +147,11 @@ def test_workers_that_keep_up_stay_as_they_are() -> None:
     workers = replace(ALL_RANKS, loader_processes=True)
     ready = job([Step(), *(Host(ms, input=ms), Host(49 * ms), Step()) * 4])
     assert steps(rewrite(ready, MoreLoaderWorkers(2.0), workers).graph) == steps(ready)
-    behind = job([Step(), *(Host(40 * ms, input=40 * ms), Host(10 * ms), Step()) * 4])
+    late = (Step(), *(Host(40 * ms, input=40 * ms), Host(10 * ms), Step()) * 4)
+    in_time = (Step(), *(Host(ms, input=ms), Host(49 * ms), Step()) * 4)
+    both = rewrite(job(in_time, late), MoreLoaderWorkers(2.0), workers).graph
+    assert (steps(both, 0), steps(both, 1)[-1]) == ([50 * ms] * 4, 25 * ms)
+    behind = job(late)
     held = replace(workers, core_use={0: CoreUse(2, 2, None)}, bias=1)
     assert steps(rewrite(behind, MoreLoaderWorkers(2.0), held).graph)[-1] >= 50 * ms
 
