@@ -298,6 +298,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "waits": lambda: _outcome("waits.toml"),
     "drawn advice": lambda: _outcome("drawn_advice.toml"),
     "predicted and measured": lambda: _outcome("predicted_and_measured.toml"),
+    "unseen and measured": lambda: _outcome("unseen_and_measured.toml"),
     "predicted and simulated": lambda: _outcome("predicted_and_simulated.toml"),
     "problems": _problems,
     "profile keys": lambda: keys.document("report", "###", only=keys.PROFILE),

@@ -67,9 +67,8 @@ def main(
             rows = by_kind(told)
             console.print(_kinds(rows), prediction_summary(told))
             if save is not None:
-                save.write_text(
-                    outcome(f"# {time.strftime('%Y-%m-%d')}: {shlex.join(sys.argv[1:])}", KINDS_COLUMNS, rows)
-                )
+                head = f"# {time.strftime('%Y-%m-%d')}: python -m benchmarks.verdicts {shlex.join(sys.argv[1:])}"
+                save.write_text(outcome(head, KINDS_COLUMNS, rows))
         if only in (None, "varied") and seed:
             _varied([varied_case(case, number) for number in seed for case in CASES if pattern in case.name], folder)
         if only in (None, "verdicts"):

@@ -287,7 +287,7 @@ def table() -> dict[str, tuple[str, str, str]]:
         found.setdefault(one.code, (f"{one.job.parallel}: {_unlike(one.job, mended)}", IN_RANGE, silent))
     for shown in SHOWN:
         silent = _unlike(replace(shown.job, **(shown.quiet or {})), shown.job) or "another log of NCCL"
-        fires = _unlike(shown.job, COMPUTE) + (", NCCL's log" if shown.log else "")
+        fires = (_unlike(shown.job, COMPUTE) or "as usual") + (", NCCL's log" if shown.log else "")
         found.setdefault(shown.code, (f"{shown.job.parallel}: {fires}", shown.truth, silent))
     for tested in ELSEWHERE:
         fires, silent = (place.partition("::")[2] for place in (tested.fires, tested.silent))

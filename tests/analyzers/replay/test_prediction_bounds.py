@@ -10,7 +10,6 @@ import pytest
 from gpuscope.analyzers.changes import KeepParameters, MicroBatches, PaddedProducts
 from gpuscope.analyzers.replay.fitted_margins import (
     INFERRED,
-    LEAST,
     MARGINS,
     NOT_FITTED,
     ON_ONE_LINK,
@@ -65,7 +64,7 @@ def test_a_margin_is_that_of_the_least_certain_change() -> None:
     assert margin([gather], None) == MARGINS[KeepParameters].share
     assert margin([gather, pipeline], None) == pytest.approx(MARGINS[MicroBatches].share + TOGETHER.share)
     assert margin([gather], _crowded(1)) == MARGINS[KeepParameters].share
-    assert margin([gather], _crowded(2)) == max(ON_ONE_LINK.share, LEAST.share)
+    assert margin([gather], _crowded(2)) == ON_ONE_LINK.share
     assert margin([gather], _crowded(1, inferred=3)) == INFERRED * MARGINS[KeepParameters].share
     assert margin([PaddedProducts()], None) == NOT_FITTED.share
     assert margin([], None) == 0.0
