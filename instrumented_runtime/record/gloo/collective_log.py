@@ -17,6 +17,9 @@ MOST_KINDS = 1000
 # Operations that every rank calls with as many elements.
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
+_Kind = tuple[int, int, str, int, tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
+"""What is alike in calls of one kind: of a `Collective` from `elements_in` to `sizes_out`."""
+
 
 @dataclass(slots=True)
 class Group:
@@ -102,8 +105,8 @@ class CollectiveLog:
     """Running ones, with where their end will be noted. A future goes as it is seen to be done, at the next call, step
     or look of the hang watch: until then it holds its result."""
     _sequence: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
-    _kinds: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
-    """What is alike in calls of one kind, by operation, group, type and shapes."""
+    _kinds: dict[tuple[Any, ...], _Kind] = field(default_factory=dict)
+    """By operation, group, type and shapes."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_group(self, group: Group) -> None:
@@ -226,8 +229,7 @@ class CollectiveLog:
         return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _kind(tensors_in: Sequence[Any], tensors_out: Sequence[Any], first: Any) -> tuple[Any, ...]:
-    """Of a `Collective` from `elements_in` to `sizes_out`."""
+def _kind(tensors_in: Sequence[Any], tensors_out: Sequence[Any], first: Any) -> _Kind:
     return (
         sum(one.numel() for one in tensors_in),
         sum(one.numel() for one in tensors_out),
