@@ -96,8 +96,8 @@ class Digest:
         self._file.flush()
 
     def _write(self, ended: _Ended) -> None:
-        step, marks, done, running, on_device, memory, row = ended
-        marks = step_line.with_core_time(marks)
+        step, asked, done, running, on_device, memory, row = ended
+        marks = step_line.with_core_time(asked)
         self._recent += done
         begin, end = marks[0][0], marks[-1][0]
         phases = step_line.phases(marks)

@@ -17,6 +17,9 @@ MOST_KINDS = 1000
 # Operations that every rank calls with as many elements.
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
+_Kind = tuple[int, int, str, int, tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
+"""What is alike in calls of one kind: of a `Collective` from `elements_in` to `sizes_out`."""
+
 
 @dataclass(slots=True)
 class Group:
@@ -99,11 +102,11 @@ class CollectiveLog:
     """Called with each collective before it is made."""
     _new: list[Collective] = field(default_factory=list)
     _futures: list[tuple[Collective, Any, Any]] = field(default_factory=list)
-    """Running ones, with where their end will be noted. A future holds its result, so it goes as soon as it is seen to
-    be done: at the next call, step or look of the hang watch."""
+    """Running ones, with where their end will be noted. A future goes as it is seen to be done, at the next call, step
+    or look of the hang watch: until then it holds its result."""
     _sequence: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
-    _kinds: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
-    """What is alike in calls of one kind, by operation, group, type and shapes."""
+    _kinds: dict[tuple[Any, ...], _Kind] = field(default_factory=dict)
+    """By operation, group, type and shapes."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_group(self, group: Group) -> None:
@@ -125,7 +128,8 @@ class CollectiveLog:
         if p2p := op in ("send", "recv"):
             src, dst = (self.rank, peer) if op == "send" else (peer, self.rank)
         with self._lock:
-            self._settle(checked=False)
+            if self._futures and self._futures[0][1][0]:  # the oldest has ended
+                self._settle(checked=False)
             kind = self._kinds.get(key)
             if kind is None:
                 if len(self._kinds) >= MOST_KINDS:
@@ -153,8 +157,6 @@ class CollectiveLog:
     def _settle(self, *, checked: bool = True) -> None:
         """Take the ends that futures have noted. Whether they failed costs more to ask than the rest, so a call that
         follows does not: after a failure few do."""
-        if not any([stamp[0] for _, stamp, _ in self._futures]):
-            return
         running = []
         for one in self._futures:
             entry, (seconds, ns), future = one
@@ -227,8 +229,7 @@ class CollectiveLog:
         return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _kind(tensors_in: Sequence[Any], tensors_out: Sequence[Any], first: Any) -> tuple[Any, ...]:
-    """Of a `Collective` from `elements_in` to `sizes_out`."""
+def _kind(tensors_in: Sequence[Any], tensors_out: Sequence[Any], first: Any) -> _Kind:
     return (
         sum(one.numel() for one in tensors_in),
         sum(one.numel() for one in tensors_out),

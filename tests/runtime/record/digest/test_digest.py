@@ -146,9 +146,8 @@ def test_always_and_whole_exclude_each_other() -> None:
 
 
 def test_a_job_that_is_killed_leaves_its_digest(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
-    # Steps longer than `HELD_NS`: each is written as it ends.
-    script = ddp_script.read_text().replace("optimizer.zero_grad()", "optimizer.zero_grad(); time.sleep(0.11)")
-    ddp_script.write_text(script)
+    now = "import gpuscope.instrumented_runtime.record.digest.digest as digest; digest.HELD_NS = 0\n"
+    ddp_script.write_text(now + ddp_script.read_text())
     done = record("--always", "--", *torchrun, ddp_script, FAIL="kill")
     assert done.code == 1
     lines = [json.loads(line) for line in (done.folder / "digest/rank1.digest").read_text().splitlines()]
@@ -164,4 +163,4 @@ def test_a_job_that_is_killed_leaves_its_digest(record: Run, torchrun: tuple[str
     report = gpuscope.analyze(done.folder).report
     assert report["trace"]["ranks_present"] == [0, 1]
     assert not report["verdict"]["abstained"]
-    assert report["collectives"][0]["op"] == "all_reduce"
+    assert "all_reduce" in {one["op"] for one in report["collectives"]}
