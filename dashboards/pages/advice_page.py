@@ -1,4 +1,4 @@
-"""Page 8: suggestions, their predicted gains, and what-if switches that replay at once."""
+"""Suggestions, their predicted gains, and what-if switches that replay at once."""
 
 from __future__ import annotations
 
@@ -224,4 +224,4 @@ def register(app: Dash, runs: Runs) -> None:
         return list(_outcome(runs.named(view.run), view, dark))
 
 
-PAGE = Page("/advice", "Advice and what-if", 8, layout, register)
+PAGE = Page("/advice", "Advice and what-if", 12, layout, register)

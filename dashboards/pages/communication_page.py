@@ -1,4 +1,4 @@
-"""Page 4: bus bandwidth, waiting, traffic between ranks, and NCCL's choices."""
+"""Bus bandwidth, waiting, traffic between ranks, and NCCL's choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Page 9: two runs side by side, and a job's history in the run store."""
+"""Two runs side by side, and a job's history in the run store."""
 
 from __future__ import annotations
 
@@ -280,4 +280,4 @@ def _own(shown: Shown, store: Path) -> str:
     return run_history.job_of(store, shown.run.files)
 
 
-PAGE = Page("/compare", "Compare and history", 9, layout)
+PAGE = Page("/compare", "Compare and history", 13, layout)

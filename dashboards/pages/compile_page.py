@@ -49,4 +49,4 @@ def _table(compilation: CompilationSection, shown: Shown) -> Component:
     )
 
 
-PAGE = Page("/compile", "Compile", 10, layout)
+PAGE = Page("/compile", "Compile", 9, layout, has=lambda report: "compilation" in report)

@@ -1,4 +1,4 @@
-"""Page 6: device kernels by category and by name, and their FLOP rates."""
+"""Device kernels by category and by name, and their FLOP rates."""
 
 from __future__ import annotations
 
@@ -218,4 +218,4 @@ def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
     )
 
 
-PAGE = Page("/kernels", "Kernels", 6, layout, register)
+PAGE = Page("/kernels", "Kernels", 10, layout, register)

@@ -1,4 +1,4 @@
-"""Page 7: the caching allocator over time, its contents at the peak, and its segments with their holes."""
+"""The caching allocator over time, its contents at the peak, and its segments with their holes."""
 
 from __future__ import annotations
 
@@ -174,4 +174,4 @@ def _failures(entry: MemoryEntry) -> Iterator[Component]:
         yield ui.card("Out of memory", ui.sentences(lines))
 
 
-PAGE = Page("/memory", "Memory", 7, layout)
+PAGE = Page("/memory", "Memory", 11, layout, has=lambda report: bool(report.get("memory")))

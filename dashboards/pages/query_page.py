@@ -160,4 +160,4 @@ def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
     )
 
 
-PAGE = Page("/query", "Query", 12, layout, register)
+PAGE = Page("/query", "Query", 14, layout, register)

@@ -28,4 +28,4 @@ def layout(shown: Shown) -> Component:
     )
 
 
-PAGE = Page("/roles", "Roles", 12, layout)
+PAGE = Page("/roles", "Roles", 8, layout, has=lambda report: "roles" in report)

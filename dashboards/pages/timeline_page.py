@@ -1,4 +1,4 @@
-"""Page 2: every event on one clock. assets/timeline draws it; this page gives it its data and shows what is chosen."""
+"""Every event on one clock. assets/timeline draws it; this page gives it its data and shows what is chosen."""
 
 from __future__ import annotations
 
