@@ -170,7 +170,7 @@ def grid(
     own = more.pop("id", f"table-{name}")
     table = ag.AgGrid(
         id=own,
-        rowData=[dict(row) for row in rows],
+        rowData=[{key: _cell(value) for key, value in row.items()} for row in rows],
         columnDefs=[dict(column) for column in columns],
         defaultColDef={
             "sortable": True,
@@ -194,6 +194,10 @@ def grid(
     ], className="table-bar")  # fmt: skip
     mode = "dark" if dark else "light"
     return html.Div([bar, table], className="table", **attributes(data_ag_theme_mode=mode, data_grid=own))
+
+
+def _cell(value: Any) -> Any:
+    return units.clean(value) if isinstance(value, str) else value
 
 
 def csv_link(run_key: str, section: str, query: str = "", name: str = "CSV") -> Component:

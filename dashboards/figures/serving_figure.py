@@ -26,7 +26,7 @@ def steps(found: Sequence[StepEntry], dark: bool, leads_to: Callable[[StepEntry]
         if own:
             fig.add_bar(
                 x=[step["step"] for step in own], y=[step["dur_ns"] / size for step in own], name=phase or "unknown",
-                marker_color=colour, text=[_said(step) for step in own], textposition="none",
+                marker_color=colour, width=0.9, text=[_said(step) for step in own], textposition="none",
                 hovertemplate="step %{x}: %{text}<extra></extra>", customdata=[leads_to(step) for step in own],
             )  # fmt: skip
     fig.update_layout(template=theme.template(dark), showlegend=True, bargap=0.1, barmode="overlay")

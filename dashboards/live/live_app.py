@@ -16,6 +16,7 @@ from gpuscope.analyzers.watching.measures import RunWatcher, Seen
 from gpuscope.dashboards import ui
 from gpuscope.dashboards.app import protect
 from gpuscope.dashboards.live import live_figures as figures
+from gpuscope.dashboards.live.live_frame import BEAT, SCHEME, framed
 from gpuscope.schema.document import Report
 from gpuscope.words import units
 

@@ -1,4 +1,4 @@
-"""`gpuscope dashboard FOLDER --watch` of a folder of `gpuscope tune`: what was tried, while it goes on and afterwards."""
+"""`gpuscope dashboard FOLDER --watch` of a folder of `gpuscope tune`: what was tried, live and afterwards."""
 
 from __future__ import annotations
 
@@ -83,29 +83,29 @@ def page(found: TuneDocument, dark: bool) -> Component:
             ui.named(name, title, name)
             for name, title in (("change", "change"), ("setting", "set"), ("why", "why not tried"))
         ]
-        body.append(ui.card("By hand", ui.grid(_cleaned(rows), columns, "by-hand", dark)))
+        body.append(ui.card("By hand", ui.grid(rows, columns, "by-hand", dark)))
     return html.Div(body)
 
 
 def _head(found: TuneDocument) -> Component:
     state = f"under way: {found['now']}" if found["now"] else tune_text.ENDED[found["ended"]]
+    look = "compute" if tune_text.kept(found) else "abstained"
     lines = [units.clean(line) for line in (" ".join(found["command"]), *tune_text.facts(found)[1:])]
     return dmc.Paper([
         html.H2(tune_text.headline(found), className="verdict"),
         dmc.Text(units.clean(state), fw=600, mt="xs"),
         *(dmc.Text(line, size="sm", c="dimmed") for line in lines),
-    ], withBorder=True, p="md", mb="md", className=f"first-lines {'compute' if tune_text.kept(found) else 'abstained'}")  # fmt: skip
+    ], withBorder=True, p="md", mb="md", className=f"first-lines {look}")  # fmt: skip
 
 
 def _figures(found: TuneDocument) -> list[Figure]:
     before, after = found["baseline_step_ns"], found["best_step_ns"]
+    change = f"{100 * (after / before - 1):+.1f} %"
     many = units.plural(len(found["changes"]), "change")
     spent = units.long_duration(found["seconds"] * 1e9)
     return [
         Figure("Step as it stands", units.duration(before), "without a profiler"),
-        Figure(
-            "Best so far" if found["now"] else "Best", units.duration(after), f"{100 * (after / before - 1):+.1f} %"
-        ),
+        Figure("Best so far" if found["now"] else "Best", units.duration(after), change),
         Figure("Kept", str(tune_text.kept(found)), f"of {many} tried"),
         Figure("Runs", str(found["runs"]), f"in {spent}, budget {found['budget']}"),
     ]
@@ -125,10 +125,4 @@ def _table(rows: list[TriedChange], dark: bool) -> Component:
         ui.column("ratio", "ratio, 95 %", type="rightAligned", minWidth=130),
         ui.column("kept", "kept", minWidth=80), ui.named("why", "why", "why", minWidth=260),
     ]  # fmt: skip
-    return ui.grid(_cleaned(cells), columns, "changes", dark)
-
-
-def _cleaned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {key: units.clean(value) if isinstance(value, str) else value for key, value in row.items()} for row in rows
-    ]
+    return ui.grid(cells, columns, "changes", dark)

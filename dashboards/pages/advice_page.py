@@ -120,7 +120,7 @@ def _whatif(shown: Shown) -> Iterator[Component]:
     impossible = what_if.impossible()
     yield ui.card(
         "What if",
-        *[_slider(slider, shown, impossible) for slider in SLIDERS],
+        dmc.SimpleGrid([_slider(slider, shown, impossible) for slider in SLIDERS], cols={"base": 1, "lg": 2}),
         _chips(shown, impossible),
         _rank(shown),
         html.Div(list(_outcome(shown.run, shown.view, shown.dark)), id=ids.ADVICE_OUTCOME,

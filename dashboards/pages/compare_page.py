@@ -237,7 +237,7 @@ def _proof(one: Proof) -> str:
 
 def _history(shown: Shown) -> Iterator[Component]:
     store = shown.runs.store
-    how = "`gpuscope analyze` keeps every run in a store; choose another with --store."
+    how = "gpuscope analyze keeps every run in a store; choose another with --store."
     if store is None or not store.exists():
         yield ui.empty("No history", how)
         return

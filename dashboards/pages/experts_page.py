@@ -26,8 +26,8 @@ def layout(shown: Shown) -> Component:
     fig = experts_figure.loads(experts["passes"], shown.dark)
     height = min(160 + 24 * len(experts["ranks"]), 900)
     return ui.page(
-        ui.sentences(sentences(experts, shown.run.report.get("bandwidth", []))),
         ui.card("Load of each rank, pass by pass", ui.figure(fig, "expert-loads", height)),
+        ui.card("In short", ui.sentences(sentences(experts, shown.run.report.get("bandwidth", [])))),
         _table(experts, shown),
     )
 

@@ -28,7 +28,7 @@ def layout(shown: Shown) -> Component:
         ui.tiles(list(_waits(serving))),
         ui.beside(_steps(shown), _batches(serving, shown)),
         _phases(serving, shown),
-        ui.card("What bounds them", ui.sentences(sentences(serving))),
+        ui.card("What bounds them", ui.sentences(sentences(serving, waits=False))),
     )
 
 

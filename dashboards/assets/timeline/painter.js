@@ -114,6 +114,7 @@
       events(timeline, pen, one, inset, look);
       pen.restore();
     });
+    space.paintFound(timeline, pen, shown);
     space.paintPath(timeline, pen, shown);
     space.paintFlows(timeline, pen, shown, look);
     names(timeline, pen, shown, look, height);
