@@ -69,12 +69,12 @@ def page(found: TuneDocument, dark: bool) -> Component:
         height = 110 + 34 * len(found["changes"])
         fig = tuning_figure.tried(found["changes"], dark)
         body.append(ui.card("Predicted and measured", ui.figure(fig, "tuning", height),
-                            note="Each change against the best so far, in the order of the trials."))  # fmt: skip
+                            note="Each change against the best so far, which is 100 %, in the order of the trials."))  # fmt: skip
         body.append(ui.card("Changes", _table(found["changes"], dark)))
     if found["take"]:
-        lines = "\n".join(found["take"])
+        lines = "\n".join(map(units.clean, found["take"]))
         copy = dmc.CopyButton("Copy", copiedChildren="Copied", value=lines, size="xs", variant="default")
-        body.append(ui.card("Take along", dmc.Code(units.clean(lines), block=True, className="setting"), corner=copy))
+        body.append(ui.card("Take along", dmc.Code(lines, block=True, className="setting"), corner=copy))
     if found["by_hand"]:
         rows = [
             {"change": one["action"], "setting": one["setting"], "why": one["why"]} for one in found["by_hand"]
@@ -120,9 +120,9 @@ def _table(rows: list[TriedChange], dark: bool) -> Component:
         for row in rows
     ]  # fmt: skip
     columns = [
-        ui.column("change", "change", minWidth=150), ui.column("set", "set to", minWidth=160, tooltipField="set"),
-        *(ui.number(name, name.removesuffix("_ns"), f"{name}_text") for name in TIMES),
-        ui.column("ratio", "ratio, 95 %", type="rightAligned", minWidth=130),
-        ui.column("kept", "kept", minWidth=80), ui.named("why", "why", "why", minWidth=260),
+        ui.column("change", "change", width=145), ui.named("set", "set to", "set", flex=1, minWidth=130),
+        *(ui.number(name, name.removesuffix("_ns"), f"{name}_text", width=112) for name in TIMES),
+        ui.column("ratio", "ratio, 95 %", type="rightAligned", width=125),
+        ui.column("kept", "kept", width=80, minWidth=70), ui.named("why", "why", "why", minWidth=170),
     ]  # fmt: skip
-    return ui.grid(cells, columns, "changes", dark)
+    return ui.grid(cells, columns, "changes", dark, columnSize=None)
