@@ -68,8 +68,8 @@ def page(found: TuneDocument, dark: bool) -> Component:
     if found["changes"]:
         height = 110 + 34 * len(found["changes"])
         fig = tuning_figure.tried(found["changes"], dark)
-        body.append(ui.card("Predicted and measured", ui.figure(fig, "tuning", height),
-                            note="Each change against the best so far, which is 100 %, in the order of the trials."))  # fmt: skip
+        note = "Each change against the best so far, which is 100 %, in the order of the trials."
+        body.append(ui.card("Predicted and measured", ui.figure(fig, "tuning", height), note=note))
         body.append(ui.card("Changes", _table(found["changes"], dark)))
     if found["take"]:
         lines = "\n".join(map(units.clean, found["take"]))
