@@ -44,9 +44,9 @@ def _table(compilation: CompilationSection, shown: Shown) -> Component:
         for one in lines(compilation)
     ]  # fmt: skip
     columns = [
-        ui.column("what", "what", width=130), ui.named("where", "where", "where", flex=0, width=170, minWidth=120),
+        ui.column("what", "what", width=130), ui.named("where", "where", "where", flex=0, width=160, minWidth=120),
         ui.column("ranks", "ranks", width=85, minWidth=70),
-        ui.number("times", "times", "shown_times", width=85, minWidth=70), ui.column("cost", "cost", width=140),
+        ui.number("times", "times", "shown_times", width=85, minWidth=70), ui.column("cost", "cost", width=160),
         ui.named("why", "why", "why", minWidth=180),
     ]  # fmt: skip
     return ui.card(

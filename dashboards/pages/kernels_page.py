@@ -116,7 +116,8 @@ def _by_place(entries: Sequence[PlaceEntry], by: PlaceKind, dark: bool) -> Compo
     ]  # fmt: skip
     columns = [
         ui.named("name", by, "name"), ui.number("share", "share", "share_text", width=100),
-        *(ui.number(key, title, f"{key}_text", width=140) for key, title in OF_PLACES.items()),
+        *(ui.number(key, title, f"{key}_text", width=130, sort="desc" if key == "device_ns" else None)
+          for key, title in OF_PLACES.items()),
     ]  # fmt: skip
     return ui.grid(rows, columns, f"by-{by}", dark, columnSize=None)
 

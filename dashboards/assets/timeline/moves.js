@@ -113,7 +113,7 @@
       const x = Math.max(Math.floor(timeline.x(start)), timeline.label);
       const until = Math.min(Math.max(Math.ceil(timeline.x(end)), x + 2), timeline.label + timeline.plot);
       if (!bands.has(rank)) bands.set(rank, new Uint8Array(timeline.label + Math.ceil(timeline.plot) + 1));
-      bands.get(rank).fill(1, x, until);
+      bands.get(rank).fill(1, x, until - (until - x > 3 ? 1 : 0)); // neighbours stay two
     }
     pen.save();
     pen.fillStyle = timeline.setup.marks[document.documentElement.dataset.mantineColorScheme === "dark" ? "rows_dark" : "rows"];

@@ -93,6 +93,7 @@
     stripes(timeline, pen, shown, look);
     steps(timeline, pen, look, 0, height);
     spans(timeline, pen, look, height);
+    space.paintFound(timeline, pen, shown);
     const { image, width, curves } = raster(timeline, shown, ratio);
     timeline.buffer.width = width;
     timeline.buffer.height = image.height;
@@ -114,7 +115,6 @@
       events(timeline, pen, one, inset, look);
       pen.restore();
     });
-    space.paintFound(timeline, pen, shown);
     space.paintPath(timeline, pen, shown);
     space.paintFlows(timeline, pen, shown, look);
     names(timeline, pen, shown, look, height);
