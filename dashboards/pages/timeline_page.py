@@ -177,7 +177,7 @@ def _tools(run: OpenRun, view: View, rows: bool) -> Component:
     by_name = view.extra.get("colour") == "name"
     return html.Div([
         dmc.TextInput(
-            id=ids.TIMELINE_SEARCH, value=view.extra.get("find", ""), debounce=300, size="xs", w=190,
+            id=ids.TIMELINE_SEARCH, value=view.extra.get("find", ""), debounce=300, size="xs", w=150,
             placeholder="Search by name  ( / )", **ui.attributes(aria_label="Search by name"),
         ),
         html.Div(buttons, className="tools"), html.Div(jumping, className="tools"),

@@ -72,6 +72,6 @@ def test_what_was_tried_appears(browser: Browser, tmp_path: Path) -> None:
 
 def test_another_document_is_refused(tmp_path: Path) -> None:
     (tmp_path / RESULT).write_text("[]")
-    found = CliRunner().invoke(load(COMMANDS)["dashboard"], [str(tmp_path), "--watch", "--port", "0"])
+    found = CliRunner().invoke(load(COMMANDS, "dashboard"), [str(tmp_path), "--watch", "--port", "0"])
     assert found.exit_code != 0
     assert "no result of gpuscope tune" in str(found.exception)
