@@ -113,7 +113,7 @@ def _figures(found: TuneDocument) -> list[Figure]:
 
 def _table(rows: list[TriedChange], dark: bool) -> Component:
     cells = [
-        {"change": row["code"], "kept": "kept" if row["kept"] else "no", "why": row["why"],
+        {"change": row["code"], "kept": tune_text.mark(row), "why": row["why"],
          "set": ", ".join(f"{one['name']}={one['value']}" for one in row["changes"]),
          "ratio": tune_text.ratio(row), **{name: row[name] for name in TIMES},  # type: ignore[literal-required]
          **{f"{name}_text": units.duration(row[name]) for name in TIMES}}  # type: ignore[literal-required]
@@ -123,6 +123,6 @@ def _table(rows: list[TriedChange], dark: bool) -> Component:
         ui.column("change", "change", width=145), ui.named("set", "set to", "set", flex=1, minWidth=130),
         *(ui.number(name, name.removesuffix("_ns"), f"{name}_text", width=112) for name in TIMES),
         ui.column("ratio", "ratio, 95 %", type="rightAligned", width=125),
-        ui.column("kept", "kept", width=80, minWidth=70), ui.named("why", "why", "why", minWidth=170),
+        ui.column("kept", "result", width=115), ui.named("why", "why", "why", minWidth=170),
     ]  # fmt: skip
     return ui.grid(cells, columns, "changes", dark, columnSize=None)
