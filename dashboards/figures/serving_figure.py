@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
@@ -36,7 +36,7 @@ def steps(found: Sequence[StepEntry], dark: bool, leads_to: Callable[[StepEntry]
 
 
 def _said(step: StepEntry) -> str:
-    batch = step.get("batch") or {}
+    batch: Mapping[str, object] = step.get("batch") or {}
     counted = [
         f"{units.count(number)} {what}" for key, what in (
             ("prefill_requests", "prompts"), ("prefill_tokens", "tokens of prompts"), ("decode_requests", "in decode"),
