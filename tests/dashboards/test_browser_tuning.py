@@ -58,7 +58,7 @@ def test_what_was_tried_appears(browser: Browser, tmp_path: Path) -> None:
         write(
             tmp_path, "", change("loader_workers", 40 * MS, 21 * MS, True), change("cpu_threads", 21 * MS, None, False)
         )
-        browser.wait(lambda: "nothing is left to try" in browser.text("main"))
+        browser.wait(lambda: "nothing is left to try" in browser.text("main"), 30)
         browser.wait(lambda: "<b>beyond chance</b>" in browser.text("main"))  # as text
         assert all(word in browser.text("main") for word in ("21.00 ms", "it crashed", "export A=1", "Move it"))
         for scheme in ("light", "dark"):
