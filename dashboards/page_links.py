@@ -12,7 +12,7 @@ from gpuscope.dashboards.data.range_statistics import longest_compute
 from gpuscope.dashboards.page import Shown
 from gpuscope.dashboards.state import View
 from gpuscope.report.view import arrangement
-from gpuscope.schema.document import Evidence
+from gpuscope.schema.document import Evidence, StepEntry
 from gpuscope.words import units
 from gpuscope.words.short_kernels import short_kernel
 
@@ -61,6 +61,14 @@ def meanwhile_link(evidence: Evidence, rank: int, shown: Shown, finding: int) ->
     href = view.link("/timeline", window=around(*span), event=ref, ranks=both, extra=extra)
     text = f"rank {rank} runs {units.clean(short_kernel(one.name, NAME))} for {units.duration(one.duration)}"
     return dmc.Anchor(text, href=href, size="sm", className="evidence meanwhile")
+
+
+def step_place(shown: Shown, step: StepEntry) -> str:
+    """The address of the timeline at a step; empty where there is none."""
+    number = step["step"]
+    if shown.run.events is None or number is None:
+        return ""
+    return shown.view.link("/timeline", steps=(number, number), window=None)
 
 
 def evidence_link(evidence: Evidence, shown: Shown, finding: int | None = None) -> Component:

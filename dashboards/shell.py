@@ -34,7 +34,10 @@ def layout(runs: Runs) -> Component:
             html.Div(
                 [
                     html.Header(_header(runs), className="frame-head"),
-                    html.Nav([_nav_link(page) for page in pages()], **attributes(aria_label="Pages")),
+                    html.Nav(
+                        [html.Div("Not in this run", className="without-head"), *map(_nav_link, pages())],
+                        **attributes(aria_label="Pages"),
+                    ),
                     html.Main([_not_opened(runs), html.Div(id=ids.CONTENT, tabIndex="-1")]),
                 ],
                 className="frame",
@@ -141,6 +144,12 @@ def register(app: Dash, runs: Runs) -> None:
         State({"type": "nav", "path": ALL}, "id"),
     )
     app.clientside_callback(
+        browser("without"),
+        Output({"type": "nav", "path": ALL}, "className"),
+        Input(ids.WITHOUT, "data"),
+        State({"type": "nav", "path": ALL}, "id"),
+    )
+    app.clientside_callback(
         browser("lead"),
         Output(ids.URL, "pathname"),
         Output(ids.URL, "search", allow_duplicate=True),
@@ -180,7 +189,8 @@ def draw(path: str, shown: Shown) -> Component:
         if key not in ("ranks", "steps")  # their fields show it themselves
     ]
     notes += _unknown(shown.view, shown)
-    return html.Div([*notes, _drawn(page, shown)], key=path + shown.view.query(), **attributes(data_page=path))
+    without = dcc.Store(id=ids.WITHOUT, data=[one.path for one in pages() if not one.has(shown.run.report)])
+    return html.Div([without, *notes, _drawn(page, shown)], key=path + shown.view.query(), **attributes(data_page=path))
 
 
 def _no_run(path: str, view: View, runs: Runs, error: NoSuchRunError) -> Component:

@@ -12,8 +12,11 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ids
+from gpuscope.report.view.first_figures import Figure
 from gpuscope.schema.document import Report
 from gpuscope.words import units
+
+LEADS = "Click to see it in the timeline."
 
 
 def empty(what: str, how: Any) -> Component:
@@ -57,6 +60,19 @@ def step_time(report: Report) -> Component | None:
     spread = f"{units.duration(found['min_ns'])} to {units.duration(found['max_ns'])} over {many}"
     meaning = "The median duration of the steady steps, of each the longest over the ranks."
     return html.Abbr([html.B(text), f" ({spread})"], title=meaning, className="step-time")
+
+
+def tiles(found: Sequence[Figure]) -> Component | None:
+    """Figures side by side; None without any."""
+    cells = [
+        dmc.Paper([
+            dmc.Text(one.label, size="sm", c="dimmed"),
+            dmc.Text(one.value, className="figure"),
+            dmc.Text(units.clean(one.note), size="sm", c="dimmed"),
+        ], withBorder=True, px="md", py="sm")
+        for one in found
+    ]  # fmt: skip
+    return dmc.SimpleGrid(cells, cols={"base": 1, "xs": 2, "md": len(cells)}, mb="md") if cells else None
 
 
 def lead(name: str) -> dict[str, str]:
@@ -154,7 +170,7 @@ def grid(
     own = more.pop("id", f"table-{name}")
     table = ag.AgGrid(
         id=own,
-        rowData=[dict(row) for row in rows],
+        rowData=[{key: _cell(value) for key, value in row.items()} for row in rows],
         columnDefs=[dict(column) for column in columns],
         defaultColDef={
             "sortable": True,
@@ -178,6 +194,10 @@ def grid(
     ], className="table-bar")  # fmt: skip
     mode = "dark" if dark else "light"
     return html.Div([bar, table], className="table", **attributes(data_ag_theme_mode=mode, data_grid=own))
+
+
+def _cell(value: Any) -> Any:
+    return units.clean(value) if isinstance(value, str) else value
 
 
 def csv_link(run_key: str, section: str, query: str = "", name: str = "CSV") -> Component:

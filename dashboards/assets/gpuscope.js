@@ -42,6 +42,7 @@ window.dash_clientside.gpuscope = (() => {
       return text(query) === before ? keep() : text(query);
     },
     query: (search) => search || "",
+    without: (paths, ids) => ids.map((id) => ((paths || []).includes(id.path) ? "without" : "")),
     links: (query, path, ids) => {
       const page = [...document.querySelectorAll(".frame nav a")].find((link) => new URL(link.href).pathname === path);
       document.title = page ? `${page.innerText} · gpuscope` : "gpuscope";

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8050, show_default=True, help="Port; 0 takes a free one."
 )
-@click.option("--watch", is_flag=True, help="Follow a run that is still being recorded; PATH is its run folder.")
+@click.option(
+    "--watch", is_flag=True, help="Follow a run that is still being recorded, or a tuning; PATH is its folder."
+)
 @store_option
 def command(
     paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, host: str, port: int,
@@ -88,10 +90,12 @@ def _begun(
 
 def _followed(paths: tuple[str, ...], token: str, local: bool) -> Dash:
     from gpuscope.dashboards.live.live_app import create_live_app
+    from gpuscope.dashboards.live.tuning_app import create_tuning_app, is_tuning
 
     if len(paths) != 1:
         raise UsageError("--watch follows one run", hint="give one run folder")
-    return create_live_app(Path(paths[0]), token, local)
+    folder = Path(paths[0])
+    return (create_tuning_app if is_tuning(folder) else create_live_app)(folder, token, local)
 
 
 def _open(

@@ -34,5 +34,9 @@ def icicle(entries: Sequence[PlaceEntry], dark: bool) -> go.Figure:
         "idle %{customdata[3]}<extra></extra>",
         maxdepth=14,
     )
-    fig.update_layout(template=theme.template(dark), margin={"t": 8, "l": 8, "r": 8, "b": 8})
+    fig.update_layout(
+        template=theme.template(dark),
+        uniformtext={"minsize": 9, "mode": "hide"},
+        margin={"t": 8, "l": 8, "r": 8, "b": 8},
+    )
     return fig

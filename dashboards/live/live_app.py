@@ -7,38 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import ClientsideFunction, Dash, Input, Output, dcc, html
+from dash import Dash, Input, Output, html
 from dash.development.base_component import Component
 
 from gpuscope.analyzers.watching.alerts import alerts, common_steps, unmeasured
 from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
 from gpuscope.analyzers.watching.measures import RunWatcher, Seen
-from gpuscope.dashboards import ids, theme, ui
-from gpuscope.dashboards.app import new_app, protect
+from gpuscope.dashboards import ui
+from gpuscope.dashboards.app import protect
 from gpuscope.dashboards.live import live_figures as figures
+from gpuscope.dashboards.live.live_frame import BEAT, SCHEME, framed
 from gpuscope.schema.document import Report
 from gpuscope.words import units
 
-EVERY_MS = 2_000
-BEAT, STATE, STEPS, EXPOSED, LATE = "beat", "live-state", "live-steps", "live-exposed", "live-late"
-SCHEME = "scheme"
+STATE, STEPS, EXPOSED, LATE = "live-state", "live-steps", "live-exposed", "live-late"
 
 
 def create_live_app(folder: Path, token: str, local: bool = True) -> Dash:
     """A dashboard that follows the run in `folder`. Raises `InputError` if that is no run folder."""
     watcher, verdict = RunWatcher(folder), WindowsVerdict(folder)
-    app = new_app()
-    app.layout = _layout(folder)
-    app.clientside_callback(
-        ClientsideFunction("gpuscope", "scheme"), Output(ids.PROVIDER, "forceColorScheme"), Input(ids.THEME, "data")
-    )
-    app.clientside_callback(ClientsideFunction("gpuscope", "scheme"), Output(SCHEME, "data"), Input(ids.THEME, "data"))
-    app.clientside_callback(
-        ClientsideFunction("gpuscope", "turn"),
-        Output(ids.THEME, "data"),
-        Input(ids.THEME_BUTTON, "n_clicks"),
-        prevent_initial_call=True,
-    )
+    app = framed(folder.name, _body())
 
     @app.callback(
         Output(STATE, "children"), Output(STEPS, "figure"), Output(EXPOSED, "figure"), Output(LATE, "figure"),
@@ -54,15 +42,8 @@ def create_live_app(folder: Path, token: str, local: bool = True) -> Dash:
     return app
 
 
-def _layout(folder: Path) -> Component:
-    head = [
-        dmc.Title("gpuscope", order=1, size="h3"),
-        html.Div([
-            dmc.Text(f"following {units.clean(folder.name)}", size="sm"),
-            dmc.Button("Light / dark", id=ids.THEME_BUTTON, variant="default", size="xs"),
-        ], className="filters"),
-    ]  # fmt: skip
-    body = [
+def _body() -> list[Any]:
+    return [
         html.Div(id=STATE, **ui.attributes(aria_live="polite")),
         ui.card("Step time", ui.figure({}, "steps", 280, id=STEPS), note="By rank, as each measured it."),
         ui.card("Exposed communication", ui.figure({}, "exposed", 240, id=EXPOSED),
@@ -71,16 +52,6 @@ def _layout(folder: Path) -> Component:
                    note="What each rank needs itself (its step without exposed communication), against the median "
                         "of the step: the slow one is brown, and the others wait for it."),
     ]  # fmt: skip
-    return dmc.MantineProvider(
-        id=ids.PROVIDER,
-        theme=theme.MANTINE,
-        children=[
-            dcc.Store(id=ids.THEME, storage_type="local"),
-            dcc.Store(id=SCHEME),
-            dcc.Interval(id=BEAT, interval=EVERY_MS),
-            html.Div([html.Header(head, className="frame-head"), html.Main(body)], className="live"),
-        ],
-    )
 
 
 def _state(seen: Seen, verdict: str, recorded: Report | None) -> Component:

@@ -1,4 +1,4 @@
-"""Page 8: suggestions, their predicted gains, and what-if switches that replay at once."""
+"""Suggestions, their predicted gains, and what-if switches that replay at once."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _whatif(shown: Shown) -> Iterator[Component]:
     impossible = what_if.impossible()
     yield ui.card(
         "What if",
-        *[_slider(slider, shown, impossible) for slider in SLIDERS],
+        dmc.SimpleGrid([_slider(slider, shown, impossible) for slider in SLIDERS], cols={"base": 1, "lg": 2}),
         _chips(shown, impossible),
         _rank(shown),
         html.Div(list(_outcome(shown.run, shown.view, shown.dark)), id=ids.ADVICE_OUTCOME,
@@ -224,4 +224,4 @@ def register(app: Dash, runs: Runs) -> None:
         return list(_outcome(runs.named(view.run), view, dark))
 
 
-PAGE = Page("/advice", "Advice and what-if", 8, layout, register)
+PAGE = Page("/advice", "Advice and what-if", 12, layout, register)

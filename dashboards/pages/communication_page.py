@@ -1,4 +1,4 @@
-"""Page 4: bus bandwidth, waiting, traffic between ranks, and NCCL's choices."""
+"""Bus bandwidth, waiting, traffic between ranks, and NCCL's choices."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ def _bandwidth(shown: Shown) -> Iterator[Component]:
         return
     yield ui.card(
         "Bus bandwidth against message size",
-        ui.figure(bandwidth_figure.against_size(rows, fits, shown.dark), "bandwidth", 420),
+        ui.figure(bandwidth_figure.against_size(rows, fits, shown.dark), "bandwidth", 380),
+        *_fits(fits, shown.dark),
         note="Points: measured (open: at least that, since the time holds waiting). "
         "Dashed, where there is one: the fit T(S) = α + S·factor/B. Dotted: the link's peak.",
         corner=ui.csv_link(shown.run.key, "bandwidth"),
     )
-    if fits:
-        yield ui.card("Fits", *_fits(fits, shown.dark))
 
 
 def _fits(fits: list[FitEntry], dark: bool) -> Iterator[Component]:

@@ -1,4 +1,4 @@
-"""Page 9: two runs side by side, and a job's history in the run store."""
+"""Two runs side by side, and a job's history in the run store."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _proof(one: Proof) -> str:
 
 def _history(shown: Shown) -> Iterator[Component]:
     store = shown.runs.store
-    how = "`gpuscope analyze` keeps every run in a store; choose another with --store."
+    how = "gpuscope analyze keeps every run in a store; choose another with --store."
     if store is None or not store.exists():
         yield ui.empty("No history", how)
         return
@@ -280,4 +280,4 @@ def _own(shown: Shown, store: Path) -> str:
     return run_history.job_of(store, shown.run.files)
 
 
-PAGE = Page("/compare", "Compare and history", 9, layout)
+PAGE = Page("/compare", "Compare and history", 13, layout)

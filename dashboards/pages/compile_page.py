@@ -23,7 +23,11 @@ def layout(shown: Shown) -> Component:
             "traces of the same run.",
         )
     compilation = shown.run.report["compilation"]
-    return ui.page(ui.sentences(sentences(compilation)), *_drawn(compilation, shown), _table(compilation, shown))
+    return ui.page(
+        *_drawn(compilation, shown),
+        ui.card("In short", ui.sentences(sentences(compilation))),
+        _table(compilation, shown),
+    )
 
 
 def _drawn(compilation: CompilationSection, shown: Shown) -> Iterator[Component]:
@@ -40,13 +44,15 @@ def _table(compilation: CompilationSection, shown: Shown) -> Component:
         for one in lines(compilation)
     ]  # fmt: skip
     columns = [
-        ui.column("what", "what", maxWidth=130), ui.column("where", "where", minWidth=220),
-        ui.column("ranks", "ranks", maxWidth=110), ui.number("times", "times", "shown_times", maxWidth=100),
-        ui.column("cost", "cost", maxWidth=150), ui.column("why", "why", minWidth=320, wrapText=True, autoHeight=True),
+        ui.column("what", "what", width=130), ui.named("where", "where", "where", flex=0, width=160, minWidth=120),
+        ui.column("ranks", "ranks", width=85, minWidth=70),
+        ui.number("times", "times", "shown_times", width=85, minWidth=70), ui.column("cost", "cost", width=160),
+        ui.named("why", "why", "why", minWidth=180),
     ]  # fmt: skip
     return ui.card(
-        "Graph breaks, recompilations, first compilations", ui.grid(rows, columns, "compilations", shown.dark)
+        "Graph breaks, recompilations, first compilations",
+        ui.grid(rows, columns, "compilations", shown.dark, columnSize=None),
     )
 
 
-PAGE = Page("/compile", "Compile", 10, layout)
+PAGE = Page("/compile", "Compile", 9, layout, has=lambda report: "compilation" in report)

@@ -26,8 +26,8 @@ def layout(shown: Shown) -> Component:
     fig = experts_figure.loads(experts["passes"], shown.dark)
     height = min(160 + 24 * len(experts["ranks"]), 900)
     return ui.page(
-        ui.sentences(sentences(experts, shown.run.report.get("bandwidth", []))),
         ui.card("Load of each rank, pass by pass", ui.figure(fig, "expert-loads", height)),
+        ui.card("In short", ui.sentences(sentences(experts, shown.run.report.get("bandwidth", [])))),
         _table(experts, shown),
     )
 
@@ -50,4 +50,4 @@ def _table(experts: ExpertsSection, shown: Shown) -> Component:
 _Time = Literal["experts_ns", "imbalance_ns", "straggler_ns", "dispatch_ns", "combine_ns"]
 TIMES: tuple[_Time, ...] = get_args(_Time)
 
-PAGE = Page("/experts", "Experts", 11, layout)
+PAGE = Page("/experts", "Experts", 6, layout, has=lambda report: "experts" in report)

@@ -1,4 +1,4 @@
-"""Page 6: device kernels by category and by name, and their FLOP rates."""
+"""Device kernels by category and by name, and their FLOP rates."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from gpuscope.dashboards.figures import kernels_figure as drawing
 from gpuscope.dashboards.figures.call_tree_figure import icicle
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.hardware.device_peaks import peak_flops
+from gpuscope.report.view import places
+from gpuscope.schema.call_tree_section import PlaceEntry, PlaceKind
 from gpuscope.schema.document import Report
 from gpuscope.words import units
 from gpuscope.words.short_kernels import short_kernels
@@ -29,6 +31,10 @@ EVEN = 1.005
 """Ratio below which the ranks' times count as equal."""
 MOST_RANKS = 16
 """Ranks with a column each; of more, the rank filter chooses some."""
+BY = "by"
+"""Parameter of the address: the kind of places that the flame graph shows."""
+KINDS: dict[PlaceKind, str] = {"line": "Source lines", "module": "Modules", "range": "Ranges", "operator": "Operators"}
+OF_PLACES = {"device_ns": "device", "exposed_communication_ns": "exposed comm.", "idle_ns": "idle"}
 PRECISIONS = {"bf16": "16-bit tensor cores", "fp32": "32-bit"}
 
 
@@ -84,8 +90,36 @@ def _places(shown: Shown) -> list[Component]:
     entries = shown.run.report.get("call_tree", [])
     if not entries:
         return []
+    kinds = [kind for kind in KINDS if any(one["kind"] == kind for one in entries)]
+    by = next((kind for kind in kinds if kind == shown.view.extra.get(BY)), None)
+    drawn = places.only(entries, by) if by is not None else entries
+    choice = dmc.SegmentedControl(
+        id=ids.extra(BY), value=by or "", size="xs", mb="xs",
+        data=[{"value": "", "label": "Everything"}, *({"value": kind, "label": KINDS[kind]} for kind in kinds)],
+    )  # fmt: skip
     note = "Width: device time launched there and idle time while the launching thread was there, of all ranks."
-    return [ui.card("By place in the program", ui.figure(icicle(entries, shown.dark), "places", 460), note=note)]
+    body = [choice, ui.figure(icicle(drawn, shown.dark), "places", 420)]
+    if by is not None:
+        body.append(_by_place(entries, by, shown.dark))
+    return [ui.card("Flame graph", *body, note=f"{note} A click opens a place.")]
+
+
+def _by_place(entries: Sequence[PlaceEntry], by: PlaceKind, dark: bool) -> Component:
+    """What goes back to each line, module, range or operator, without what is in another one within."""
+    found = places.rows(entries, by)
+    everything = max(sum(one.device_ns for one in found), 1)
+    rows = [
+        {"name": one.name or f"no {by} around it", "share": one.device_ns / everything,
+         "share_text": units.share(one.device_ns / everything), **{key: getattr(one, key) for key in OF_PLACES},
+         **{f"{key}_text": units.duration(getattr(one, key)) for key in OF_PLACES}}
+        for one in found
+    ]  # fmt: skip
+    columns = [
+        ui.named("name", by, "name"), ui.number("share", "share", "share_text", width=100),
+        *(ui.number(key, title, f"{key}_text", width=130, sort="desc" if key == "device_ns" else None)
+          for key, title in OF_PLACES.items()),
+    ]  # fmt: skip
+    return ui.grid(rows, columns, f"by-{by}", dark, columnSize=None)
 
 
 def _sequences(shown: Shown) -> list[Component]:
@@ -97,7 +131,7 @@ def _sequences(shown: Shown) -> list[Component]:
         return []
     rows = [
         {
-            "names": units.clean(_line(short_kernels(one.names))), "whole": units.clean("\n".join(one.names)),
+            "names": units.clean(_line(short_kernels(one.names))), "whole": " → ".join(one.names),
             "kernels": len(one.names), "count": one.count, "time": one.time, "time_text": units.duration(one.time),
             "share": one.share, "share_text": units.share(one.share),
         }
@@ -105,11 +139,14 @@ def _sequences(shown: Shown) -> list[Component]:
     ]  # fmt: skip
     columns = [
         ui.named("names", "sequence", "whole"),
-        *(ui.column(key, key, type="rightAligned", filter="agNumberColumnFilter") for key in ("kernels", "count")),
-        ui.number("time", "time", "time_text"), ui.number("share", "share", "share_text"),
+        *(ui.column(key, key, type="rightAligned", filter="agNumberColumnFilter", width=110)
+          for key in ("kernels", "count")),
+        ui.number("time", "time", "time_text", width=120), ui.number("share", "share", "share_text", width=110),
     ]  # fmt: skip
     note = f"On the busiest stream of rank {rank}, without overlaps: kernels one behind the other that come again."
-    return [ui.card("Sequences that repeat", ui.grid(rows, columns, "sequences", shown.dark), note=note)]
+    return [
+        ui.card("Sequences that repeat", ui.grid(rows, columns, "sequences", shown.dark, columnSize=None), note=note)
+    ]
 
 
 def _line(names: Sequence[str]) -> str:
@@ -128,7 +165,7 @@ def _table(shown: Shown) -> Component:
         ui.number("dur", "time", "dur_text", width=95, sort="desc"),
         ui.column("count", "count", type="rightAligned", filter="agNumberColumnFilter", width=85),
         *(ui.number(key, key, f"{key}_text", width=90, hide=key in ("mean", "min")) for key in TIMES[1:]),
-        *([ui.number("uneven", "most on", "uneven_text", width=125)] if ranks else []),
+        *([ui.number("uneven", "most on", "uneven_text", width=160)] if ranks else []),
         *(ui.number(f"rank{rank}", f"rank {rank}", f"rank{rank}_text", width=90) for rank in ranks),
         ui.column("operator", "launched by", width=150, tooltipField="operator"),
         ui.column("category", "category", width=120),
@@ -218,4 +255,4 @@ def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
     )
 
 
-PAGE = Page("/kernels", "Kernels", 6, layout, register)
+PAGE = Page("/kernels", "Kernels", 10, layout, register)

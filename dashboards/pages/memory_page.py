@@ -1,4 +1,4 @@
-"""Page 7: the caching allocator over time, its contents at the peak, and its segments with their holes."""
+"""The caching allocator over time, its contents at the peak, and its segments with their holes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def layout(shown: Shown) -> Component:
     entry = entries[int(chosen)] if known else entries[0]
     return ui.page(
         None if known else ui.ignored(PICK, f"the snapshots are numbered 0 to {len(entries) - 1}"),
-        _choice(entries, entry, shown), _facts(entry), _over_time(entry, shown), _peak(entry, shown), _cut(shown),
+        _choice(entries, entry, shown), _facts(entry), _over_time(entry, shown), _peak(entry, shown),
         *_segments(entry, shown), *_failures(entry),
     )  # fmt: skip
 
@@ -126,6 +126,8 @@ def _peak(entry: MemoryEntry, shown: Shown) -> Component:
         note += f" {left[0].upper()}{left[1:]}."
     if kinds := memory_sentences.kinds(entry):
         note += f" By kind: {kinds}."
+    cut = [one["message"] for one in shown.run.report["problems"] if one["code"] == "frame_name_cut"]
+    note = " ".join([note, *(f"{units.clean(one)}." for one in cut)])
     drawn = min(len(held), figures.STACKS)
     return ui.card(
         "In use at the peak",
@@ -133,12 +135,6 @@ def _peak(entry: MemoryEntry, shown: Shown) -> Component:
         html.Pre(id=ui.telling("peak"), className="told", **ui.attributes(aria_live="polite")),
         note=note,
     )
-
-
-def _cut(shown: Shown) -> Component | None:
-    """What was cut of the names, where any was."""
-    said = [one["message"] for one in shown.run.report["problems"] if one["code"] == "frame_name_cut"]
-    return ui.sentences(said) if said else None
 
 
 def _segments(entry: MemoryEntry, shown: Shown) -> Iterator[Component]:
@@ -174,4 +170,4 @@ def _failures(entry: MemoryEntry) -> Iterator[Component]:
         yield ui.card("Out of memory", ui.sentences(lines))
 
 
-PAGE = Page("/memory", "Memory", 7, layout)
+PAGE = Page("/memory", "Memory", 11, layout, has=lambda report: bool(report.get("memory")))

@@ -1,4 +1,4 @@
-"""Page 1: the first lines, four figures, the step by cause and after the change, the change, and what shows it."""
+"""The first lines, four figures, the step by cause and after the change, the change, and what shows it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from gpuscope.dashboards import theme, ui
 from gpuscope.dashboards.evidence_pictures import pictures
 from gpuscope.dashboards.figures import breakdown_figure, steps_figure
 from gpuscope.dashboards.page import Page, Shown
-from gpuscope.dashboards.page_links import meanwhile_link, timeline_view
+from gpuscope.dashboards.page_links import meanwhile_link, step_place, timeline_view
 from gpuscope.report.view import arrangement, blame, headline, why_verdict
 from gpuscope.report.view.first_figures import first_figures, fix_card
 from gpuscope.report.view.step_bars import changed, culprits
 from gpuscope.report.view.summary import Summary, rank_lines, summary
-from gpuscope.schema.document import FindingEntry, RankEntry, StepEntry
+from gpuscope.schema.document import FindingEntry, RankEntry
 from gpuscope.words import units
 
-LEADS = "Click to see it in the timeline."
 FINDINGS_SHOWN = 8
 EVIDENCE_SHOWN = 3
 LATER = ("risk", "verify")
@@ -60,15 +59,7 @@ def _verdict(shown: Shown, said: Summary) -> Component:
 
 
 def _figures(shown: Shown, said: Summary) -> Component | None:
-    cells = [
-        dmc.Paper([
-            dmc.Text(one.label, size="sm", c="dimmed"),
-            dmc.Text(one.value, className="figure"),
-            dmc.Text(units.clean(one.note), size="sm", c="dimmed"),
-        ], withBorder=True, px="md", py="sm")
-        for one in first_figures(shown.run.report, said.lines)
-    ]  # fmt: skip
-    return dmc.SimpleGrid(cells, cols={"base": 1, "xs": 2, "md": 4}, spacing="md", mb="md") if cells else None
+    return ui.tiles(first_figures(shown.run.report, said.lines))
 
 
 def _breakdown(shown: Shown, said: Summary) -> Component:
@@ -85,12 +76,12 @@ def _breakdown(shown: Shown, said: Summary) -> Component:
         [line.entry for line in lines], shown.dark, lambda entry, code: _place(shown, entry, code),
         step_ns=step, late=culprits(report), change=change,
     )  # fmt: skip
-    note = LEADS
+    note = ui.LEADS
     if shown.view.steps is not None:
         note += " Over the whole window, whatever steps are chosen: use `gpuscope analyze --steps` for those."
     if folded:
         notes = "".join(f"; rank {line.label}: {line.note}" for line in lines if line.note)
-        note = f"{len(lines)} of {len(some)} ranks{notes}. The filter chooses others. {LEADS}"
+        note = f"{len(lines)} of {len(some)} ranks{notes}. The filter chooses others. {ui.LEADS}"
     rows = len(lines) + (change is not None and step is not None)
     return ui.card(
         f"Where the {headline.whole(report)} goes",
@@ -156,13 +147,6 @@ def _places(shown: Shown) -> Component | None:
     return html.Div(ui.card("Why this verdict", *body, note=note), className="finding")
 
 
-def _step_place(shown: Shown, step: StepEntry) -> str:
-    number = step["step"]
-    if shown.run.events is None or number is None:
-        return ""
-    return shown.view.link("/timeline", steps=(number, number), window=None)
-
-
 def _steps(shown: Shown) -> Component:
     report = shown.run.report
     chosen = [
@@ -180,12 +164,12 @@ def _steps(shown: Shown) -> Component:
     return ui.card(
         "Step time",
         ui.figure(
-            steps_figure.series(chosen, shown.dark, lambda step: _step_place(shown, step)),
+            steps_figure.series(chosen, shown.dark, lambda step: step_place(shown, step)),
             "steps",
             220,
             id=ui.lead("steps"),
         ),
-        note=f"{basis} {LEADS}".strip(),
+        note=f"{basis} {ui.LEADS}".strip(),
         corner=ui.csv_link(shown.run.key, "steps"),
     )
 

@@ -1,4 +1,4 @@
-"""Page 5: stages × time with their bubbles, as it was and as it could be."""
+"""Stages × time with their bubbles, as it was and as it could be."""
 
 from __future__ import annotations
 
@@ -122,4 +122,4 @@ def _bubbles(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
     )
 
 
-PAGE = Page("/pipeline", "Pipeline", 5, layout)
+PAGE = Page("/pipeline", "Pipeline", 5, layout, has=lambda report: report.get("pipeline") is not None)

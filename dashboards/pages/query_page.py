@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +15,15 @@ from gpuscope.analyzers.queries.examples import EXAMPLES
 from gpuscope.analyzers.queries.tables import tables
 from gpuscope.dashboards import ids, ui
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
-from gpuscope.dashboards.data.queries import MOST_ROWS, asked
+from gpuscope.dashboards.data.queries import MOST_ROWS, asked, places
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.page_links import around
 from gpuscope.dashboards.state import MAX_SQL, SQL
 from gpuscope.errors import GpuscopeError
 from gpuscope.words import units
 
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+"""A link of the manual."""
 PLACE = "at"
 """Field of a row: the address of its place in the timeline."""
 
@@ -60,28 +63,29 @@ def _answer(shown: Shown, sql: str) -> Component:
     many = f"the first {units.plural(MOST_ROWS, 'row')}" if found.more else units.plural(len(found.rows), "row")
     if not found.rows:
         return ui.card("Rows", dmc.Text("No row."))
-    return ui.card(
-        "Rows", _grid(found, shown), note=f"{many[0].upper()}{many[1:]}.",
-        corner=ui.csv_link(shown.run.key, "query", shown.view.query()),
-    )  # fmt: skip
+    corner = [ui.csv_link(shown.run.key, "query", shown.view.query())]
+    if shown.run.events is not None and any(places(found)):
+        href = shown.view.link("/timeline", event="")
+        corner.insert(0, dmc.Anchor("Mark all on the timeline", href=href, size="sm"))
+    return ui.card("Rows", _grid(found, shown), note=f"{many[0].upper()}{many[1:]}.", corner=corner)
 
 
 def _grid(found: Rows, shown: Shown) -> Component:
     """The rows; each that says its rank and start leads to the timeline."""
     names = list(found.columns)
     fields = [f"c{place}" for place in range(len(names))]  # names may be the same, or hold dots
-    places = _places(found, shown)
+    links = _links(found, shown)
     rows: list[dict[str, Any]] = [
-        dict(zip(fields, map(_cell, row), strict=True)) | ({PLACE: place} if place else {})
-        for row, place in zip(found.rows, places, strict=True)
+        dict(zip(fields, map(_cell, row), strict=True)) | ({PLACE: link} if link else {})
+        for row, link in zip(found.rows, links, strict=True)
     ]
     columns = [
         _column(field, name, values)
         for field, name, values in zip(fields, names, zip(*found.rows, strict=True), strict=True)
     ]
-    if any(places):
-        link = ui.column(PLACE, "timeline", cellRenderer="TimelineLink", width=100, sortable=False, filter=False)
-        columns.insert(0, link)
+    if any(links):
+        leading = ui.column(PLACE, "timeline", cellRenderer="TimelineLink", width=100, sortable=False, filter=False)
+        columns.insert(0, leading)
     return ui.grid(rows, columns, "query", shown.dark, columnSize=None, id="query-grid")
 
 
@@ -101,24 +105,18 @@ def _cell(value: Any) -> Any:
     return units.clean(value) if isinstance(value, str) else value
 
 
-def _places(found: Rows, shown: Shown) -> list[str]:
-    """The address in the timeline of each row that has `rank` and `start_ns`, and its length where that is there."""
-    names = [name.lower() for name in found.columns]
-    if shown.run.events is None or not {"rank", "start_ns"} <= set(names):
+def _links(found: Rows, shown: Shown) -> list[str]:
+    """The address in the timeline of each row that has a place there."""
+    if shown.run.events is None:
         return [""] * len(found.rows)
-    rank, start = names.index("rank"), names.index("start_ns")
-    end = names.index("end_ns") if "end_ns" in names else None
-    length = names.index("dur_ns") if "dur_ns" in names else None
     kept = {key: value for key, value in shown.view.extra.items() if key != SQL}
     made = []
-    for row in found.rows:
-        begin = row[start]
-        if not isinstance(row[rank], int) or not isinstance(begin, int) or abs(begin) > 1 << 61:
+    for place in places(found):
+        if place is None:
             made.append("")
             continue
-        until = row[end] if end is not None else begin + (row[length] or 0) if length is not None else begin
-        until = until if isinstance(until, int) and begin <= until < 1 << 61 else begin
-        ranks = shown.view.ranks if shown.view.has_rank(row[rank]) else None
+        rank, begin, until = place
+        ranks = shown.view.ranks if shown.view.has_rank(rank) else None
         extra = kept | {"mark": f"{begin}:{until}"}
         made.append(shown.view.link("/timeline", window=around(begin, until), ranks=ranks, event="", extra=extra))
     return made
@@ -136,7 +134,7 @@ def _help(run: OpenRun) -> Component:
         names = [html.Code(column.name, title=column.doc) for column in table.columns]
         listed = [part for name in names for part in (name, " ")]
         name = html.Th(html.Code(table.name), scope="row")
-        about = html.Td([dmc.Text(table.doc, size="sm"), *listed])
+        about = html.Td([dmc.Text(ui.prose(_LINK.sub(r"\1", table.doc)), size="sm"), *listed])
         lines.append(html.Tr([name, html.Td(units.count(len(held))), about]))
     head = html.Tr([html.Th(name, scope="col") for name in ("table", "rows", "what it holds, and its columns")])
     table = dmc.Table([html.Thead(head), html.Tbody(lines)], className="query-tables", verticalSpacing=4)
@@ -160,4 +158,4 @@ def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
     )
 
 
-PAGE = Page("/query", "Query", 12, layout, register)
+PAGE = Page("/query", "Query", 14, layout, register)

@@ -1,4 +1,4 @@
-"""Page 3: who makes the others wait in which step, and a row for each rank, those at fault first."""
+"""Who makes the others wait in which step, and a row for each rank, those at fault first."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ def layout(shown: Shown) -> Component:
     rows = max(len({one["name"] for step in steps for one in step.get("intervals", [])}), min(len(steps), 40))
     fig = roles_figure.timeline(steps, shown.dark)
     return ui.page(
-        ui.sentences(sentences(roles)),
         ui.card("Which role ran when", ui.figure(fig, "roles", min(180 + 22 * rows, 900))),
+        ui.card("In short", ui.sentences(sentences(roles))),
     )
 
 
-PAGE = Page("/roles", "Roles", 12, layout)
+PAGE = Page("/roles", "Roles", 8, layout, has=lambda report: "roles" in report)

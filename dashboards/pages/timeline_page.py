@@ -1,4 +1,4 @@
-"""Page 2: every event on one clock. assets/timeline draws it; this page gives it its data and shows what is chosen."""
+"""Every event on one clock. assets/timeline draws it; this page gives it its data and shows what is chosen."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.flows import flows
 from gpuscope.dashboards.data.jumps import jumps
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.data.queries import asked, places
 from gpuscope.dashboards.data.range_statistics import range_statistics
 from gpuscope.dashboards.data.rows.event_styles import EVENT_STYLES
 from gpuscope.dashboards.data.rows.track_tree import tree
@@ -22,8 +23,9 @@ from gpuscope.dashboards.data.window_columns import overview
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.pages import event_panel
 from gpuscope.dashboards.pages.pinned_finding import pinned
-from gpuscope.dashboards.state import View, parse, span_of, text
+from gpuscope.dashboards.state import SQL, View, parse, span_of, text
 from gpuscope.dashboards.web import timeline_data
+from gpuscope.errors import GpuscopeError
 from gpuscope.words import palette, units
 
 PATH = "/timeline"
@@ -46,6 +48,7 @@ JUMPS = (
     ("step", "Slow", "Next slowest step (T)"),
     ("follow", "Follow", "Launch, kernel, what it waited for, who was late (C)"),
 )  # fmt: skip
+ROW_JUMP = (("row", "Row", "Next row of the query (Q)"),)
 KEYS = (
     ("W S", "zoom in, out, where the pointer is"), ("A D", "earlier, later"), ("F", "fit the selection"),
     ("0", "the whole recording"),
@@ -53,8 +56,9 @@ KEYS = (
     ("E", "ruler: from this event's start to another's; Shift + E: ends"),
     ("/", "search; Enter: the first found, and the keys are the timeline's again"), ("N", "the next found"),
     ("G, L, T", "the next longest gap, late collective, slow step"),
+    ("Q", "the next row of the query"),
     ("K", "the critical path, in the line of each rank"),
-    ("C", "from launch to kernel, what it waited for, who was late"), ("Shift G, L, T, N", "the one before"),
+    ("C", "from launch to kernel, what it waited for, who was late"), ("Shift G, L, T, Q, N", "the one before"),
     ("Esc", "select nothing; leave the search"), ("↑ ↓", "rows"),
     ("← →", "events of a row"), (", .", "the same, wherever the focus is"),
     ("Enter", "open or close a row"), ("P", "pin the row; also «pin» at its name"), ("wheel", "scroll the rows"),
@@ -70,13 +74,14 @@ def layout(shown: Shown) -> Component:
         return ui.empty("No timeline", units.clean(shown.run.why_no_events))
     view = shown.view
     found = event_details.details(events, view.event) if view.event else None
+    rows, told = _rows(shown, events)
     return html.Div([
-        dcc.Store(id=ids.TIMELINE_SETUP, data=setup(shown, events, found)),
+        dcc.Store(id=ids.TIMELINE_SETUP, data=setup(shown, events, found) | {"rows": rows}),
         dcc.Store(id=ids.TIMELINE_READY), dcc.Store(id=ids.TIMELINE_FLOWS),
         dcc.Store(id=ids.TIMELINE_EVENT), dcc.Store(id=ids.TIMELINE_RANGE),
         html.H2("Timeline", className="hidden"),
-        pinned(shown, events),
-        _tools(shown.run, view),
+        pinned(shown, events), told,
+        _tools(shown.run, view, bool(rows)),
         html.Div([
             html.Div(id=ids.TIMELINE),
             html.Aside([
@@ -110,12 +115,35 @@ def setup(shown: Shown, events: Events, found: event_details.Details | None) -> 
         },
         "looks": {look: {"label": label, "colour": colour} for look, (label, colour) in EVENT_STYLES.items()},
         "marks": {
-            "finding": palette.VERMILLION, "range": palette.BLUE, "range_dark": palette.SKY, "other": palette.GREY,
+            "finding": palette.VERMILLION, "rows": palette.PAGE["mark"][0],
+            "rows_dark": palette.PAGE["mark"][1], "range": palette.BLUE, "range_dark": palette.SKY,
+            "other": palette.GREY,
         },
         "steps": _steps(shown, events), "overview": overview(events, tracks, MAP_COLUMNS),
         "jumps": jumps(events, shown.run.report, shown.view),
         "flows": flows(found, events) if found is not None else None,
     }  # fmt: skip
+
+
+def _rows(shown: Shown, events: Events) -> tuple[list[tuple[int, int, int]], Component | None]:
+    """The rows of the query in the address, as rank, start and end from the run's origin; and a word on them."""
+    view = shown.view
+    if not view.extra.get(SQL):
+        return [], None
+    leads = [
+        dmc.Anchor("The query", href=view.link("/query"), size="sm"),
+        dmc.Anchor("Hide them", href=view.link(PATH, extra={**view.extra, SQL: ""}), size="sm"),
+    ]
+    try:
+        placed = places(asked(shown.runs, shown.run.key, view.extra[SQL]))
+    except GpuscopeError as error:
+        return [], dmc.Group([dmc.Text(units.clean(error.message), size="sm"), *leads], className="pinned")
+    rows = [
+        (rank, start - events.origin, end - events.origin) for rank, start, end in filter(None, placed)
+        if view.has_rank(rank)
+    ]  # fmt: skip
+    many = units.plural(len(rows), "row")
+    return rows, dmc.Group([dmc.Text(f"{many} of the query marked", size="sm"), *leads], className="pinned")
 
 
 def _first_window(shown: Shown, events: Events) -> tuple[int, int]:
@@ -141,15 +169,15 @@ def _steps(shown: Shown, events: Events) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _tools(run: OpenRun, view: View) -> Component:
+def _tools(run: OpenRun, view: View, rows: bool) -> Component:
     buttons, jumping = ([
         html.Button(label, title=title, className="tool", **ui.attributes(data_act=act, aria_label=f"{label}: {title}"))
         for act, label, title in group
-    ] for group in (BUTTONS, JUMPS))  # fmt: skip
+    ] for group in (BUTTONS, JUMPS + ROW_JUMP if rows else JUMPS))  # fmt: skip
     by_name = view.extra.get("colour") == "name"
     return html.Div([
         dmc.TextInput(
-            id=ids.TIMELINE_SEARCH, value=view.extra.get("find", ""), debounce=300, size="xs", w=190,
+            id=ids.TIMELINE_SEARCH, value=view.extra.get("find", ""), debounce=300, size="xs", w=150,
             placeholder="Search by name  ( / )", **ui.attributes(aria_label="Search by name"),
         ),
         html.Div(buttons, className="tools"), html.Div(jumping, className="tools"),
@@ -157,7 +185,7 @@ def _tools(run: OpenRun, view: View) -> Component:
             data_act="colour", aria_pressed="true" if by_name else "false")),
         html.Button("Critical path", className="tool", title="What each next thing waited for, up to the end (K)",
                     **ui.attributes(data_act="path", aria_pressed="true" if view.extra.get("path") else "false")),
-        html.Button("Save for Perfetto", className="tool", title="The window, on the common clock, for ui.perfetto.dev",
+        html.Button("For Perfetto", className="tool", title="Save the window, on the common clock, for ui.perfetto.dev",
                     **ui.attributes(data_act="export", data_href=f"/download/{run.key}/perfetto.json.gz")),
         html.Div([
             html.Button(label, title=title, className="tool", **ui.attributes(
@@ -255,7 +283,7 @@ def register(app: Dash, runs: Runs) -> None:
         prevent_initial_call=True,
     )
 
-    def asked(state: object, **changes: str) -> tuple[Events, View]:
+    def of_state(state: object, **changes: str) -> tuple[Events, View]:
         view = parse(state)
         events = runs.named(view.run).events
         assert events is not None  # otherwise these components do not exist
@@ -269,7 +297,7 @@ def register(app: Dash, runs: Runs) -> None:
         prevent_initial_call=True,
     )
     def _select(ref: object, state: object) -> tuple[Any, ...]:
-        events, view = asked(state)
+        events, view = of_state(state)
         ref = text(ref)
         found = event_details.details(events, ref) if ref else None
         return _selected(events, View(**{**vars(view), "event": ref}), found), found and flows(found, events)
@@ -281,7 +309,7 @@ def register(app: Dash, runs: Runs) -> None:
         prevent_initial_call=True,
     )
     def _choose(span: object, state: object) -> Any:
-        return _chosen(*asked(state, range=text(span)))
+        return _chosen(*of_state(state, range=text(span)))
 
     @app.callback(
         Output(ids.TIMELINE_FOUND, "children"),
@@ -290,7 +318,7 @@ def register(app: Dash, runs: Runs) -> None:
         prevent_initial_call=True,
     )
     def _search(wanted: object, state: object) -> Any:
-        return _found(*asked(state, find=text(wanted)[:MAX_SEARCH]))
+        return _found(*of_state(state, find=text(wanted)[:MAX_SEARCH]))
 
 
 PAGE = Page(PATH, "Timeline", 2, layout, register)

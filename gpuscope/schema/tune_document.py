@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 TUNE_VERSION = 1
+RESULT = "result.json"
+"""Its name in the folder."""
 
 Outcome = Literal[
     "faster", "no_gain", "not_beyond_chance", "losses_moved", "losses_not_seen", "not_applied", "hung", "failed",
@@ -87,6 +89,8 @@ class TuneDocument(TypedDict):
     """Where the recordings are."""
     ended: Ended
     """`done` where nothing was left to try, `no_advice` where the profiled run or its analysis failed."""
+    now: str
+    """What goes on; empty once it has ended."""
     baseline_step_ns: int
     """The step as the command stands."""
     best_step_ns: int

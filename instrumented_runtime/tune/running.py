@@ -26,13 +26,13 @@ from gpuscope.instrumented_runtime.tune.take_along import take_along
 from gpuscope.instrumented_runtime.tune.trial import Recorder
 from gpuscope.instrumented_runtime.tune.tuning import Session
 from gpuscope.recorded_environment import redacted_command
-from gpuscope.schema.tune_document import TUNE_VERSION, TuneDocument
+from gpuscope.schema.tune_document import RESULT, TUNE_VERSION, TuneDocument
 from gpuscope.version import __version__
 
 if TYPE_CHECKING:
     from gpuscope.instrumented_runtime.tune.communication.source import CommunicationSearch
 
-RESULT, TAKE = "result.json", "take.txt"
+TAKE = "take.txt"
 STEPS = 40
 SEARCH_SHARE = 0.25
 """Of the time that is left: the most that a search of the communication library's settings takes."""
@@ -53,7 +53,7 @@ class Asked:
 
 
 def tune(asked: Asked) -> TuneDocument:
-    """Tune a command. The document is in the folder too, written anew after each change that was tried.
+    """Tune a command. The document is in the folder too, written anew with each run from the baseline on.
 
     Raises `UsageError` and `InputError` for what can't be tuned, `GpuscopeError` where the command as it stands fails
     or has no steps, and `KeyboardInterrupt` where it is interrupted before the baseline is known; later that ends it.
@@ -68,9 +68,9 @@ def tune(asked: Asked) -> TuneDocument:
     here = Path.cwd()
     before = written_files.seen(here, folder)
 
-    def document() -> TuneDocument:
+    def document(now: str = "") -> TuneDocument:
         written = written_files.changed(before, here, folder)
-        return _document(asked, session, recorder, written)
+        return _document(asked, session, recorder, written, now)
 
     with shown() as told, _sigterm_interrupts():
         session.told = _saving(told, document, folder)
@@ -140,12 +140,12 @@ def _refuse_failed(session: Session, failed: Run | None, budget: Budget) -> None
 
 
 def _saving(told: Told, document: Any, folder: Path) -> Told:
-    """What to show, and after each change that was tried the document on disk."""
+    """What to show, and from the baseline on the document on disk."""
 
     def both(session: Session, doing: str) -> None:
         told(session, doing)
-        if not doing:
-            write_json(folder / RESULT, document())
+        if session.baseline:
+            write_json(folder / RESULT, document(doing or "analysis"))
 
     return both
 
@@ -169,11 +169,11 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _document(asked: Asked, session: Session, recorder: Recorder, written: list[str]) -> TuneDocument:
+def _document(asked: Asked, session: Session, recorder: Recorder, written: list[str], now: str) -> TuneDocument:
     budget = recorder.budget
     return {
         "tune_version": TUNE_VERSION, "gpuscope_version": __version__, "command": redacted_command(asked.command),
-        "folder": str(asked.folder), "ended": session.ended, **session.figures(),  # type: ignore[typeddict-item]
+        "folder": str(asked.folder), "ended": session.ended, "now": now, **session.figures(),  # type: ignore[typeddict-item]
         "changes": session.tried, "by_hand": session.by_hand, "runs": budget.runs, "seconds": round(budget.spent_s, 1),
         "seconds_of_runs": round(recorder.runs_s, 1), "seconds_of_analysis": round(recorder.analysis_s, 1),
         "budget": asked.budget, "take": take_along(session, asked.command), "written": written,

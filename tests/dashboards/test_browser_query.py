@@ -31,6 +31,23 @@ def test_from_an_example_to_the_timeline(browser: Browser, served: str) -> None:
     assert browser.errors() == []
 
 
+def test_all_rows_on_the_timeline(browser: Browser, served: str) -> None:
+    """Marked by pixels in the line of their rank; a key goes from one to the next."""
+    browser.open(f"{served}/query?sql=SELECT+rank,start_ns,dur_ns+FROM+steps+ORDER+BY+start_ns", "/query")
+    browser.script("[...document.querySelectorAll('main a')].find(a => a.innerText.startsWith('Mark all')).click()")
+    browser.drawn("/timeline")
+    browser.wait(lambda: "6 rows of the query marked" in browser.text("main"))
+    now = "window.gpuscopeTimeline.current"
+    browser.wait(lambda: browser.script(f"return {now}?.root.isConnected && {now}.complete()"))
+    first, second = browser.script(f"return {now}.setup.rows.slice(0, 2).map(([, start, end]) => [start, end])")
+    for place, span in enumerate((first, second), 1):
+        browser.script("document.querySelector('[data-act=row]').click()")
+        browser.wait(lambda span=span: browser.script(f"return {now}.range") == span)
+        assert f"row {place} of 6" in browser.text("#timeline-said")
+    assert browser.violations() == []
+    assert browser.errors() == []
+
+
 def test_the_box_takes_the_keyboard(browser: Browser, served: str) -> None:
     browser.open(f"{served}/query?sql=SELECT+start+FROM+steps", "/query")
     assert "line 1, column 8" in browser.text("#query-error")

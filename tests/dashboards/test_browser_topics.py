@@ -14,6 +14,8 @@ pytest.importorskip("waitress")
 from helpers import needs
 from helpers.browser import Browser
 from helpers.dashboards import serve
+from simulator.rl_jobs import drawn, logged
+from simulator.serving import SERVERS
 
 from gpuscope.analyzers.run.runner import Options
 from gpuscope.dashboards.data.open_runs import Runs, open_run
@@ -67,6 +69,41 @@ def test_memory_of_a_snapshot(browser: Browser, others: str) -> None:
 def test_a_pipeline_beside_its_ideal(browser: Browser, ours: str) -> None:
     browser.open(f"{ours}/pipeline?run=4", "/pipeline")
     assert all(title in browser.text("main") for title in ("As it was", "With stages of equal cost", "Bubble by stage"))
+
+
+SPECIAL = (
+    ("serving", "1", ("Time per token", "Steps by phase", "Decode by batch", "By phase")),
+    ("experts", "2", ("Load of each rank, pass by pass", "Passes")),
+    ("roles", "3", ("Which role ran when", "actor update")),
+    ("compile", "4", ("When ranks compiled", "Graph breaks")),
+)
+
+
+@pytest.fixture(scope="module")
+def special(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server, experts, a job for reinforcement learning, compiled code."""
+    folder = tmp_path_factory.mktemp("special")
+    (folder / "train.log").write_text(logged(drawn(3)), encoding="utf-8")
+    paths = (SERVERS[0].write(folder), samples / "ep_healthy", folder / "train.log", samples / "ddp_recompiling")
+    yield from serve(Runs([open_run(str(number), str(path), Options()) for number, path in enumerate(paths, 1)]))
+
+
+@pytest.mark.parametrize(("page", "run", "said"), SPECIAL)
+def test_pages_of_special_runs(browser: Browser, special: str, page: str, run: str, said: tuple[str, ...]) -> None:
+    """Reached from the others; among them in a run that has it, below them elsewhere; complete in both themes."""
+    link = f"document.querySelector('nav a[href^=\"/{page}\"]')"
+    browser.open(f"{special}/?run={int(run) % 4 + 1}", "/")
+    browser.wait(lambda: browser.script(f"return {link}.classList.contains('without')"))
+    browser.open(f"{special}/?run={run}", "/")
+    browser.wait(lambda: not browser.script(f"return {link}.classList.contains('without')"))
+    browser.script(f"{link}.click()")
+    browser.drawn(f"/{page}")
+    assert not [title for title in said if title not in browser.text("main")]
+    for scheme in ("light", "dark"):
+        with browser.seen_as(scheme, 1024):
+            browser.wait(lambda: browser.script(NO_BLANK_PANEL))
+            assert browser.violations() == []
+    assert browser.errors() == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

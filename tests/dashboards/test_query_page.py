@@ -28,6 +28,20 @@ def test_rows_lead_to_the_timeline(slow_rank: OpenRun) -> None:
     assert "TimelineLink" not in drawn(slow_rank, "SELECT step FROM steps")
 
 
+def test_rows_are_marked_on_the_timeline(slow_rank: OpenRun) -> None:
+    """From the origin of the run's time; what is refused is said there too."""
+    assert slow_rank.trace is not None
+    assert slow_rank.events is not None
+    page = request_of(viewer(slow_rank), f"?sql={STEPS}", "/timeline").get_data(as_text=True)
+    steps, events = slow_rank.trace["steps"], slow_rank.events
+    start, end = (events.clock.shown(0, int(steps[name][0])) - events.origin for name in ("start", "end"))
+    assert f'"rows":[[{int(steps["rank"][0])},{start},{end}],' in page
+    assert "6 rows of the query marked" in page
+    refused = request_of(viewer(slow_rank), "?sql=DROP TABLE steps", "/timeline").get_data(as_text=True)
+    assert '"rows":[]' in refused
+    assert "only SELECT" in refused
+
+
 @pytest.mark.parametrize(("sql", "said"), [
     ("SELECT start FROM steps", "line 1, column 8: no such column: start"),
     ("DELETE FROM steps", "only SELECT"),

@@ -237,7 +237,7 @@
       f: () => timeline.fit(), m: () => timeline.marked(), r: () => timeline.ranged(),
       ",": () => timeline.next(-1), ".": () => timeline.next(1), 0: () => timeline.show(...timeline.setup.bounds),
       "/": () => (document.querySelector("#timeline-search") || timeline.scroller).focus(), Escape: () => timeline.clear(),
-      g: () => space.jump(timeline, "gap", by), l: () => space.jump(timeline, "late", by), t: () => space.jump(timeline, "step", by), n: () => found(by),
+      g: () => space.jump(timeline, "gap", by), l: () => space.jump(timeline, "late", by), t: () => space.jump(timeline, "step", by), q: () => space.jump(timeline, "row", by), n: () => found(by),
       c: () => space.follow(timeline), e: () => space.ruler(timeline, event.shiftKey ? "end" : "start"), k: () => space.criticalPath(timeline, true), "?": () => toggleKeys(),
     }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!act) return;
@@ -288,7 +288,7 @@
       in: () => timeline.zoom(0.5), out: () => timeline.zoom(2), left: () => timeline.pan(-0.5), right: () => timeline.pan(0.5),
       all: () => timeline.show(...timeline.setup.bounds), steady: () => timeline.show(...timeline.setup.window), fit: () => timeline.fit(),
       close: () => timeline.clear(), follow: () => space.follow(timeline), path: () => space.criticalPath(timeline, true),
-      ...Object.fromEntries(Object.keys(timeline.setup.jumps).map((kind) => [kind, () => space.jump(timeline, kind, 1)])),
+      ...Object.fromEntries(["row", ...Object.keys(timeline.setup.jumps)].map((kind) => [kind, () => space.jump(timeline, kind, 1)])),
       colour: () => {
         timeline.byName = !timeline.byName;
         timeline.recolour();

@@ -9,7 +9,7 @@
 
   // The next of what the page lists: gaps and steps become the range, a collective is selected.
   function jump(timeline, kind, by) {
-    const all = timeline.setup.jumps[kind];
+    const all = kind === "row" ? rows(timeline) : timeline.setup.jumps[kind];
     if (!all.length) return timeline.say("There is none.");
     const known = timeline.jumped && timeline.jumped.kind === kind;
     const place = known ? (timeline.jumped.place + by + all.length) % all.length : by > 0 ? 0 : all.length - 1;
@@ -24,6 +24,11 @@
     timeline.write(false); // the mark is part of what is said of the event
     return one.ref ? timeline.ask(one.ref) : timeline.choose([one.start, one.end]);
   }
+
+  // Those of the query in the address.
+  const rows = ({ setup: { rows: found = [] } }) => found.map(([rank, start, end], place) => (
+    { start, end: Math.max(end, start + 1), ref: "", said: `row ${place + 1} of ${found.length}, rank ${rank}` }
+  ));
 
   // What the selected event leads to: both stay in sight.
   async function follow(timeline) {
@@ -98,5 +103,34 @@
     pen.restore();
   }
 
-  Object.assign(space, { jump, follow, ruler, snapped, criticalPath, paintPath });
+  // Rows of a query: solid in the line of their rank, a tint over its rows. By pixels, as thousands may lie in one.
+  function paintFound(timeline, pen, shown) {
+    const found = timeline.setup.rows || [];
+    if (!found.length) return;
+    const bands = new Map(); // by rank
+    for (const [rank, start, end] of found) {
+      if (end < timeline.from || start > timeline.to) continue;
+      const x = Math.max(Math.floor(timeline.x(start)), timeline.label);
+      const until = Math.min(Math.max(Math.ceil(timeline.x(end)), x + 2), timeline.label + timeline.plot);
+      if (!bands.has(rank)) bands.set(rank, new Uint8Array(timeline.label + Math.ceil(timeline.plot) + 1));
+      bands.get(rank).fill(1, x, until - (until - x > 3 ? 1 : 0)); // neighbours stay two
+    }
+    pen.save();
+    pen.fillStyle = timeline.setup.marks[document.documentElement.dataset.mantineColorScheme === "dark" ? "rows_dark" : "rows"];
+    for (const one of shown) {
+      const of = /^r(\d+)(\.|$)/.exec(one.key);
+      const band = of && bands.get(Number(of[1]));
+      if (!band || one.pinned || one.top < timeline.pinnedHeight()) continue;
+      const [top, height] = of[2] ? [one.top, space.ROW] : [one.top + 2, 9];
+      pen.globalAlpha = of[2] ? 0.14 : 1;
+      for (let x = band.indexOf(1); x >= 0;) {
+        const next = band.indexOf(0, x);
+        pen.fillRect(x, top, (next < 0 ? band.length : next) - x, height);
+        x = next < 0 ? -1 : band.indexOf(1, next);
+      }
+    }
+    pen.restore();
+  }
+
+  Object.assign(space, { paintFound, jump, follow, ruler, snapped, criticalPath, paintPath });
 })();

@@ -93,6 +93,7 @@
     stripes(timeline, pen, shown, look);
     steps(timeline, pen, look, 0, height);
     spans(timeline, pen, look, height);
+    space.paintFound(timeline, pen, shown);
     const { image, width, curves } = raster(timeline, shown, ratio);
     timeline.buffer.width = width;
     timeline.buffer.height = image.height;

@@ -27,15 +27,20 @@ LOSSES = {
 
 def headline(found: TuneDocument) -> str:
     """`Step 51.20 ms → 20.10 ms, -60.7 % (-62.1 to -59.3 %): 2 changes kept of 5 tried`."""
-    kept = sum(row["kept"] for row in found["changes"])
+    many = kept(found)
     tried = f"{units.plural(len(found['changes']), 'change')} tried"
     before = units.duration(found["baseline_step_ns"])
-    if not kept:
+    if not many:
         return f"Step {before}: nothing kept, {tried}"
     return (
         f"Step {before} → {units.duration(found['best_step_ns'])}, "
-        f"{_percent(found['best_step_ns'] / found['baseline_step_ns'])}{_interval(found)}: {kept} kept, {tried}"
+        f"{_percent(found['best_step_ns'] / found['baseline_step_ns'])}{_interval(found)}: {many} kept, {tried}"
     )
+
+
+def kept(found: TuneDocument) -> int:
+    """How many changes were."""
+    return sum(row["kept"] for row in found["changes"])
 
 
 def facts(found: TuneDocument) -> list[str]:
@@ -58,8 +63,7 @@ def facts(found: TuneDocument) -> list[str]:
 
 def render(found: TuneDocument, writer: Writer) -> None:
     """Print the page."""
-    kept = any(row["kept"] for row in found["changes"])
-    writer.line(writer.text(headline(found), "bold green" if kept else "bold yellow"))
+    writer.line(writer.text(headline(found), "bold green" if kept(found) else "bold yellow"))
     for line in facts(found):
         writer.line(line, indent=2, hang=2)
     if found["changes"]:
@@ -83,7 +87,7 @@ def tried(rows: Sequence[TriedChange], writer: Writer) -> Columns:
     table = writer.table("<change", ">before", ">predicted", ">measured", ">ratio, 95 %", "<")
     for row in rows:
         times = (units.duration(row[key]) for key in ("before_ns", "predicted_ns", "measured_ns"))
-        cells = (row["code"], *times, _ratio(row))
+        cells = (row["code"], *times, ratio(row))
         table.add_row(*map(writer.text, cells), writer.text(mark(row), "green" if row["kept"] else "dim"))
     return table
 
@@ -117,6 +121,7 @@ def _interval(found: TuneDocument) -> str:
     return "" if low is None or high is None else f" ({_percent(low)} to {_percent(high)})"
 
 
-def _ratio(row: TriedChange) -> str:
+def ratio(row: TriedChange) -> str:
+    """The 95 % interval of measured / before."""
     low, high = row["ratio_low"], row["ratio_high"]
     return units.NONE if low is None or high is None else f"{low:.3f}–{high:.3f}"

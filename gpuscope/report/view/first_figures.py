@@ -69,6 +69,7 @@ def _verdict(report: Report, lines: FirstLines) -> list[Figure]:
     if verdict["abstained"] or verdict["bound_by"] is None:
         return []
     of = " + ".join(summands(report)) or f"of the {whole(report)}"
+    of += ", mean over ranks" if len(report["ranks"]) > 1 else ""
     return [
         Figure(BOUND[verdict["bound_by"]], units.share(verdict["share_frac"]), of),
         Figure("Confidence", f"{verdict['confidence']:.2g}", lines.grounds),

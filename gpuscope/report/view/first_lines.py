@@ -236,7 +236,7 @@ def _speaking_for(report: Report) -> list[str]:
     present = len(trace["ranks_present"])
     across = report["verdict"]["bound_by"] == "communication"  # of others each rank's own trace is enough
     if across and present > 1 and trace["world_size"] == present:
-        found.append(f"{'both' if present == 2 else f'all {present}'} ranks are here")
+        found.append(f"{'both' if present == 2 else f'all {present}'} ranks were recorded")
     return found
 
 

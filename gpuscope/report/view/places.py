@@ -95,6 +95,21 @@ def led_to_lines(entries: list[PlaceEntry], lines: Mapping[str, str]) -> list[Pl
     return tree.entries()
 
 
+def only(entries: Sequence[PlaceEntry], kind: PlaceKind) -> list[PlaceEntry]:
+    """The tree of places of one kind, with the kernels launched within; what has none around it stands below one
+    unknown place."""
+    tree = Tree()
+    nowhere: Step = ("unknown", f"no {kind} around it")
+    paths: dict[int | None, list[Step]] = {None: []}
+    for entry in entries:
+        above = paths[entry["parent"]]
+        step = [(entry["kind"], entry["name"])] if entry["kind"] in (kind, "kernel") else []
+        path = paths[entry["id"]] = [*above, *step]
+        outside = not path or path[0][0] != kind
+        tree.at([nowhere, *path] if outside else path).add(figures(entry))
+    return tree.entries()
+
+
 @dataclass(frozen=True)
 class Row:
     """What goes back to one line, module, operator or kernel; ns, summed over ranks."""
@@ -105,7 +120,7 @@ class Row:
     idle_ns: int
 
 
-def rows(entries: Sequence[PlaceEntry], by: By) -> list[Row]:
+def rows(entries: Sequence[PlaceEntry], by: PlaceKind) -> list[Row]:
     """A row per line, module, operator or kernel, the largest first: each place counts for the innermost of that kind
     around it, a module under its whole path. The name is empty for what has none around it."""
     sums: dict[str, list[int]] = {}

@@ -101,6 +101,22 @@ def test_ranks_are_added_up(tmp_path: Path) -> None:
     assert [2 * entry["device_ns"] for entry in one] == [entry["device_ns"] for entry in two]
 
 
+def test_places_of_one_kind_keep_every_figure(tmp_path: Path) -> None:
+    """The module of a backward kernel too; what has none around it stands apart, and nothing is lost."""
+    entries = report_on(trace(tmp_path / "rank0.json"))["call_tree"]
+    for kind in ("module", "line"):
+        drawn = places.only(entries, kind)
+        assert {one["kind"] for one in drawn} <= {kind, "kernel", "unknown"}
+        assert [sum(places.figures(one)[n] for one in drawn) for n in range(3)] == [
+            sum(places.figures(one)[n] for one in entries) for n in range(3)
+        ]
+    parents = {one["id"]: one["name"] for one in drawn}
+    gemm = next(one for one in places.only(entries, "module") if one["name"] == "gemm")
+    modules = {one["id"]: one["name"] for one in places.only(entries, "module")}
+    assert modules[gemm["parent"] or 0] == "Net_0"
+    assert parents[next(one for one in drawn if one["name"] == "gemm")["parent"] or 0] == MODEL
+
+
 def test_small_places_count_for_the_one_above(tmp_path: Path) -> None:
     path = write(
         tmp_path / "rank0.json", python(0, 100, TRAIN), op(1, 10, "aten::small"), call(2, 1, 1), call(20, 1, 2),

@@ -44,10 +44,10 @@ def row(one: ServingPhase) -> list[str]:
     ]  # fmt: skip
 
 
-def sentences(serving: ServingSection) -> list[str]:
-    """What bounds each phase, its batch, its work and roofs; waits for tokens; batches that run without graphs."""
+def sentences(serving: ServingSection, *, waits: bool = True) -> list[str]:
+    """What bounds each phase, its batch, its work and roofs; `waits` for tokens; batches that run without graphs."""
     told = [sentence for one in serving["phases"] for sentence in _of_phase(one)]
-    told += _waits(serving)
+    told += _waits(serving) if waits else ()
     eager = [one for one in serving["batches"] if one["graphed_frac"] < 0.5]
     replayed = [one for one in serving["batches"] if one["graphed_frac"] >= 0.5]
     for one in eager[:BATCHES_SHOWN] if replayed else ():
