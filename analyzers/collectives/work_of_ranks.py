@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 SAME_WORK = 0.05
 """Counts and shapes that differ by less in all are the same work."""
