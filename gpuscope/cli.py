@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -142,6 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit with a documented code; an error is a message, without `--debug` no traceback."""
     run = Run()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    atexit.register(gc.freeze)  # what is left needs no last look
     try:
         status = cli.main(args=argv, prog_name="gpuscope", standalone_mode=False, obj=run)
         if sys.stdout is not None:
