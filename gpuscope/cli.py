@@ -30,7 +30,7 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in EXIT_
 
 
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
-"""Importing makes hundreds of thousands, which all stay: looking through them time and again takes a tenth of a start."""
+"""Importing makes hundreds of thousands, which all stay: looking through them time and again is a tenth of a start."""
 
 
 def command_names() -> list[str]:
