@@ -29,9 +29,7 @@ def replaced_rank(graph: Graph, change: ReplacedRank, setting: Setting) -> Rewri
     peers = _peers_of(graph, change.rank, setting)
     asked = change, peers
     known: tuple[object, Rewritten] | None = graph.memo.get(ReplacedRank)
-    if (
-        known is None or known[0] != asked
-    ):  # alike in each case of the range; kept is one graph
+    if known is None or known[0] != asked:  # alike in each case of the range; kept is one graph
         known = graph.memo[ReplacedRank] = asked, _as_peers(graph, change.rank, peers, setting)
     return known[1]
 
