@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import click
@@ -23,13 +24,22 @@ from gpuscope.errors import (
 )
 from gpuscope.plugins import COMMANDS, load, own_commands, plugins
 from gpuscope.version import __version__
+from gpuscope.when_used import dataclass
 
 EPILOG = f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}."
+
+
+_OBJECTS_BETWEEN_COLLECTIONS = 100_000
+"""Importing makes hundreds of thousands, which all stay: looking through them time and again is a tenth of a start."""
 
 
 def command_names() -> list[str]:
     """Every command, in order."""
     return sorted({*own_commands(), *plugins(COMMANDS)})
+
+
+def _is_command(name: str) -> bool:
+    return name in own_commands() or name in plugins(COMMANDS)
 
 
 @dataclass
@@ -73,7 +83,7 @@ class Commands(click.Group):
         return command_names()
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in command_names():
+        if not _is_command(cmd_name):
             return None
         command = load(COMMANDS, cmd_name)
         assert isinstance(command, click.Command)
@@ -83,7 +93,7 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command, with the settings file's defaults; near misses of its name are told."""
-        if args and args[0] not in command_names() and not args[0].startswith("-"):
+        if args and not _is_command(args[0]) and not args[0].startswith("-"):
             from difflib import get_close_matches
 
             close = get_close_matches(args[0], self.list_commands(ctx), 1)
@@ -132,6 +142,8 @@ cli.params.append(_debug_option(envvar="GPUSCOPE_DEBUG", help="Show the tracebac
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit with a documented code; an error is a message, without `--debug` no traceback."""
     run = Run()
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    atexit.register(gc.freeze)  # what is left needs no last look
     try:
         status = cli.main(args=argv, prog_name="gpuscope", standalone_mode=False, obj=run)
         if sys.stdout is not None:

@@ -10,9 +10,11 @@ import pkgutil
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 COMMANDS = "gpuscope.commands"
 SOURCES = "gpuscope.sources"
@@ -43,6 +45,8 @@ def plugins(group: str) -> dict[str, EntryPoint]:
 @cache
 def installed() -> Any:
     """Of every group: looking for one reads as many files as looking for all."""
+    from importlib.metadata import entry_points  # imports the parsers of mail and CSV
+
     return entry_points()
 
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median, variance
 
 from gpuscope.student import student
+from gpuscope.when_used import dataclass
 
 MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of normal values by that of their mean."""

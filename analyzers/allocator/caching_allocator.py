@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpuscope.analyzers.allocator.allocator_settings import (
     LARGE_BUFFER,
@@ -18,6 +18,7 @@ from gpuscope.analyzers.allocator.allocator_settings import (
     segment_size,
 )
 from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.when_used import dataclass
 
 Key = tuple[int, int]
 """Stream and private pool (`NO_NAME`: none)."""

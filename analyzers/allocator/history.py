@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.schema import NA, AllocatorAction, BlockState
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 GROWS = (AllocatorAction.SEGMENT_ALLOC, AllocatorAction.SEGMENT_MAP)
 SHRINKS = (AllocatorAction.SEGMENT_FREE, AllocatorAction.SEGMENT_UNMAP)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from threading import Lock
 
@@ -17,6 +17,7 @@ from gpuscope.sources import remote
 from gpuscope.sources.opening import Input, inputs, open_inputs
 from gpuscope.sources.source import ReadOptions, Role, suffixes_of
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 LISTED, DEPTH = 30, 3
 """So many runs are listed, so many folders deep."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from gpuscope.errors import AnalysisError
@@ -22,6 +21,7 @@ from gpuscope.schema.profile_sections import KernelRankEntry, OperatorEntry
 from gpuscope.schema.replay_section import Replay
 from gpuscope.schema.roles_section import RolesSection
 from gpuscope.schema.serving_section import ServingStep
+from gpuscope.when_used import dataclass
 
 T = TypeVar("T")
 

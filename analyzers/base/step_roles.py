@@ -6,9 +6,10 @@ What is judged is the steady state. Every step number has one role for all ranks
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
+
+from gpuscope.when_used import dataclass
 
 
 class Role(StrEnum):

@@ -9,7 +9,6 @@ collectives of a run and not with its events.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from gpuscope.trace.intervals import Spans, intersect
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.schema import NA, SCHEMAS, Kind
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 KEPT = 4
 """Operations per collective that keep their names; the others count by phase alone."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import measure_within
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

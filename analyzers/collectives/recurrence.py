@@ -7,13 +7,13 @@ tests/analyzers/collectives/test_recurrence.py simulates them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import ceil, exp, lgamma, log, sqrt
 
 import numpy as np
 
 from gpuscope.student import student
 from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.when_used import dataclass
 
 MIN_STEPS = 2
 MIN_RANKS = 2

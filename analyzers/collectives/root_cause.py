@@ -10,8 +10,6 @@ of the stages of a pipeline that drains, the trail ends, and the rest is traced 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.analyzers.collectives.activity import Lead, lead
@@ -22,6 +20,7 @@ from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 MOST = 0.5
 """A phase or an operation is named where it holds at least this share of a rank's lateness."""

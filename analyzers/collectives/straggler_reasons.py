@@ -9,7 +9,7 @@ beyond its peers' rate, is `cores`: other threads held them, and neither the ran
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import GpuClocks, lower
 from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.trace.columns.table import Array
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 Reason = Literal["device", "data", "host", "cores"]

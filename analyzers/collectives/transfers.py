@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 BUBBLE = "pipeline_bubble"
 CAUSES = ("bandwidth", "latency", BUBBLE, "straggler", UNDIVIDED_COMMUNICATION)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +11,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.naming.kernel_categories import ELEMENTWISE, NORMALISATION, OPTIMIZER, SOFTMAX, kernel_category
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 SAME_WORK = 0.05
 """Counts and shapes that differ by less in all are the same work."""

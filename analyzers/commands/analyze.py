@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from gpuscope.commands.options import StepRange, inputs
 from gpuscope.commands.report_options import print_report, report_options
 from gpuscope.errors import AnalysisError, GpuscopeError, SeveralRoles, UsageError
 from gpuscope.store.location import store_option
+from gpuscope.when_used import dataclass
 
 if TYPE_CHECKING:
     from gpuscope.analyzers.run.analysis import Analysis, AnalysisTables
@@ -225,8 +226,20 @@ def _found(asked: Asked) -> Found:
     return Found(analysis.report, text, analysis.failed, files, remote, analysis.hosts)
 
 
+def _import_numpy() -> None:
+    """Without its BLAS's threads, which start in a fifth of a short process's time for systems of a few equations."""
+    threads = "OPENBLAS_NUM_THREADS"
+    if threads not in os.environ:
+        os.environ[threads] = "1"
+        try:
+            import numpy  # noqa: F401
+        finally:
+            del os.environ[threads]
+
+
 def _analyse(asked: Asked, cached: bool) -> tuple[Analysis, list[Input]]:
     """The analysis, and what it read."""
+    _import_numpy()
     from gpuscope.analyzers.run.executors import executor_named
     from gpuscope.analyzers.run.file_part import Options
     from gpuscope.analyzers.run.runner import run

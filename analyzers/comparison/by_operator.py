@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from gpuscope.analyzers.comparison.same_job import DIFFERENT
@@ -21,6 +20,7 @@ from gpuscope.schema.diff_document import (
     VersionChange,
 )
 from gpuscope.schema.document import Report
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 MatchedBy = Literal["operator", "within", "module"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +14,7 @@ from gpuscope.report.terminal.diff_text import verdict_line
 from gpuscope.schema.diff_document import CheckCase, Diff
 from gpuscope.schema.document import Report
 from gpuscope.sources.opening import PathLike
+from gpuscope.when_used import dataclass
 
 Severity = Literal["low", "medium", "high"]
 Status = Literal["passed", "failed", "skipped"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuscope.analyzers.comparison import moved
 from gpuscope.analyzers.comparison.by_operator import platform
 from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD, change, judge
@@ -14,6 +12,7 @@ from gpuscope.schema.diff_document import DIFF_VERSION, Basis, Diff, DiffSide
 from gpuscope.schema.document import Report
 from gpuscope.version import __version__
 from gpuscope.welch import median_interval, sample
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 OTHER_WORK = 0.01

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from gpuscope.report.terminal.diff_text import verdict_line
 from gpuscope.schema import diff_document
 from gpuscope.schema.diff_document import Diff, Outcome
 from gpuscope.sources.opening import PathLike
+from gpuscope.when_used import dataclass
 
 if TYPE_CHECKING:
     import pandas as pd

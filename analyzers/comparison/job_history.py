@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpuscope.analyzers.comparison.compare import Side, compare
 from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD
 from gpuscope.schema.diff_document import Outcome
 from gpuscope.schema.document import Report
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Collection
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +19,7 @@ from gpuscope.report.json_report import dumps
 from gpuscope.report.read_report import read_report
 from gpuscope.schema.document import Report
 from gpuscope.sources.opening import PathLike
+from gpuscope.when_used import dataclass
 
 Run = PathLike | int | Analysis
 """What can be named as a run: a trace (a file, a folder of ranks or a glob), a report's JSON, a number in the run

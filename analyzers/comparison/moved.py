@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuscope.analyzers.comparison.series import Series, mean
@@ -23,6 +22,7 @@ from gpuscope.schema.diff_document import (
 from gpuscope.schema.document import CollectiveEntry, Report
 from gpuscope.schema.profile_sections import OperatorEntry
 from gpuscope.welch import difference, sample
+from gpuscope.when_used import dataclass
 from gpuscope.words.vocabulary import PARTS, PartKey
 
 

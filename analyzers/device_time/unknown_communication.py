@@ -47,9 +47,9 @@ def _alike(trace: Trace, view: LaneView) -> dict[str, int]:
     rows = view.rows[(device["kind"][view.rows] == Kind.COMPUTE) & (device.at("stream", view.rows) != NA)]
     stream = device.at("stream", rows)
     streams = np.unique(stream)
-    if len(streams) < 2:
-        return {}
     unknown = trace.names.matching(lambda name: kernel_category(name) == OTHER)[device["name"][rows]]
+    if len(streams) < 2 or not unknown.any():
+        return {}
     took = device["end"][rows] - device["start"][rows]
     spent = {int(own): int(took[stream == own].sum()) for own in streams}
     main = max(spent, key=lambda own: spent[own] - int(took[(stream == own) & unknown].sum()))

@@ -8,7 +8,7 @@ matched is counted by the reason. Everything runs on whole columns: a run has mi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -24,6 +24,7 @@ from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 Reason = Literal["outside_window", "ranks_missing", "disagree", "order_unknown", "group_unknown", "peer_unknown"]
 REASONS: tuple[Reason, ...] = get_args(Reason)

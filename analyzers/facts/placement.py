@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import recorded_world
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

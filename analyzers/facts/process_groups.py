@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import recorded_world
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

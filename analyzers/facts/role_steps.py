@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
@@ -13,6 +13,7 @@ from gpuscope.analyzers.base.step_roles import StepFacts, roles
 from gpuscope.analyzers.facts.steady_state import SteadyState
 from gpuscope.trace.schema import RolePlace
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 SLACK = 0.01
 """By what part of a step timers that follow each other may add up to more than it: they are rounded, and nested."""

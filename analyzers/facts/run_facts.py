@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from gpuscope.schema.document import StepTime
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import World
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +13,7 @@ from gpuscope.schema.document import StepTime
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.intervals import measure_within
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView, step_at
 from gpuscope.analyzers.base.step_roles import MIN_STEADY, Role
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

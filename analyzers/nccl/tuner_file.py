@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpuscope.analyzers.base.sections import FITS
 from gpuscope.analyzers.changes import Refused
@@ -31,6 +31,7 @@ from gpuscope.collective_costs.nccl_model import Choice
 from gpuscope.errors import UsageError
 from gpuscope.hardware.tuner_rows import ANY, HEAD, LARGEST, OPERATIONS, size_ranges, tuner_line
 from gpuscope.trace.trace import Row, Trace
+from gpuscope.when_used import dataclass
 
 _CANDIDATES = ("ring", "tree")
 """Not NVLS: where NCCL does not take it unasked, it is most likely not there."""

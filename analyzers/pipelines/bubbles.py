@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
 from gpuscope.schema.pipeline_section import PipelineBubble
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, complement, measure_within, union
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted, Refused
 from gpuscope.analyzers.facts.run_facts import WhatIf
 from gpuscope.schema.pipeline_section import PipelineGain
+from gpuscope.when_used import dataclass
 
 EVEN = EvenStages()
 MORE = 2

@@ -6,10 +6,10 @@ An order is recognised only where it is exactly that of the schedule, on every s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
 from gpuscope.schema.pipeline_section import ScheduleName
+from gpuscope.when_used import dataclass
 
 Order = list[tuple[str, int]]
 """(F or B, chunk within the stage) in the order of computing."""

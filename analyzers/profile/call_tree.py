@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope import native
@@ -12,6 +10,7 @@ from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import union
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 _AUTOGRAD = "autograd::engine::evaluate_function"
 """How an operator of autograd's engine is named, whose threads run the backward pass."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from gpuscope.trace.columns.distinct import counted
 from gpuscope.trace.columns.table import Mask, Table, Times, blocks, rows_of_rank, rows_where
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -27,6 +26,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, blocks
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 MOST_ROWS = 100_000
 """Rows of an answer."""

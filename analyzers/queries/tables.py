@@ -8,13 +8,13 @@ of the report that is named as a table of the trace has `report_` before its nam
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_type_hints, is_typeddict
 
 from gpuscope.analyzers.run.analysis import SECTIONS
 from gpuscope.trace.schema import SCHEMAS, Column, TableSchema
+from gpuscope.when_used import dataclass
 
 _RESERVED = {"group": "group_name"}
 """Names that SQL keeps for itself."""

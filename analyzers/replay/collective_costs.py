@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from gpuscope.collective_costs.message_cost import CostModel, assume, fit
 from gpuscope.collective_costs.partial_fits import divided, scaled, with_measured_bandwidth
 from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Times
+from gpuscope.when_used import dataclass
 
 ASSUMED_ERROR = 0.5
 """Relative error of a model that rests on a link's assumed figures: real links reach half to all of their peak, and

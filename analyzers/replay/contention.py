@@ -7,7 +7,6 @@ How much slower follows from the recorder, which counts how long the training th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from gpuscope.analyzers.replay.graph import Graph, Node
 from gpuscope.analyzers.replay.rewrite import nodes_by_call
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.intervals import measure_within, union
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 ROUNDS = 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from gpuscope.analyzers.replay.engine import Replayed
 from gpuscope.analyzers.replay.graph import Graph, Node
 from gpuscope.trace.schema import NA, Kind
+from gpuscope.when_used import dataclass
 
 On = Literal["host", "device", "communication"]
 

@@ -5,14 +5,13 @@ The longest path through the graph, O(nodes + edges).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope import native
 from gpuscope.analyzers.replay.graph import Graph
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 
 class CircleError(Exception):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum, IntFlag
 from functools import cached_property
 from itertools import chain
@@ -20,6 +20,7 @@ import numpy as np
 from gpuscope.catalogue.cause_table import SHOWN_BY_NAME
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 CAUSES = tuple(cause.code for cause in SHOWN_BY_NAME)
 """Parts of a host segment that a change can take away (docs/definitions.md: «Stalls»)."""

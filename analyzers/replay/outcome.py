@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuscope.analyzers.replay.device_contention import AsFast
 from gpuscope.analyzers.replay.engine import Replayed
 from gpuscope.analyzers.replay.graph import Graph
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange
 from gpuscope.schema.provenance import Provenance
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

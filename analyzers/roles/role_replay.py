@@ -7,10 +7,10 @@ role takes stays as measured unless a change says otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from gpuscope.analyzers.facts.role_steps import RoleStep
+from gpuscope.when_used import dataclass
 from gpuscope.words.role_names import FORWARD, ORDER
 
 Times = Mapping[str, int]

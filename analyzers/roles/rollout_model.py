@@ -9,7 +9,6 @@ the same in all of them, as a reward's own time, no GPU shortens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, log
 from statistics import NormalDist, median
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from gpuscope.student import student
 from gpuscope.trace.columns.table import Array
+from gpuscope.when_used import dataclass
 
 FEWEST = 8
 """Steps from which the three can be told apart, and how well."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuscope.analyzers.changes import Change, Predicted, Refused
@@ -11,6 +10,7 @@ from gpuscope.report.section_tables import SectionTables, table
 from gpuscope.report.view import arrangement
 from gpuscope.schema import compute_section, document, memory_section, nccl_sections, profile_sections
 from gpuscope.schema.document import Report, Verdict
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 if TYPE_CHECKING:

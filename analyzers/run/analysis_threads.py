@@ -39,7 +39,8 @@ def results_of(
     # What they add to the names comes before them all: codes don't depend on which thread is quicker.
     name_phases(trace.names)
     trace.names.code(IDLE)
-    left = _Left(sorted(analyzers, key=lambda analyzer: -analyzer.cost))  # so that none ends alone
+    # The large ones one after another, the others beside them, so that neither thread ends alone.
+    left = _Left(sorted(analyzers, key=lambda analyzer: (not analyzer.large, -analyzer.cost)))
     found: dict[str, Result] = {}
 
     def work() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -24,6 +24,7 @@ from gpuscope.sources.opening import Input, as_shown, read_file, total_size
 from gpuscope.sources.run_manifest import world_size
 from gpuscope.sources.source import ReadOptions
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

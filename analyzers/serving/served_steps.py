@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.serving_names import Phase
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 Batches = Mapping[tuple[int, int], tuple[Phase | None, BatchEntry | None]]
 """Phase and batch by rank and number of the step."""

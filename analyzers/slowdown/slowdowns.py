@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.analyzers.slowdown.step_times import Scenarios, durations, ideal, step_times
 from gpuscope.analyzers.step_graph.dependencies import Graph
 from gpuscope.analyzers.step_graph.grid import Grid
 from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.when_used import dataclass
 
 NOTICEABLE = 0.01
 """Share of a step below which a difference is ignored."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from gpuscope.analyzers.step_graph.dependencies import COMMUNICATION, OPTIMIZER, Graph
 from gpuscope.analyzers.step_graph.grid import Grid
 from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.when_used import dataclass
 
 _AT_ONCE = 1 << 20
 """Values per operation that are computed at once: bounds the memory of many scenarios."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.analyzers.step_graph.grid import Grid, UnmodelledError
+from gpuscope.when_used import dataclass
 
 FORWARD, BACKWARD, WEIGHT = "forward-compute", "backward-compute", "weight-compute"
 """`weight-compute`: gradients of the weights where a zero-bubble schedule computes them apart."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 
 class UnmodelledError(Exception):

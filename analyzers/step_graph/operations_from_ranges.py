@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from gpuscope.trace.intervals import measure_within
 from gpuscope.trace.schema import NA, SCHEMAS, Category
 from gpuscope.trace.steps import KERNEL_SEQUENCE
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 _RANGE = re.compile(r"(?:gpuscope::)?(forward|backward|optimizer)$")
 _TYPES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -27,6 +26,7 @@ from gpuscope.analyzers.step_graph.grid import Grid, UnmodelledError
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 COMPUTES = (FORWARD, BACKWARD, WEIGHT)
 _MESSAGES = {FORWARD: ("forward-send", "forward-recv", -1), BACKWARD: ("backward-send", "backward-recv", 1)}

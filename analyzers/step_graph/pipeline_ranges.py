@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
 from gpuscope.trace.steps import KERNEL_SEQUENCE
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 _OURS = re.compile(r"(?:gpuscope::)?(forward|backward|backward_weight)#(?:.*,)?micro_batch=(\d+),stage=(\d+)")
 _TORCH = re.compile(r"PP:(\d+)([FBIW])(\d+)$")

@@ -7,13 +7,13 @@ every efficiency wrong. It is the line rate; no collective reaches all of it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from gpuscope.analyzers.facts.host_links import Host
 from gpuscope.analyzers.facts.placement import Placed
 from gpuscope.hardware.link_rates import Link, can_have_fabric, gpu_fabric, gpu_nvlink, gpu_pcie, links
 from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

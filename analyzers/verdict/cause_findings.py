@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gpuscope.analyzers.base.analyzer import Attributed, LaneKey
 from gpuscope.catalogue.cause import Cause, FindingFacts
@@ -11,6 +10,7 @@ from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import severity_of
 from gpuscope.schema.document import Evidence, FindingEntry, StragglerEntry
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 MIN_SHARE = 0.01
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from gpuscope.catalogue.cause import UNATTRIBUTED
 from gpuscope.schema.profile_sections import GapEntry
+from gpuscope.when_used import dataclass
 
 MOST = 0.5
 """Share of the longest gaps without a cause that a call must cover to be named."""

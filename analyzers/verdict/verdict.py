@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import floor, prod
 
 from gpuscope.analyzers.base.analyzer import Attributed
@@ -12,6 +12,7 @@ from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import cause_label, class_of
 from gpuscope.problems.problem import ProblemKind
 from gpuscope.schema.document import AbstainReason, Class, ProblemEntry, Slowdown, Verdict
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.vocabulary import CLASSES, VERDICT_SHARE
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import comb
 from statistics import median
 from typing import Literal
@@ -14,6 +13,7 @@ from gpuscope.analyzers.collectives import slow_members
 from gpuscope.analyzers.watching.measures import MeasuredStep, Seen
 from gpuscope.schema.document import Report
 from gpuscope.trace.columns.table import Array
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 RECENT = 20

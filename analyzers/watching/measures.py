@@ -4,7 +4,7 @@ job writes no measures; a line per step. Of a job that was restarted, the last a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,6 +15,7 @@ from gpuscope.sources.digest import SUFFIX as DIGEST
 from gpuscope.sources.lines import json_object
 from gpuscope.sources.restarts import attempts
 from gpuscope.sources.run_manifest import MANIFEST, PARTS, ended, finished_traces, refused_files
+from gpuscope.when_used import dataclass
 
 KEPT = 5_000
 """Steps kept of each rank, the last ones."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from gpuscope.when_used import dataclass
 
 _NS = 1e9
 _SCALED: Mapping[str, tuple[str, float]] = {

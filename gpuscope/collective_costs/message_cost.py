@@ -5,13 +5,12 @@ The model is NCCL's and nccl-tests': a fixed cost and a cost per byte of bus tra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.hardware.link_rates import base_latency_ns, gpu_pcie, links
 from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.when_used import dataclass
 
 MIN_SIZES = 3
 MIN_RANGE = 4.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError, UsageError
+from gpuscope.when_used import dataclass
 
 # NCCL's net figure for 100 Gbit/s is 12.0 of 12.5 GB/s; TCP carries 1448 of 1538 bytes at an MTU of 1500.
 _USABLE_RDMA = 0.96

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from string import Formatter
 from typing import Literal
 
 from gpuscope.plugins import submodules
+from gpuscope.when_used import dataclass
 
 Severity = Literal["info", "data_loss", "error"]
 TABLE = "gpuscope.problems"

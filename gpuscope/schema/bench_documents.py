@@ -4,10 +4,11 @@ bytes)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal
 
 from gpuscope.hardware.link_rates import Link
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

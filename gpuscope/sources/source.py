@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
@@ -17,6 +16,7 @@ from gpuscope.errors import InputError, UsageError
 from gpuscope.plugins import SOURCES, listed, load, plugins
 from gpuscope.sources import stream
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

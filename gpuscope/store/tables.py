@@ -6,8 +6,9 @@ A change of the schema is a further migration at the end; those that were releas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from gpuscope.when_used import dataclass
 
 if TYPE_CHECKING:
     from sqlite_utils import Database, Migrations

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.trace.intervals import Spans, clip, complement, join, measure_within, subtract
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ numbers of another table of the same Trace, or `NA`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Literal
 
 import numpy as np
+
+from gpuscope.when_used import dataclass
 
 NA: int = int(np.iinfo(np.int64).min)
 """An absent integer (as NaT is in numpy); never shown to users, who see `pandas.NA`."""

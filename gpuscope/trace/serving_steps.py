@@ -4,7 +4,7 @@ the kernels of attention, which every step runs once per layer whatever its phas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -23,6 +23,7 @@ from gpuscope.trace.naming.serving_names import (
     works_on_a_cache,
 )
 from gpuscope.trace.schema import NA, Kind
+from gpuscope.when_used import dataclass
 
 ALIKE = 0.95
 """Share of the steps in which a kernel of attention must run as often as in the others that have it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from gpuscope.trace.naming.serving_names import Batch
 from gpuscope.trace.range_families import steps_of_families
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.serving_steps import ServerSteps, annotated, from_kernels
+from gpuscope.when_used import dataclass
 
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
 _STEP_NAME = re.compile(r"(?:^|[^a-z])(train(?:ing)?[ _]?step|step|iter(?:ation)?|batch)(?:[^a-z]|$)", re.IGNORECASE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from gpuscope.trace.columns.row_order import is_sorted, select_rows
 from gpuscope.trace.columns.table import Table, Times, absent, blocks, is_constant
 from gpuscope.trace.intervals import EMPTY, Spans, union
 from gpuscope.trace.schema import NA, SCHEMAS, Column, Kind
+from gpuscope.when_used import dataclass
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,7 +5,6 @@ Where nothing records it, `gpuscope.analyzers.facts.assumed_world` may still tak
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -14,6 +13,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Table
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 WorldBasis = Literal["asked", "distributed_info", "communicators", "environment", "manifest", "assumed"]
 """Where a world size comes from, the most trustworthy first; `asked`: from the user."""

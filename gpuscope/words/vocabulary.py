@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from gpuscope.when_used import dataclass
 from gpuscope.words import palette
 
 PartKey = Literal["compute", "exposed_communication", "exposed_memory", "idle"]

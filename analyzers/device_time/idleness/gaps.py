@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,6 +17,7 @@ from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

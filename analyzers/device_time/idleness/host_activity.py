@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
@@ -13,6 +11,7 @@ from gpuscope.trace.intervals import complement, union
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 LONG_STRETCH = 1_000_000
 """ns from which host work without a launch can be a stretch of its own, not the way to the next one (definitions)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from threading import Lock
 from weakref import WeakKeyDictionary
 
@@ -22,6 +21,7 @@ from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import precisions
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 PRECISIONS = ("", "fp32 or tf32", precisions.SINGLE, "tf32", "bf16", "fp16", "fp8", "fp64", "int8")
 """Of matrix products, by code; the first is not known."""

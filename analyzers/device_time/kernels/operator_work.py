@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.analyzers.device_time.kernels.attention_flops import RECOMPUTED_SCORES
@@ -19,6 +17,7 @@ from gpuscope.trace.naming import precisions
 from gpuscope.trace.naming.kernel_categories import CONVOLUTION, MULTIPLYING, kernel_category
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 SINGLE_UNKNOWN = "fp32 or tf32"
 """Inputs are float, and the kernel's name does not say whether it multiplied them as TF32."""

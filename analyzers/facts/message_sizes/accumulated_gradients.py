@@ -7,7 +7,6 @@ DDP's reducer and FSDP hook on the accumulation of each gradient; operators reco
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -17,6 +16,7 @@ from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.schema import Category
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 EVALUATED = "autograd::engine::evaluate_function"
 """How PyTorch names the range around each node of a backward pass, hooks on it included."""

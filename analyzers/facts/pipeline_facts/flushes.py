@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from gpuscope.analyzers.step_graph.dependencies import BACKWARD, FORWARD, WEIGHT
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 KINDS = {FORWARD: "F", BACKWARD: "B", WEIGHT: "W"}
 Key = tuple[str, int, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 _PIPELINE_GROUP = re.compile(r"^PIPELINE_MODEL_PARALLEL_GROUP$|(?:^|_)(?:pp|pipe|pipeline)(?:_|$)", re.IGNORECASE)

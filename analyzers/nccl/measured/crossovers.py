@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import sqrt
 from statistics import median
@@ -22,6 +21,7 @@ from statistics import median
 from gpuscope.analyzers.nccl.measured.timed_series import TRACE, Series
 from gpuscope.collective_costs.nccl_model import Choice
 from gpuscope.schema.nccl_sections import CrossoverEntry
+from gpuscope.when_used import dataclass
 
 UNSURE = 0.1
 """Relative difference of two times that a few iterations of nccl-tests spread by."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from gpuscope.trace.naming.communication_kernels import exact_names, kernel_algo
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Row, Trace
+from gpuscope.when_used import dataclass
 
 TRACE = "trace"
 NCCL_TESTS = "nccl-tests"

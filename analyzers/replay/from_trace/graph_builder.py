@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union
 from gpuscope.trace.schema import Category
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 ISSUES = (
     "c10d::allreduce", "c10d::allgather", "c10d::_allgather", "c10d::reduce_scatter", "c10d::_reduce_scatter",

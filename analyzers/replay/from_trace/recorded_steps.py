@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView, StepWindow
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 STEPS_KEPT = 10
 """Steps replayed at most: enough to see how steps vary, a bounded graph for runs of thousands."""

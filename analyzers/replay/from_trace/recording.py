@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask, Table, Times, rows_of_rank
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 _NO_HOST = "no host events: record CPU activities too (torch profiler) or CUDA API calls (nsys -t cuda)"
 

@@ -6,7 +6,7 @@ at an operator that waits, or at a pause of the training thread that ends when t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 
 import numpy as np
@@ -34,6 +34,7 @@ from gpuscope.trace.launch_links import innermost, outermost
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 DISPATCH_NS = 100_000
 WOKE_NS = 50_000

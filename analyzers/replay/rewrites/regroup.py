@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, Unrep
 from gpuscope.analyzers.replay.rewrite import by_issue, nodes_by_call
 from gpuscope.analyzers.replay.rewrites.early_issue import EarlyIssue
 from gpuscope.trace.schema import Kind
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

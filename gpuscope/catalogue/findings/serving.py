@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuscope.catalogue.finding import Finding
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpuscope.schema.document import Report
 from gpuscope.schema.nccl_sections import LinkCounterEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 WIDTH, HEIGHT = 960, 70

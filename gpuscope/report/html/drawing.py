@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 
 from gpuscope.report.view import arrangement
 from gpuscope.report.view.step_bars import KINDS, Kind, pieces
 from gpuscope.schema.document import BreakdownEntry, Evidence, RankEntry, Report, StepEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.vocabulary import BOUND, PARTS
 

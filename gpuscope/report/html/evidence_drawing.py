@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from gpuscope.schema.document import Evidence, Report, StepEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 WIDTH, LEFT, LANE = 400, 62, 32

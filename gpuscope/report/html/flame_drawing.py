@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuscope.report.view import places
 from gpuscope.schema.call_tree_section import PlaceKind
 from gpuscope.schema.document import Report
+from gpuscope.when_used import dataclass
 from gpuscope.words import palette, units
 
 WIDTH, ROW = 960, 17

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuscope.report.view import memory_sentences
 from gpuscope.schema.document import Report
 from gpuscope.schema.memory_section import MemoryEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 WIDTH, HEIGHT = 960, 150

@@ -7,7 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from itertools import pairwise
 from typing import Any, get_args, get_type_hints, is_typeddict
 
@@ -21,6 +21,7 @@ from gpuscope.schema.document import SCHEMA_VERSION, Report
 from gpuscope.schema.plan_document import PLAN_VERSION, Plan
 from gpuscope.schema.query_document import QueryDocument
 from gpuscope.schema.tune_document import TUNE_VERSION, TuneDocument
+from gpuscope.when_used import dataclass
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _LINK = re.compile(r"\[([^]]+)\]\([\w./-]*#?[\w-]*\)")

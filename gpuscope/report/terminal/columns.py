@@ -7,7 +7,6 @@ even that is not enough, each row becomes a paragraph.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.cells import cell_len
@@ -18,6 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from gpuscope.report.terminal.cells import KEPT, Words
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 GAP = 2

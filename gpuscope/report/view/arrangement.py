@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
 
 from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import Diagnosis, Evidence, FindingEntry, RankEntry, Report
 from gpuscope.schema.profile_sections import GapEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 MANY_RANKS = 16

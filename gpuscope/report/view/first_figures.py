@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gpuscope.catalogue.prediction_sentences import bound_change, bound_share, gain, is_copied, setting_words
@@ -11,6 +10,7 @@ from gpuscope.report.view.first_lines import FirstLines
 from gpuscope.report.view.headline import summands, whole
 from gpuscope.report.view.step_bars import changed
 from gpuscope.schema.document import Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.vocabulary import BOUND
 

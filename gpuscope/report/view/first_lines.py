@@ -6,7 +6,6 @@ One number each that matters; sums, means over ranks and the other changes follo
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 from gpuscope.catalogue.cause_table import BY_CODE
@@ -16,6 +15,7 @@ from gpuscope.report.view import blame, memory_sentences
 from gpuscope.report.view.headline import on_cpu, whole
 from gpuscope.report.view.why_line import lower, why_it_is_so
 from gpuscope.schema.document import AbstainReason, FindingEntry, Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.vocabulary import BOUND
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, Look
@@ -11,6 +10,7 @@ from gpuscope.catalogue.cause_table import BY_CODE, CAUSES
 from gpuscope.report.view import blame
 from gpuscope.report.view.headline import LEAST_SUMMAND
 from gpuscope.schema.document import RankEntry, Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words.vocabulary import PARTS, PartKey
 
 COMPUTE = "compute"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from gpuscope.sources.lines import integer, lines, read_objects
 from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import MOST_RANKS, NA, RolePlace
+from gpuscope.when_used import dataclass
 from gpuscope.words.role_names import role_of
 
 _RANGE = 60

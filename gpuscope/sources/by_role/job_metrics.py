@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from gpuscope.errors import InputError
@@ -17,6 +17,7 @@ from gpuscope.sources.pytorch.process_log import ProcessText
 from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
+from gpuscope.when_used import dataclass
 
 ALONE = "timers of roles show which one bounds a step, not what its GPUs do in it: record that role"
 _TAIL = 1 << 20

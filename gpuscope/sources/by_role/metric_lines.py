@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from gpuscope.sources.by_role.timer_names import FIGURES, STEP_KEYS
 from gpuscope.sources.lines import json_object
+from gpuscope.when_used import dataclass
 
 MARKS = (
     b"timing_s/", b"timing/train/", b"timing/make_experience", b"timing/generation", b"perf/rollout_time",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gpuscope.trace.schema import RolePlace
+from gpuscope.when_used import dataclass
 
 STEP, PART, NESTED, BESIDE, OUTSIDE = RolePlace
 

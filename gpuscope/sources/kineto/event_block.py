@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from itertools import compress
 from typing import Any
@@ -25,6 +25,7 @@ from gpuscope.sources.kineto.text.chrome_json import Complete, Counted, Event, I
 from gpuscope.sources.kineto.text.decimal_time import to_ns
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.schema import NA, Category
+from gpuscope.when_used import dataclass
 
 
 class Work(IntEnum):

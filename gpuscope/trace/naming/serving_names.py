@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+from gpuscope.when_used import dataclass
 
 Phase = Literal["prefill", "decode", "mixed", "capture"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import config
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -13,6 +12,7 @@ from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.schema.roles_section import RoleGain
+from gpuscope.when_used import dataclass
 
 _OFF_POLICY = "samples are one update older: watch the reward, and correct for it (importance sampling)"
 _MEMORY = "the model and its optimizer must fit on fewer GPUs, and sizes of parallel groups must divide them"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpuscope.analyzers.advice.framework_settings import in_dialect
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -12,6 +11,7 @@ from gpuscope.analyzers.advice.settings.known import Known
 from gpuscope.analyzers.changes import CapturedGraphs, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 CHUNK = 2048

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ import msgspec
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.text.scan_ahead import Scanners, read_ahead
+from gpuscope.when_used import dataclass
 
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _ARRAY_OPENS = re.compile(rb'"traceEvents"\s*:\s*\[')

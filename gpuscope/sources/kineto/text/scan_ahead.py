@@ -6,10 +6,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from queue import Full, Queue
 from threading import Event, Thread
 from typing import Any
+
+from gpuscope.when_used import dataclass
 
 _BLOCKS_AHEAD = 4
 _SCANNERS = 4
