@@ -1,8 +1,8 @@
 """When a future completed, noted on gloo's thread without a Python frame.
 
 For each callback torch makes a Python thread state on that thread and ends it again. A frame in it maps and unmaps
-16 kB of stack, under the GIL and the process's memory lock: several times the cost of all else (docs/decisions). So the
-callback is libc's own clock, called with where to put the time.
+16 kB of stack, under the GIL and the process's memory lock: several times the cost of all else. So the callback
+is libc's own clock, called with where to put the time.
 """
 
 from __future__ import annotations
