@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import click
@@ -77,11 +80,16 @@ def _begun(
 
     starting = Starting(paths, token, local)
     cache = cache_wanted()  # asked here: another thread has no command
+    # Beside the reading, which leaves a core free. None of our own modules: reading imports those.
+    importing = Thread(target=import_module, args=("dash_mantine_components",), daemon=True)
 
     def work() -> WSGIApplication:
+        importing.start()
+        runs = _open(paths, *how, cache, starting)
+        importing.join()
         from gpuscope.dashboards.app import create_app
 
-        return create_app(_open(paths, *how, cache, starting), token, local).server
+        return create_app(runs, token, local).server
 
     server.set_app(starting)
     starting.begin(work, server.shutdown)
@@ -111,7 +119,7 @@ def _open(
     with reading(sum(file.stat().st_size for file in files), "reading", files=len(files)) as progress:
         starting.progress = progress
         read = ReadOptions(partial, nsys, progress, cache=cache, status=progress.say)
-        runs = open_runs(paths, Options(ranks, None, 1, read), progress.file, store)
+        runs = open_runs(paths, Options(ranks, None, os.cpu_count() or 1, read), progress.file, store)
     for one in runs.not_opened:  # the dashboard shows them too, in its frame
         click.echo(f"Not opened: {one.error}", err=True)
     return runs
