@@ -60,13 +60,13 @@ def command(
     token = access.new_token()
     with listen(host, port) as server:  # before the work, so that a port in use is reported at once
         local = access.is_loopback(host)
-        check = _begun(server, paths, token, local, (ranks, partial, nsys, located(store))) if not watch else None
+        end = _begun(server, paths, token, local, (ranks, partial, nsys, located(store))) if not watch else None
         if watch:
             server.set_app(_followed(paths, token, local).server)
         click.echo(f"gpuscope dashboard: {address(host, server.port, token)}\nCtrl-C ends it.")
         server.serve_forever()
-        if check is not None:
-            check()
+        if end is not None:
+            end()
         click.echo("Ended.", err=True)
 
 
@@ -74,7 +74,7 @@ def _begun(
     server: Server, paths: tuple[str, ...], token: str, local: bool,
     how: tuple[frozenset[int] | None, bool, str | None, Path],
 ) -> Callable[[], None]:  # fmt: skip
-    """Serve how far reading is, until it is done and the dashboard itself; what is returned raises what went wrong."""
+    """Serve how far reading is, then the dashboard; what is returned ends that, and raises what went wrong."""
     from gpuscope.commands.options import cache_wanted
     from gpuscope.dashboards.web.starting import Starting
 
@@ -93,7 +93,7 @@ def _begun(
 
     server.set_app(starting)
     starting.begin(work, server.shutdown)
-    return starting.check
+    return starting.end
 
 
 def _followed(paths: tuple[str, ...], token: str, local: bool) -> Dash:
@@ -119,7 +119,7 @@ def _open(
     with reading(sum(file.stat().st_size for file in files), "reading", files=len(files)) as progress:
         starting.progress = progress
         read = ReadOptions(partial, nsys, progress, cache=cache, status=progress.say)
-        runs = open_runs(paths, Options(ranks, None, os.cpu_count() or 1, read), progress.file, store)
+        runs = open_runs(paths, Options(ranks, None, os.cpu_count() or 1, read), starting.file, store)
     for one in runs.not_opened:  # the dashboard shows them too, in its frame
         click.echo(f"Not opened: {one.error}", err=True)
     return runs
