@@ -119,8 +119,8 @@ def _run(
     options = replace(options, files=len(items), with_events=keep is not None)
     chosen = executor or (side_by_side if _worth_processes(items, options) else in_turn)
     parts, without = chosen(items, options, begun)
-    for part in parts if keep is not None else ():
-        if part.events is not None:
+    for part in parts:
+        if keep is not None and part.events is not None:
             keep(part.events)
         part.events = None
     check_one_run([part.trace.ranks_by_file() for part in parts])
