@@ -48,7 +48,7 @@ def _busy(events: Events) -> Busy:
     def busy(rank: int, begin: int, end: int, columns: int) -> Iterator[tuple[int, str, Sequence[float]]]:
         first, last = (events.clock.shown(rank, at) for at in (begin, end))
         edges = np.linspace(first, last, columns + 1).astype(np.int64)
-        tracks = [track for track in events.tracks if track.group == "streams" and track.rank == rank]
+        tracks = events.streams(rank)
         for row, kind in KINDS:
             if (share := busy_share(tracks, kind, edges)) is not None:
                 yield row, EVENT_STYLES[kind][1], share.tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import field, replace
 from itertools import chain
 from pathlib import Path
@@ -47,6 +47,8 @@ class Options:
     """Ranks of the job, whatever the files record; None to take what they do."""
     skip_unreadable: bool = False
     """Leave out a file that can't be read, rather than refuse the run."""
+    with_events: bool = False
+    """Whether parts hold all events of their files too."""
 
 
 @dataclass
@@ -59,6 +61,8 @@ class Part:
     results: list[Result]
     recorded: list[Recorded]
     """Graphs of its lanes, for the replay."""
+    events: Trace | None = None
+    """Its trace with all events, where that was asked for."""
 
     def check(self) -> None:
         """Raise `ValueError` where the trace or a lane contradicts itself, or causes and graphs are of other lanes."""
@@ -89,42 +93,37 @@ DERIVED_OPERATIONS = FileAnalyzer(
 """Operations of jobs that no timer of operations recorded, found from their ranges."""
 
 
-def let_go(_: Trace) -> None:
-    """What becomes of a file's trace with all its events once it is analysed."""
-
-
-def analyze_file(item: Input, options: Options, keep: Callable[[Trace], None] = let_go) -> Part:
-    """Read one file, analyse its lanes, and let its events go, unless `keep` holds on to them."""
+def analyze_file(item: Input, options: Options) -> Part:
+    """Read one file, analyse its lanes, and let its events go, unless they are asked for."""
     if item.url:
         with remote.fetched(item.url) as local:
-            return _copy_of(item, local, options, keep)
+            return _copy_of(item, local, options)
     if item.in_archive is not None:
-        return _copy_of(item, item.path, options, keep)
+        return _copy_of(item, item.path, options)
     if isinstance(item.source, HoldsPart):
         return item.source.part(item.path, options)
     ranks = None if options.ranks is None else sorted(options.ranks)
     asked = (item.read_so, "part", ranks, options.steps, options.files, options.replay, world_size(item.path))
     key = file_cache.key_of(item.path, item.source, options.read, *asked)
     part = file_cache.kept(key, Part)
-    if part is not None and keep is let_go:
+    if part is not None and not options.with_events:
         if options.read.advance:
             options.read.advance(total_size([item]))
         return part
     trace = read_file(item, options.read)
     if options.ranks is not None:
         trace = trace.select_ranks(options.ranks)
-    keep(trace)
     if part is None:
         part = reduce_trace(trace, options)
         if not any(result.status == "failed" for result in part.results):
             file_cache.keep(key, part)
-    return part
+    return replace(part, events=trace) if options.with_events else part
 
 
-def _copy_of(item: Input, local: Path, options: Options, keep: Callable[[Trace], None]) -> Part:
+def _copy_of(item: Input, local: Path, options: Options) -> Part:
     """The part of a local copy, whose file is called as users know it."""
     try:
-        part = analyze_file(replace(item, path=local, url="", in_archive=None), options, keep)
+        part = analyze_file(replace(item, path=local, url="", in_archive=None), options)
     except InputError as error:
         raise error.naming(item.shown, local) from error
     return replace(part, trace=as_shown(part.trace, replace(item, path=local)))

@@ -24,7 +24,7 @@ from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.replay.representatives import stand_ins
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.executors import Executor, LeftOut, in_turn, side_by_side
-from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part, analyze_file
+from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part
 from gpuscope.analyzers.run.reporting import build
 from gpuscope.analyzers.topology.pcie_lanes import narrow_links
 from gpuscope.errors import GpuscopeError, InputError, UsageError
@@ -87,8 +87,7 @@ def run(
     """Analyse inputs; `begun` is called with the name of each file as it is begun.
 
     `executor` reads the files; by default this process, or `options.workers` of them where the files are large.
-    `keep` is given each file's trace with all its events, which are otherwise let go; files are then read here, one
-    after the other.
+    `keep` is given each file's trace with all its events, which are otherwise let go.
     """
     with _undisturbed():
         return _run(items, options, begun, keep, executor)
@@ -117,13 +116,13 @@ def _run(
     executor: Executor | None,
 ) -> Analysis:
     items = numbered(items, options.read)
-    options = replace(options, files=len(items))
-    without: list[LeftOut] = []
-    if keep is not None:
-        parts = [analyze_file(item, options, keep) for item in _announced(items, begun)]
-    else:
-        chosen = executor or (side_by_side if _worth_processes(items, options) else in_turn)
-        parts, without = chosen(items, options, begun)
+    options = replace(options, files=len(items), with_events=keep is not None)
+    chosen = executor or (side_by_side if _worth_processes(items, options) else in_turn)
+    parts, without = chosen(items, options, begun)
+    for part in parts:
+        if keep is not None and part.events is not None:
+            keep(part.events)
+        part.events = None
     check_one_run([part.trace.ranks_by_file() for part in parts])
     with _blaming([item for item in items if isinstance(item.source, HoldsPart)]):
         return _joined(parts, items, options, without)
@@ -190,7 +189,7 @@ def _again(files: Sequence[tuple[Input, set[int]]], ranks: set[int], options: Op
     if any(isinstance(item.source, HoldsPart) for item in chosen):
         return []
     read = replace(options.read, advance=None, status=None)
-    again = replace(options, ranks=sorted(ranks), files=len(chosen), read=read)
+    again = replace(options, ranks=sorted(ranks), files=len(chosen), read=read, with_events=False)
     parts, without = (side_by_side if _worth_processes(chosen, again) else in_turn)(chosen, again, lambda _: None)
     return [] if without else [entry for part in parts for entry in part.recorded]
 
@@ -278,12 +277,6 @@ def _left_out(files: Sequence[LeftOut]) -> list[Result]:
     for file in files:
         result.problem(job.FILE_LEFT_OUT, 1, file=file.name, why=file.why)
     return [result]
-
-
-def _announced(items: Sequence[Input], begun: Callable[[str], None]) -> Iterator[Input]:
-    for item in items:
-        begun(item.name)
-        yield item
 
 
 def _worth_processes(items: Sequence[Input], options: Options) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import click
@@ -57,13 +60,13 @@ def command(
     token = access.new_token()
     with listen(host, port) as server:  # before the work, so that a port in use is reported at once
         local = access.is_loopback(host)
-        check = _begun(server, paths, token, local, (ranks, partial, nsys, located(store))) if not watch else None
+        end = _begun(server, paths, token, local, (ranks, partial, nsys, located(store))) if not watch else None
         if watch:
             server.set_app(_followed(paths, token, local).server)
         click.echo(f"gpuscope dashboard: {address(host, server.port, token)}\nCtrl-C ends it.")
         server.serve_forever()
-        if check is not None:
-            check()
+        if end is not None:
+            end()
         click.echo("Ended.", err=True)
 
 
@@ -71,21 +74,26 @@ def _begun(
     server: Server, paths: tuple[str, ...], token: str, local: bool,
     how: tuple[frozenset[int] | None, bool, str | None, Path],
 ) -> Callable[[], None]:  # fmt: skip
-    """Serve how far reading is, until it is done and the dashboard itself; what is returned raises what went wrong."""
+    """Serve how far reading is, then the dashboard; what is returned ends that, and raises what went wrong."""
     from gpuscope.commands.options import cache_wanted
     from gpuscope.dashboards.web.starting import Starting
 
     starting = Starting(paths, token, local)
     cache = cache_wanted()  # asked here: another thread has no command
+    # Beside the reading, which leaves a core free. None of our own modules: reading imports those.
+    importing = Thread(target=import_module, args=("dash_mantine_components",), daemon=True)
 
     def work() -> WSGIApplication:
+        importing.start()
+        runs = _open(paths, *how, cache, starting)
+        importing.join()
         from gpuscope.dashboards.app import create_app
 
-        return create_app(_open(paths, *how, cache, starting), token, local).server
+        return create_app(runs, token, local).server
 
     server.set_app(starting)
     starting.begin(work, server.shutdown)
-    return starting.check
+    return starting.end
 
 
 def _followed(paths: tuple[str, ...], token: str, local: bool) -> Dash:
@@ -111,7 +119,7 @@ def _open(
     with reading(sum(file.stat().st_size for file in files), "reading", files=len(files)) as progress:
         starting.progress = progress
         read = ReadOptions(partial, nsys, progress, cache=cache, status=progress.say)
-        runs = open_runs(paths, Options(ranks, None, 1, read), progress.file, store)
+        runs = open_runs(paths, Options(ranks, None, os.cpu_count() or 1, read), starting.file, store)
     for one in runs.not_opened:  # the dashboard shows them too, in its frame
         click.echo(f"Not opened: {one.error}", err=True)
     return runs

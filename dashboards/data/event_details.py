@@ -142,9 +142,7 @@ def last_to_come(events: Events, ref: str) -> tuple[Event, Event] | None:
 def ended_before(events: Events, own: Event) -> str:
     """The operation after which a device event of the same rank could start: that which ends last before; or empty."""
     ended, latest = "", -(1 << 62)
-    for track in events.tracks:
-        if track.group != "streams" or track.rank != own.rank:
-            continue
+    for track in events.streams(own.rank):
         for place in range(int(np.searchsorted(track.start, own.shown, "left")) - 1, -1, -1):
             if track.end[place] <= own.shown:
                 if int(track.end[place]) > latest:

@@ -4,45 +4,104 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from itertools import groupby
+from threading import RLock
 
 import numpy as np
 
 from gpuscope.dashboards.data.rows.counter_tracks import CounterTrack, counter_tracks
 from gpuscope.dashboards.data.rows.run_clock import RunClock
-from gpuscope.dashboards.data.rows.tracks import STEP, Track, tracks
+from gpuscope.dashboards.data.rows.tracks import STEP, Track, host_tracks, step_tracks, stream_tracks
 from gpuscope.schema.document import Report
 from gpuscope.schema.event_id import EventId
 from gpuscope.trace.columns.table import Times, rows_of_rank
 from gpuscope.trace.schema import NA
-from gpuscope.trace.trace import Trace
+from gpuscope.trace.trace import Lane, Trace
 
 
 class Events:
-    """All events of a run, laid out once; read-only afterwards."""
+    """All events of a run, each rank laid out when it is first asked for; what is there is read-only."""
 
     def __init__(self, trace: Trace, report: Report) -> None:
         self.trace = trace
         self.clock = RunClock(trace, report)
-        self.tracks: Sequence[Track] = tracks(trace, self.clock)
-        self.number_of = {track.key: number for number, track in enumerate(self.tracks)}
-        """The place of each track in `tracks`, by key."""
-        self.counters: Sequence[CounterTrack] = counter_tracks(trace, self.clock)
-        """Counters of links: rows of the timeline too, numbered after `tracks`."""
         self.shown_names: dict[int, str] = {}
         """Names as they were sent, by code: kept so that each is put into words once."""
         self.short_names: dict[int, str] = {}
         """The short form of names that have one, else an empty text, by code."""
-        self.tracks_of_thread = _by_thread(trace, self.tracks)
-        table = trace["collectives"]
-        device = trace["device_events"]
+        self._streams: dict[int, list[Track]] = {}
+        self._laying_out = RLock()
+
+    def streams(self, rank: int) -> list[Track]:
+        """The tracks of a rank's streams."""
+        with self._laying_out:
+            if rank not in self._streams:
+                self._streams[rank] = stream_tracks(self.trace, self.clock, self._lanes.get(rank, []))
+            return self._streams[rank]
+
+    @cached_property
+    def _lanes(self) -> dict[int, list[Lane]]:
+        return {rank: list(own) for rank, own in groupby(self.trace.lanes(), lambda lane: lane.rank)}
+
+    @property
+    def tracks(self) -> Sequence[Track]:
+        """Rank by rank, and there steps, streams, threads, Python, system calls."""
+        with self._laying_out:  # several pages may ask at once
+            return self._tracks
+
+    @cached_property
+    def _tracks(self) -> list[Track]:
+        found: list[Track] = []
+        for rank in self.trace.ranks:
+            found += step_tracks(self.trace, self.clock, rank)
+            found += self.streams(rank)
+            found += host_tracks(self.trace, self.clock, rank)
+        return found
+
+    @cached_property
+    def number_of(self) -> dict[str, int]:
+        """The place of each track in `tracks`, by key."""
+        return {track.key: number for number, track in enumerate(self.tracks)}
+
+    @cached_property
+    def counters(self) -> Sequence[CounterTrack]:
+        """Counters of links: rows of the timeline too, numbered after `tracks`."""
+        return counter_tracks(self.trace, self.clock)
+
+    @cached_property
+    def tracks_of_thread(self) -> dict[int, list[Track]]:
+        """The tracks that hold events of a thread, by its row."""
+        found: dict[int, list[Track]] = {}
+        for track in self.tracks:
+            if track.table == "host_events" and len(track):
+                found.setdefault(track.thread, []).append(track)
+        return found
+
+    @cached_property
+    def _on_training_thread(self) -> dict[int, int]:
+        device = self.trace["device_events"]
         hosts = np.flatnonzero((device["device"] == NA) & (device["launch"] != NA))
-        self._on_training_thread = dict(zip(device["launch"][hosts].tolist(), hosts.tolist(), strict=True))
-        self._collective_of = {"d": _rows_by(table["event"]), "h": _rows_by(table["host_event"])}
-        filled = [track for track in self.tracks if len(track)]
-        self.first = min((int(track.start[0]) for track in filled), default=0)
-        self.last = max((int(track.reach[-1]) for track in filled), default=1)
-        self.origin = self.clock.told["origin_ns"] if self.clock.told else self.first
+        return dict(zip(device["launch"][hosts].tolist(), hosts.tolist(), strict=True))
+
+    @cached_property
+    def _collective_of(self) -> dict[str, dict[int, int]]:
+        table = self.trace["collectives"]
+        return {"d": _rows_by(table["event"]), "h": _rows_by(table["host_event"])}
+
+    @cached_property
+    def first(self) -> int:
+        """The start of the first event."""
+        return min((int(track.start[0]) for track in self.tracks if len(track)), default=0)
+
+    @cached_property
+    def last(self) -> int:
+        """The end of the last event to end."""
+        return max((int(track.end.max()) for track in self.tracks if len(track)), default=1)
+
+    @property
+    def origin(self) -> int:
         """What all places count from, as in the report: «+X ms», and the times that the canvas is given."""
+        return self.clock.told["origin_ns"] if self.clock.told else self.first
 
     @cached_property
     def looks(self) -> set[int]:
@@ -139,14 +198,6 @@ class Events:
             held = table[column][at] if on_device else self.trace["threads"]["tid"][at]
             kept &= held == (NA if value is None else value)
         return f"{one['table'][0]}{rows[kept][0]}" if kept.any() else ""
-
-
-def _by_thread(trace: Trace, tracks: Sequence[Track]) -> dict[int, list[Track]]:
-    found: dict[int, list[Track]] = {}
-    for track in tracks:
-        if track.table == "host_events" and len(track):
-            found.setdefault(int(trace["host_events"]["thread"][track.rows[0]]), []).append(track)
-    return found
 
 
 def _rows_by(column: Times) -> dict[int, int]:

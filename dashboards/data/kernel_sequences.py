@@ -32,7 +32,7 @@ class Sequence:
 
 def sequences(events: Events, rank: int) -> list[Sequence]:
     """Of the busiest stream of a rank, those that cover most; each kernel counts for one of them at most."""
-    own = [track for track in events.tracks if track.group == "streams" and track.rank == rank]
+    own = events.streams(rank)
     track = max(own, key=lambda one: int((one.end - one.start)[one.look == Kind.COMPUTE].sum()), default=None)
     if track is None:
         return []

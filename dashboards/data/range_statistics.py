@@ -83,9 +83,7 @@ def _host(events: Events, window: tuple[int, int], ranks: Collection[int] | None
 def longest_compute(events: Events, rank: int, window: tuple[int, int]) -> str:
     """Of the computation that a rank spends most of the window in, the longest event (`d12`); empty where none runs."""
     rows, spent = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for track in events.tracks:
-        if track.group != "streams" or track.rank != rank:
-            continue
+    for track in events.streams(rank):
         low, _, high = bounds(track, window)
         inside = np.minimum(track.end[low:high], window[1]) - np.maximum(track.start[low:high], window[0])
         kept = np.flatnonzero((inside > 0) & (track.look[low:high] == Kind.COMPUTE))

@@ -37,7 +37,7 @@ def typical_step(run: OpenRun) -> Strip | None:
     step = min(own, key=lambda one: abs(one["dur_ns"] - middle))
     start = run.events.clock.shown(step["rank"], step["start_ns"])
     edges = start + (np.arange(COLUMNS + 1) * step["dur_ns"]) // COLUMNS
-    tracks = [track for track in run.events.tracks if track.group == "streams" and track.rank == first]
+    tracks = run.events.streams(step["rank"])
     busy = {}
     for look, (label, _) in EVENT_STYLES.items():
         share = busy_share(tracks, look, edges)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from threading import BoundedSemaphore
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import pandas as pd
 from flask import Flask, Response, abort, request
 
 from gpuscope.analyzers.run import chrome_trace_export
@@ -17,6 +16,9 @@ from gpuscope.dashboards.data.queries import asked
 from gpuscope.dashboards.state import SQL, MalformedStateError, View, parse
 from gpuscope.dashboards.web.window_cut import cut
 from gpuscope.errors import GpuscopeError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """How a cell begins that a spreadsheet would run (OWASP, «CSV injection»)."""
@@ -56,6 +58,8 @@ def register(server: Flask, runs: Runs) -> None:
 
 def _queried(runs: Runs, key: str) -> pd.DataFrame:
     """The rows of the query in the address. Raises `MalformedStateError` where it is refused."""
+    import pandas as pd  # here and below: it takes longer to import than a small run to read
+
     try:
         found = asked(runs, key, asked_view().extra.get(SQL, ""))
     except GpuscopeError as error:
@@ -73,6 +77,8 @@ def asked_view() -> View:
 
 def _table(run: OpenRun, section: str, view: View) -> pd.DataFrame | None:
     """A section of the report, kernels of a part of the run, or what the pipeline's figures draw; else None."""
+    import pandas as pd
+
     if section == "kernels" and run.trace is not None and filtered(view):
         return pd.json_normalize(kernel_rows(run, view)).drop(columns="short", errors="ignore")
     if section in run.tables.tables:

@@ -55,24 +55,34 @@ class Starting:
         self._page = self._made(token, local)
         self._ready: WSGIApplication | None = None
         self._failed: BaseException | None = None
+        self._over = False
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         return (self._ready or self._page.wsgi_app)(environ, start_response)
 
     def begin(self, work: Callable[[], WSGIApplication], failed: Callable[[], None]) -> None:
-        """Do the work beside the server; `failed` is called where it ends with an exception (`check`)."""
+        """Do the work beside the server; `failed` is called where it ends with an exception (`end`)."""
 
         def run() -> None:
             try:
                 self._ready = work()
             except BaseException as error:  # raised again where the program waits
-                self._failed = error
-                failed()
+                if not self._over:
+                    self._failed = error
+                    failed()
 
         Thread(target=run, daemon=True).start()
 
-    def check(self) -> None:
-        """Raise what the work ended with."""
+    def file(self, name: str) -> None:
+        """The next file begins. Raises `KeyboardInterrupt` where nobody waits for it any more."""
+        if self._over:
+            raise KeyboardInterrupt
+        if self.progress is not None:
+            self.progress.file(name)
+
+    def end(self) -> None:
+        """Let go of the work at its next file, and raise what it has ended with."""
+        self._over = True
         if self._failed is not None:
             raise self._failed
 

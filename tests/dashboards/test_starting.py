@@ -54,8 +54,10 @@ def test_it_says_how_far_it_is_and_then_hands_on() -> None:
     while client.get(STATE).is_json:
         failed.wait(0.01)
     assert client.get(STATE).text == "the dashboard"
-    starting.check()
+    starting.end()
     assert not failed.is_set()
+    with pytest.raises(KeyboardInterrupt):  # nobody waits for further files
+        starting.file("rank3.json")
 
 
 def test_what_goes_wrong_ends_the_program_with_its_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
+from gpuscope.analyzers.facts.matching import Matched
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.schema.document import Report
 from gpuscope.trace.columns.table import Table, Times
@@ -12,14 +15,18 @@ from gpuscope.trace.trace import Trace
 
 
 class RunClock:
-    """The clocks and matched collectives of a run; computed once, then read-only."""
+    """The clocks and matched collectives of a run, these matched when first asked for."""
 
     def __init__(self, trace: Trace, report: Report) -> None:
-        self._matched = RunFacts(trace, ()).matched
+        self._trace = trace
         self.error = report["trace"]["clock_error_ns"]
         """Bound on the error of times compared across ranks, ns; None if the clocks are not aligned."""
         self.told = report["trace"].get("clock")
         """As the report states it; None where no rank has a window."""
+
+    @cached_property
+    def _matched(self) -> Matched:
+        return RunFacts(self._trace, ()).matched
 
     def common(self, rank: int, times: Times) -> Times:
         """Times of a rank's own clock on the run's clock, shape (n,); as `arrangement.Starts` places them."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from gpuscope.dashboards.data.rows.run_clock import RunClock
-from gpuscope.trace.columns.distinct import distinct_pairs
+from gpuscope.trace.columns.distinct import distinct, distinct_pairs
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Table, Times
+from gpuscope.trace.columns.table import Array, Table, Times, ascends, compact, rows_of_rank
 from gpuscope.trace.schema import NA, Category, Kind
-from gpuscope.trace.trace import Trace
+from gpuscope.trace.trace import Lane, Trace
 
 Group = Literal["steps", "streams", "ranges", "threads", "python", "os"]
 GROUPS: dict[Group, str] = {
@@ -45,33 +46,54 @@ TableName = Literal["device_events", "host_events", "steps"]
 
 @dataclass(frozen=True)
 class Track:
-    """One row of the timeline: its events by start, times in ns on the run's clock."""
+    """One row of the timeline: its events by start, times in ns on the run's clock. What a window of it is found by is
+    made when one is first asked for: most rows of a large run are never opened."""
 
     key: str
     rank: int
     group: Group
     label: str
     table: TableName
-    rows: Times
+    rows: Array
     """Their rows in the table."""
     start: Times
     end: Times
     look: Array
     """What each is, for its colour (int8)."""
-    reach: Times
-    """The latest end so far: monotonic, so that it can be searched."""
-    shorter: Array
-    """How many are shorter, ties broken by row (int32): the greatest of some events is the longest."""
-    by_length: Array
-    """Places of the events, the shortest first (int32): inverse of `shorter`."""
-    shorter_blocks: Array
-    """The greatest of `shorter` in each whole block of BLOCK events."""
-    covered: Times
-    """How long any of the events so far runs: |∪ [start, end)| over the events up to each."""
     thread: int = NA
     """Row of `threads` of a host event's track."""
     depth: int = 0
     """How many of its thread's events of this group are open around each."""
+
+    @cached_property
+    def reach(self) -> Times:
+        """The latest end so far: monotonic, so that it can be searched."""
+        if bool((self.end[1:] >= self.end[:-1]).all()):  # as in all tracks of one depth: kept once
+            return self.end
+        return np.asarray(np.maximum.accumulate(self.end))
+
+    @cached_property
+    def by_length(self) -> Array:
+        """Places of the events, the shortest first (int32): inverse of `shorter`."""
+        return np.argsort(self.end - self.start, kind="stable").astype(np.int32)
+
+    @cached_property
+    def shorter(self) -> Array:
+        """How many are shorter, ties broken by row (int32): the greatest of some events is the longest."""
+        found = np.empty(len(self), np.int32)
+        found[self.by_length] = np.arange(len(self), dtype=np.int32)
+        return found
+
+    @cached_property
+    def shorter_blocks(self) -> Array:
+        """The greatest of `shorter` in each whole block of BLOCK events."""
+        return block_max(self.shorter)
+
+    @cached_property
+    def covered(self) -> Times:
+        """How long any of the events so far runs: |∪ [start, end)| over the events up to each."""
+        before = np.concatenate((self.start[:1], self.reach[:-1]))
+        return np.asarray(np.cumsum(np.maximum(self.end - np.maximum(self.start, before), 0)))
 
     def __len__(self) -> int:
         return len(self.start)
@@ -103,17 +125,7 @@ def make_track(
     if bool((np.diff(start) < 0).any()):
         order = np.lexsort((-end, start))
         rows, start, end, look = rows[order], start[order], end[order], look[order]
-    by_length = np.argsort(end - start, kind="stable").astype(np.int32)
-    shorter = np.empty(len(rows), np.int32)
-    shorter[by_length] = np.arange(len(rows), dtype=np.int32)
-    reach = np.maximum.accumulate(end) if len(end) else end
-    reach = end if np.array_equal(reach, end) else reach  # as in all tracks of one depth: kept once
-    before = np.concatenate((start[:1], reach[:-1]))
-    covered = np.cumsum(np.maximum(end - np.maximum(start, before), 0))
-    return Track(
-        key, rank, group, label, table, rows, start, end, look, reach, shorter, by_length, block_max(shorter), covered,
-        thread, depth,
-    )  # fmt: skip
+    return Track(key, rank, group, label, table, rows, start, end, look, thread, depth)
 
 
 def block_max(values: Array) -> Array:
@@ -122,47 +134,34 @@ def block_max(values: Array) -> Array:
     return np.asarray(values[:whole].reshape(-1, BLOCK).max(axis=1)) if whole else values[:0]
 
 
-def tracks(trace: Trace, clock: RunClock) -> list[Track]:
-    """All tracks: rank by rank, and there steps, streams, ranges, threads, Python, system calls."""
-    shift = _Shift(trace, clock)
-    found = [*_steps(trace, shift), *_streams(trace, shift), *_threads(trace, shift)]
-    order = list(GROUPS)
-    return sorted(found, key=lambda track: (track.rank, order.index(track.group)))
+def step_tracks(trace: Trace, clock: RunClock, rank: int) -> list[Track]:
+    """The track of a rank's steps, where it has any."""
+    rows = np.arange(*rows_of_rank(trace["steps"], rank))
+    look = np.full(len(rows), STEP, np.int8)
+    return [_track(trace, clock, f"s{rank}", rank, "steps", "steps (host)", "steps", rows, look)] if len(rows) else []
 
 
-class _Shift:
-    """Times of a table's rows on the run's clock."""
-
-    def __init__(self, trace: Trace, clock: RunClock) -> None:
-        self.trace, self.clock = trace, clock
-
-    def track(
-        self, key: str, rank: int, group: Group, label: str, table: TableName, rows: Times, look: Array,
-        thread: int = NA, depth: int = 0,
-    ) -> Track:  # fmt: skip
-        own = self.trace[table]
-        start, end = (self.clock.common(rank, own[column][rows]) for column in ("start", "end"))
-        return make_track(key, rank, group, label, table, rows, start, end, look, thread, depth)
+def stream_tracks(trace: Trace, clock: RunClock, lanes: Sequence[Lane]) -> list[Track]:
+    """The streams of one rank's lanes."""
+    table, found = trace["device_events"], []
+    for lane in lanes:
+        streams, which = distinct(table.at("stream", lane.rows))
+        for place, stream in enumerate(streams.tolist()):
+            rows = lane.rows[which == place] if len(streams) > 1 else lane.rows
+            label = stream_label(lane.device, stream, len(lanes) > 1)
+            key, look = f"d{lane.rank}.{lane.device}.{stream}", compact(table.at("kind", rows))
+            found.append(_track(trace, clock, key, lane.rank, "streams", label, "device_events", rows, look))
+    return found
 
 
-def _steps(trace: Trace, shift: _Shift) -> Iterator[Track]:
-    table = trace["steps"]
-    for rank in np.unique(table["rank"]).tolist():
-        rows = np.flatnonzero(table["rank"] == rank)
-        look = np.full(len(rows), STEP, np.int8)
-        yield shift.track(f"s{rank}", rank, "steps", "steps (host)", "steps", rows, look)
-
-
-def _streams(trace: Trace, shift: _Shift) -> Iterator[Track]:
-    table = trace["device_events"]
-    for lane in trace.lanes():
-        several = len(np.unique(table["device"][table["rank"] == lane.rank])) > 1
-        streams = table["stream"][lane.rows]
-        for stream in np.unique(streams).tolist():
-            rows = lane.rows[streams == stream]
-            label = stream_label(lane.device, stream, several)
-            key = f"d{lane.rank}.{lane.device}.{stream}"
-            yield shift.track(key, lane.rank, "streams", label, "device_events", rows, table["kind"][rows])
+def _track(
+    trace: Trace, clock: RunClock, key: str, rank: int, group: Group, label: str, table: TableName, rows: Times,
+    look: Array, thread: int = NA, depth: int = 0,
+) -> Track:  # fmt: skip
+    own = trace[table]
+    start, end = (clock.common(rank, own.at(column, rows)) for column in ("start", "end"))
+    rows = rows.astype(np.int32) if len(own) < 2**31 else rows
+    return make_track(key, rank, group, label, table, rows, start, end, look, thread, depth)
 
 
 def stream_label(device: int, stream: int, with_device: bool = True) -> str:
@@ -172,36 +171,39 @@ def stream_label(device: int, stream: int, with_device: bool = True) -> str:
     return (f"gpu {device} " if with_device else "") + f"stream {stream if stream != NA else '?'}"
 
 
-def _threads(trace: Trace, shift: _Shift) -> Iterator[Track]:
+def host_tracks(trace: Trace, clock: RunClock, rank: int) -> list[Track]:
+    """A rank's ranges, operators, Python, system calls by thread and depth; of each the busiest threads first: those
+    that launch."""
     host = trace["host_events"]
-    if not len(host):
-        return
-    pairs, which = distinct_pairs(host["thread"], host["category"].astype(np.int64))
-    by_group: dict[tuple[int, Group], list[int]] = {}
+    first, last = rows_of_rank(host, rank)
+    pairs, which = distinct_pairs(*(host.at(column, slice(first, last)) for column in ("thread", "category")))
+    by_group: dict[tuple[Group, int], list[int]] = {}
     for place, (thread, category) in enumerate(pairs):
-        by_group.setdefault((thread, OF_CATEGORY[Category(category)]), []).append(place)
-    groups = []
-    for (thread, group), places in by_group.items():
-        rows = np.flatnonzero(np.isin(which, places) if len(places) > 1 else which == places[0])
-        groups.append((int(host["rank"][rows[0]]), group, thread, rows))
-    # The busiest threads of a rank first: those that launch.
-    groups.sort(key=lambda one: (one[0], one[1], -len(one[3])))
-    for rank, group, thread, rows in groups:
-        label = thread_label(trace, thread)
-        depth = _depth(host["start"][rows], host["end"][rows])
+        by_group.setdefault((OF_CATEGORY[Category(category)], thread), []).append(place)
+    groups = [
+        (group, thread, first + np.flatnonzero(np.isin(which, places) if len(places) > 1 else which == places[0]))
+        for (group, thread), places in by_group.items()
+    ]
+    order, found = list(GROUPS), []
+    for group, thread, rows in sorted(groups, key=lambda one: (order.index(one[0]), -len(one[2]))):
+        label, depth = thread_label(trace, thread), _depth(host.at("start", rows), host.at("end", rows))
         for level in range(int(depth.max()) + 1):
             own = rows[depth == level]
-            look = (host["category"][own] + len(Kind)).astype(np.int8)
-            yield shift.track(f"h{thread}.{group}.{level}", rank, group, label, "host_events", own, look, thread, level)
+            look = compact((host.at("category", own) + len(Kind)).astype(np.int8))
+            key = f"h{thread}.{group}.{level}"
+            found.append(_track(trace, clock, key, rank, group, label, "host_events", own, look, thread, level))
+    return found
 
 
-def _depth(start: Times, end: Times) -> Times:
-    """How many of the events are open around each, at most DEEPEST - 1; shape (n,)."""
+def _depth(start: Times, end: Times) -> Array:
+    """How many of the events are open around each, at most DEEPEST - 1; shape (n,), int8."""
     end = np.maximum(end, start + 1)  # an instant event is open for a moment, else it would close before it opens
-    order = np.lexsort((-end, start))
-    level = np.empty(len(start), np.int64)
-    level[order] = np.arange(len(start)) - np.searchsorted(np.sort(end), start[order], "right")
-    return np.asarray(np.clip(level, 0, DEEPEST - 1))
+    order: Array | slice = slice(None) if ascends(start) else np.lexsort((-end, start))
+    # Ends are nearly in order, which a stable sort makes use of.
+    closed = np.searchsorted(np.sort(end, kind="stable"), start[order], "right")
+    level = np.empty(len(start), np.int8)
+    level[order] = np.clip(np.arange(len(start)) - closed, 0, DEEPEST - 1)
+    return level
 
 
 def thread_label(trace: Trace, thread: int) -> str:
