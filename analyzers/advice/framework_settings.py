@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from gpuscope.analyzers.advice.rule import Case
 from gpuscope.analyzers.advice.settings import torch_settings
 from gpuscope.analyzers.allocator.allocator_settings import merged, variable
+from gpuscope.catalogue.optimizers import FUSED_ON_SHARDED
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import RankEntry, Setting
 
@@ -50,6 +51,11 @@ def in_dialect(case: Case, names: Mapping[str, Setting]) -> Setting | None:
 def by_framework(case: Case, otherwise: Setting, **names: Setting) -> Setting:
     """The same, `otherwise` where the framework has no name for it."""
     return in_dialect(case, names) or otherwise
+
+
+def fusable(case: Case, optimizers: Iterable[str]) -> list[str]:
+    """Those of these classes whose fused form takes the parameters as the job holds them."""
+    return [name for name in optimizers if name in FUSED_ON_SHARDED or "fsdp2" not in case.frameworks]
 
 
 def spelled(case: Case, text: str) -> str:

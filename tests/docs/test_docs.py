@@ -208,6 +208,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
     missing = {key for key in known - found if key.split("[")[0].split(".")[0] not in empty}
     assert missing == {
         "ranks[].stall_ns.memory.{cause}",  # CPU training copies nothing
+        "stragglers[].host_cause",  # of a late host beside a device
         "stragglers[].period",
         *(f"trace.clock.{key}.{{rank}}" for key in ("offset_ns", "drift_frac")),  # of several hosts
         "trace.setup.versions.{package}",  # the samples' environments are no part of them

@@ -89,6 +89,15 @@ def test_fused_is_advised_to_classes_that_have_it(classes: str, kernel: str, tor
     )
 
 
+def test_fused_on_sharded_parameters_is_advised_to_classes_that_have_it() -> None:
+    """DTensor has no rule for SGD's fused kernel."""
+    [adamw] = optimizer("AdamW", frameworks=["fsdp2"])
+    assert adamw.setting["name"] == "torch.optim.AdamW.fused"
+    assert [one.code for one in optimizer("SGD", "vectorized_elementwise_kernel", frameworks=["fsdp2"])] == [
+        "foreach_optimizer"
+    ]
+
+
 def test_transformers_own_name_for_the_fused_optimizer_is_adamws() -> None:
     [adamw], [sgd] = (optimizer(name, frameworks=["transformers"]) for name in ("AdamW", "SGD"))
     assert (adamw.setting["name"], sgd.setting["name"]) == ("TrainingArguments.optim", "torch.optim.SGD.fused")

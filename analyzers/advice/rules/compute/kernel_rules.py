@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, device_waits, python
+from gpuscope.analyzers.advice.framework_settings import by_framework, device_waits, fusable, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import megatron_settings, other_settings, torch_settings
 from gpuscope.analyzers.changes import (
@@ -188,7 +188,11 @@ def _optimizer(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     own = [one for entry in case.report.get("compute", []) for one in entry["reducible"]
            if one["code"] == finding["code"]]  # fmt: skip
     classes = sorted({name for one in own for name in one["detail"].split(", ") if name})
-    fused = [one for name in classes if (one := torch_settings.FUSED.get(name)) and one.exists(case.version("torch"))]
+    fused = [
+        one
+        for name in fusable(case, classes)
+        if (one := torch_settings.FUSED.get(name)) and one.exists(case.version("torch"))
+    ]
     if fused or not classes:
         by_hand = (
             fused[0].to("True") if fused

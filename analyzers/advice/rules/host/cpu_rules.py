@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.framework_settings import by_framework, on_cpu
+from gpuscope.analyzers.advice.framework_settings import by_framework, fusable, on_cpu
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.compute.kernel_rules import OptimizerFused
 from gpuscope.analyzers.advice.settings import other_settings, torch_settings
@@ -74,7 +74,8 @@ def _by_parameter(case: Case) -> list[str]:
         case.version("torch") and case.version("torch") < torch_settings.FUSED_ON_CPU_SINCE
     ):
         return []
-    spent = {name: sum(one["host_ns"] for one in _steps_of(case, name)) for name in torch_settings.FUSED_ON_CPU}
+    names = fusable(case, torch_settings.FUSED_ON_CPU)
+    spent = {name: sum(one["host_ns"] for one in _steps_of(case, name)) for name in names}
     whole = sum(rank["window_ns"] for rank in case.report["ranks"])
     return [name for name, taken in spent.items() if taken > 0] if sum(spent.values()) >= WORTH * whole > 0 else []
 

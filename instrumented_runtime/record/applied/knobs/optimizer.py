@@ -6,13 +6,12 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from gpuscope.catalogue.optimizers import FUSED_ON_SHARDED
 from gpuscope.instrumented_runtime.record.applied.knob import Family, Knob, boolean
 from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
 from gpuscope.instrumented_runtime.record.applied.wrapping import Wrapping
 
 NAMES = ("fused", "foreach")
-SHARDED = ("Adam", "AdamW")
-"""Whose fused kernels DTensor knows (torch/distributed/tensor/_ops/_pointwise_ops.py)."""
 
 
 class _Optimizers:
@@ -52,7 +51,7 @@ class _Optimizers:
         tensors = [tensor for group in groups for tensor in group["params"]]
         if not on or argument != "fused":
             return ""
-        if self._kind.__name__ not in SHARDED and any(hasattr(tensor, "_local_tensor") for tensor in tensors):
+        if self._kind.__name__ not in FUSED_ON_SHARDED and any(hasattr(tensor, "_local_tensor") for tensor in tensors):
             return f"torch has no fused {self._kind.__name__} for sharded parameters"
         return _not_fusable(tensors)
 
