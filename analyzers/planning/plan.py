@@ -54,7 +54,7 @@ def plan(question: Question, name: str, shown: int, calibration: PlanCalibration
         "nearest": [] if best else [entry(question, row, []) for row in nearest(rows, min(shown, 3))],
         "rules": rules(question, rows),
         "placement": _placement(cluster, first) if first else [],
-        "sensitivity": sensitivity(question, first) if first else [],
+        "sensitivity": sensitivity(question, best) if best else [],
         "settling": settling(question, first.layout) if first else None, "measured": measured or [],
         "goodput": _goodput(question) if first and cluster.gpu_mtbf_hours else None,
         "cost": _cost(question, first) if first and cluster.gpu_mtbf_hours else None,

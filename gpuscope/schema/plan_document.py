@@ -145,7 +145,7 @@ class PlanChange(TypedDict):
     tokens_per_s: float
     """Of it."""
     factor: float
-    """Tokens per second by those of the first candidate."""
+    """Tokens per second of the quickest layout then, by those of the quickest now."""
 
 
 class PlanGoodput(TypedDict):

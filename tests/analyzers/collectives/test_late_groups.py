@@ -118,14 +118,14 @@ def test_a_period_has_its_name(tmp_path: Path, period: int, steps: int, ranks: i
 
 @pytest.mark.parametrize(("workers", "items", "load"), [(1, 0, 24), (0, 1, 8)])
 def test_the_loader_of_one_rank_makes_it_late(tmp_path: Path, workers: int, items: int, load: int) -> None:
-    """Its advice comes first, whether most of the time is its own waiting for the loader or the others' for it."""
+    """Advice on the loader comes first, whether most of the time is its own waiting or the others' for it."""
     job = replace(COMPUTE, loader_ns=load * MS, workers=workers, loader_ranks=(0,), items=items, ranks=4, name="loader")
     report, _ = told(tmp_path, job)
     assert late(report) == [0]
     (entry,) = [one for one in report["stragglers"] if one["rank"] == 0]
     assert entry["reason"] == "host"
     assert "data loader (input)" in entry["reason_why"]
-    assert report["suggestions"][0]["action"] == "Find out why batches come late on rank 0"
+    assert report["suggestions"][0]["finding"] == "input"
 
 
 @pytest.mark.parametrize(("prefetch", "workers", "load"), [(1, 1, 24), (0, 0, 12)])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuscope.analyzers.run import runner
+from gpuscope.analyzers.run.file_part import analyze_file
 from gpuscope.analyzers.run.runner import Options, run
 from gpuscope.sources.opening import inputs
 
@@ -29,6 +30,6 @@ def test_only_the_steps_asked_for(samples: Path) -> None:
 
 def test_what_stays_of_a_file_does_not_grow_with_its_events(samples: Path) -> None:
     (item, _) = inputs([samples / "ddp_slow_rank"])
-    part = runner.analyze_file(item, Options())
+    part = analyze_file(item, Options())
     kept = sum(len(part.trace[name]) for name in ("device_events", "host_events"))
     assert kept <= 2 * len(part.trace["collectives"])
