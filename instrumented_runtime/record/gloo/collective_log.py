@@ -129,7 +129,7 @@ class CollectiveLog:
             src, dst = (self.rank, peer) if op == "send" else (peer, self.rank)
         with self._lock:
             if self._futures and self._futures[0][1][0]:  # the oldest has ended
-                self._settle(checked=False)
+                self._settle()
             kind = self._kinds.get(key)
             if kind is None:
                 if len(self._kinds) >= MOST_KINDS:
@@ -154,9 +154,8 @@ class CollectiveLog:
             self._futures.append((entry, stamp, future))
         future.add_done_callback(end_stamp.writer(stamp))
 
-    def _settle(self, *, checked: bool = True) -> None:
-        """Take the ends that futures have noted. Whether they failed costs more to ask than the rest, so a call that
-        follows does not: after a failure few do."""
+    def _settle(self) -> None:
+        """Take the ends that futures have noted, and whether they failed."""
         running = []
         for one in self._futures:
             entry, (seconds, ns), future = one
@@ -164,7 +163,7 @@ class CollectiveLog:
                 running.append(one)
             elif entry.completed_ns is None:
                 entry.completed_ns = seconds * 1_000_000_000 + ns
-                entry.error = _failure(future) if checked else None
+                entry.error = _failure(future)
         self._futures = running
 
     def name_source(self, entry: Collective, src: int) -> None:
