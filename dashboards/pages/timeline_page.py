@@ -206,7 +206,7 @@ def _legend(events: Events, view: View) -> Component:
     ]  # fmt: skip
     return html.Div([
         html.Div(swatches, className="swatches"),
-        html.Span("A pixel is as opaque as it is busy; the line below it shows that anything runs there at all."),
+        html.Span("The darker a pixel, the busier; the line below it shows that anything runs there at all."),
         html.Span(_clock_note(events, view)),
     ], className="timeline-legend")  # fmt: skip
 

@@ -72,7 +72,7 @@ def _verdict(report: Report, lines: FirstLines) -> list[Figure]:
     of += ", mean over ranks" if len(report["ranks"]) > 1 else ""
     return [
         Figure(BOUND[verdict["bound_by"]], units.share(verdict["share_frac"]), of),
-        Figure("Confidence", f"{verdict['confidence']:.2g}", lines.grounds),
+        Figure("Confidence in the verdict", f"{verdict['confidence']:.2g}", lines.grounds),
     ]
 
 
