@@ -38,4 +38,6 @@ def test_another_placement_is_predicted(record: Callable[..., SimpleNamespace], 
     section = gpuscope.analyze(done.folder, steps=(2, 7)).report["experts"]
     (placement,) = (one["predicted"] for one in section["gains"] if one["kind"] == "placement")
     told = json.loads((done.folder.parent / "told.json").read_text())
-    assert placement["step_ns_after"] == pytest.approx(median(told[9:14]), rel=0.1)
+    # Other work on the machine slows one half more than the other.
+    assert 0.9 * placement["step_ns_low"] <= median(told[9:14]) <= 1.1 * placement["step_ns_high"]
+    assert placement["step_ns_after"] < 0.9 * placement["step_ns_before"]
