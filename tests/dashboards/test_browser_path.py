@@ -55,7 +55,8 @@ def test_the_overview_says_the_terminals_sentence(browser: Browser, served: str,
     browser.open(f"{served}/?run=1", "/")
     assert browser.text("h2.verdict") == units.clean(said.lines.what)
     figures = first_figures(slow_rank.report, said.lines)
-    assert [one.label for one in figures] == ["Step now", "After the fix", "Communication-bound", "Confidence in the verdict"]
+    labels = ["Step now", "After the fix", "Communication-bound", "Confidence in the verdict"]
+    assert [one.label for one in figures] == labels
     shown = browser.script("return [...document.querySelectorAll('.figure')].map(one => one.parentElement.innerText)")
     assert [one.split("\n\n") for one in shown] == [[one.label, one.value, one.note] for one in figures]
 
