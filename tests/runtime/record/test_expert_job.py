@@ -39,5 +39,5 @@ def test_another_placement_is_predicted(record: Callable[..., SimpleNamespace], 
     (placement,) = (one["predicted"] for one in section["gains"] if one["kind"] == "placement")
     told = json.loads((done.folder.parent / "told.json").read_text())
     # Other work on the machine slows one half more than the other.
-    assert 0.9 * placement["step_ns_low"] <= median(told[9:14]) <= 1.1 * placement["step_ns_high"]
+    assert 0.9 * placement["low_ns"] <= median(told[9:14]) <= 1.1 * placement["high_ns"]
     assert placement["step_ns_after"] < 0.9 * placement["step_ns_before"]
