@@ -82,15 +82,18 @@ def draw(rows: Sequence[Sequence[str]], target: Path) -> None:
                 x=events, y=[float(row[place]) for row in own], name=name, mode="lines+markers",
                 line={"color": ("#4477aa", "#228833", "#ee6677")[number]}, showlegend=column == 1, row=1, col=column,
             )  # fmt: skip
-    figure.update_xaxes(type="log", title="events", exponentformat="SI").update_yaxes(type="log", exponentformat="SI")
-    figure.update_layout(template="plotly_white", width=SIZE[0], height=SIZE[1], margin={"t": 40, "b": 40, "l": 50},
-                         legend={"orientation": "h", "y": -0.2})  # fmt: skip
+    figure.update_xaxes(type="log", title="events", dtick=1, exponentformat="SI")
+    figure.update_yaxes(type="log", dtick=1, exponentformat="SI")
+    figure.update_layout(template="plotly_white", width=SIZE[0], height=SIZE[1], margin={"t": 40, "b": 70, "l": 50},
+                         legend={"orientation": "h", "y": -0.25})  # fmt: skip
     driver = chromium(*SIZE)
     if driver is None:
         raise click.ClickException("no chromium and chromedriver on PATH")
     try:
         with tempfile.NamedTemporaryFile("w", suffix=".html") as page:
             figure.write_html(page.name, config={"displayModeBar": False})
+            screen = {"width": SIZE[0] + 20, "height": SIZE[1] + 80, "deviceScaleFactor": 1, "mobile": False}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
             driver.get(f"file://{page.name}")
             target.write_bytes(base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", {})["data"]))
     finally:
