@@ -92,10 +92,10 @@ def draw(rows: Sequence[Sequence[str]], target: Path) -> None:
     try:
         with tempfile.NamedTemporaryFile("w", suffix=".html") as page:
             figure.write_html(page.name, config={"displayModeBar": False})
-            screen = {"width": SIZE[0] + 20, "height": SIZE[1] + 80, "deviceScaleFactor": 1, "mobile": False}
-            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
             driver.get(f"file://{page.name}")
-            target.write_bytes(base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", {})["data"]))
+            clip = {"x": 8, "y": 8, "width": SIZE[0], "height": SIZE[1], "scale": 1}
+            shown = {"clip": clip, "captureBeyondViewport": True}
+            target.write_bytes(base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", shown)["data"]))
     finally:
         driver.quit()
 
