@@ -63,7 +63,7 @@ class HostSlices:
             return
         ends = packets.rows[rows, KIND] == PacketKind.END
         begun, ended = rows[~ends], rows[ends]
-        end = {"track": packets.rows[ended, TRACK], "end": self._reading.start_times(packets, ended)}
+        end = {"track": packets.rows[ended, TRACK], "end": self._reading.times(packets, ended)}
         self._hand_over(self._groups.take(ends, self._begins(packets, begun), end))
 
     def finish(self, cut_off: bool) -> None:
@@ -90,14 +90,14 @@ class HostSlices:
         category[sync] = self._category(_SYNC)
         route = self._routes()[category]
         number = np.where(route == Category.RUNTIME, own[:, CORRELATION], NA)
-        number[category == self._category(_OPERATOR)] = own[category == self._category(_OPERATOR), EXTERNAL]
+        number = np.where(category == self._category(_OPERATOR), own[:, EXTERNAL], number)
         number[plain] = NA
         told = np.full(len(rows), MISSING, np.int32)
         for place in np.flatnonzero(sync | (~plain & (self._has_arguments(name) != 0))).tolist():
             told[place] = len(self._told)
             self._told.append(as_json(arguments(packets.message(int(rows[place])).track_event.debug_annotations)))
         shaped = ~plain & (self._is_shaped(name) != 0)
-        return {"track": own[:, TRACK], "start": reading.start_times(packets, rows), "name": name,
+        return {"track": own[:, TRACK], "start": reading.times(packets, rows), "name": name,
                 "category": category.astype(np.int16), "number": number, "told": told,
                 **self._inputs(packets, rows, shaped, by_message)}  # fmt: skip
 

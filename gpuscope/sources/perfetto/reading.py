@@ -42,9 +42,9 @@ class Reading:
     world: dict[str, int] = field(default_factory=dict)
     """`rank` and `world_size`, where a collective over all ranks says them."""
 
-    def times(self, recorded: Integers) -> Integers:
-        """Recorded times as ns since the epoch; `NA` where they are beyond any clock."""
-        shift = self.shift or 0
+    def times(self, packets: PacketRows, rows: Integers) -> Integers:
+        """When each packet's event began or ended, ns since the epoch; `NA` where that is beyond any clock."""
+        recorded, shift = packets.rows[rows, TIME], self.shift or 0
         if abs(shift) >= LIMIT:
             return np.full(len(recorded), NA, np.int64)
         times = np.where(recorded == NA, 0, recorded) + shift
@@ -71,10 +71,6 @@ class Reading:
         for place in missing.tolist():
             found[place] = self.builder.names.code(otherwise(int(rows[place])))
         return found
-
-    def start_times(self, packets: PacketRows, rows: Integers) -> Integers:
-        """When each packet's event began or ended, ns."""
-        return self.times(packets.rows[rows, TIME])
 
     def learn_world(self, told: Mapping[str, Any]) -> None:
         """Take rank and size of the job from the arguments of a collective over all ranks."""

@@ -91,19 +91,19 @@ class RenderStages:
 
     def _take_work(self, packets: PacketRows, rows: Integers, work: Codes) -> None:
         reading = self._reading
-        start, lasts = reading.start_times(packets, rows), packets.rows[rows, DURATION]
+        start, lasts = reading.times(packets, rows), packets.rows[rows, DURATION]
         good = (start != NA) & (lasts != NA)
         block = Block(bad_times=int(np.count_nonzero(~good)))
         kinds = {int(number): name.decode() for name, number in WORK.items()}
-        of_row = dict(zip(rows.tolist(), work.tolist(), strict=True))
-        name = reading.names(packets, rows, lambda row: kinds[of_row[row]])[good]
+        name = reading.names(packets, rows, lambda row: kinds[int(work[np.searchsorted(rows, row)])])
+        name = name[good]
         start, lasts, work, rows = start[good], lasts[good], work[good], rows[good]
         reading.work += len(rows)
         if len(rows):
             ids = packets.rows[rows, EVENT]
             self._ids.append((ids[ids != 0], np.flatnonzero(ids != 0) + reading.columns.device_rows))
             columns = {"start": start, "end": start + lasts, "name": name}
-            columns |= {column: packets.rows[rows, place].copy() for column, place in _NUMBERS.items()}
+            columns |= {column: packets.rows[rows, place] for column, place in _NUMBERS.items()}
             columns["device"] = np.where(columns["device"] == NA, packets.rows[rows, GPU], columns["device"])
             self._lanes(packets, rows, columns["stream"])
             told = self._texts(packets, rows, work, columns)

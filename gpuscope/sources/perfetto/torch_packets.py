@@ -18,7 +18,6 @@ from gpuscope.sources.perfetto.packet_rows import (
     FLAGS,
     KIND,
     SEQUENCE,
-    TIME,
     Integers,
     PacketKind,
     PacketRows,
@@ -85,8 +84,8 @@ class TorchPackets:
         self.reading.other.update({"instants and counters of tracks": others} if others else {})
         self._slices.take(packets, rows[(kind == PacketKind.BEGIN) | (kind == PacketKind.END)])
         self._stages.take(packets, rows[kind == PacketKind.STAGE])
-        for row in rows[kind == PacketKind.COUNTERS].tolist():
-            (time,) = self.reading.times(packets.rows[row : row + 1, TIME]).tolist()
+        counters = rows[kind == PacketKind.COUNTERS]
+        for row, time in zip(counters.tolist(), self.reading.times(packets, counters).tolist(), strict=True):
             self._counters(packets.message(row), time)
 
     def _structure(self, packet: Any) -> None:
