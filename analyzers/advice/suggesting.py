@@ -46,8 +46,8 @@ COSTLY_FRAC = 0.05
 """Share of the time from which a cause that no change helps against is said to be one."""
 OF_PIPELINE = (MicroBatches, Schedule, EvenStages)
 UNSHOWN_FRAC, UNSHOWN_TIMES = 0.02, 1.5
-"""Of the step, and of the gain that is certain: more is not promised where the gain hangs on what the trace does not
-show."""
+"""Of the step, and of the gain that is certain: more than both is not promised where the gain hangs on what the trace
+does not show."""
 NOT_ASKED = "advice was not asked for"
 Outcome = TypeVar("Outcome")
 
@@ -204,8 +204,8 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report
 def _careful(outcome: Predicted) -> Predicted:
     """Where the trace does not show what a gain hangs on: the range as it is, the promise careful, and what is expected
     beside it."""
-    certain = outcome.before - outcome.high
-    least = outcome.before - int(max(UNSHOWN_TIMES * certain, UNSHOWN_FRAC * outcome.before))
+    certain = max(outcome.before - outcome.high, 0)
+    least = outcome.before - int(UNSHOWN_TIMES * certain + UNSHOWN_FRAC * outcome.before)
     if not outcome.unshown or outcome.after >= least:
         return outcome
     told = f"{units.duration(outcome.after)} is expected, but what that hangs on is not in the trace: {outcome.basis}"

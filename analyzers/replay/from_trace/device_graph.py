@@ -67,7 +67,7 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     rows = _meanwhile(trace["host_events"], view.lane.rank, ops, window)
     step_of = np.searchsorted([step.start for step in window.steps], ops.start, "right") - 1
     returns = returns_of(trace, view, ops, rows)
-    points, launcher, waiter = _points(ops, step_of, returns)
+    points, launcher, waiter = _points(ops, step_of, returns, trace["host_events"]["thread"])
     threads = np.unique(trace["host_events"]["thread"][ops.launch[ops.launch != NA]])
     parts = causes(trace, rows, threads)
     launching = rows[np.isin(trace["host_events"]["thread"][rows], threads)]
@@ -138,8 +138,9 @@ def _staging(trace: Trace, ops: Operations) -> Spans:
     return union(np.minimum(host["start"][calls] + COPY_CALL_NS, host["end"][calls]), host["end"][calls])
 
 
-def _points(ops: Operations, step_of: Times, returns: Returns) -> tuple[list[Point], Times, list[int]]:
-    """What the host does in order; per operation the place of its launch (or `NONE`), per return its place."""
+def _points(ops: Operations, step_of: Times, returns: Returns, threads: Times) -> tuple[list[Point], Times, list[int]]:
+    """What the host does in order; per operation the place of its launch (or `NONE`), per return its place. `threads`:
+    of host events."""
     linked = np.flatnonzero(ops.call != NA)
     _, first = np.unique(ops.call[linked], return_index=True)
     entries = [(int(ops.at[op]), 0, int(op)) for op in linked[first].tolist()]
@@ -148,15 +149,18 @@ def _points(ops: Operations, step_of: Times, returns: Returns) -> tuple[list[Poi
     points: list[Point] = []
     place_of: dict[int, int] = {}
     waiter = [-1] * len(returns.rows)
-    step = 0
+    step, thread = 0, NA
     for at, what, which in entries:
+        row = int((returns.rows if what else ops.launch)[which])
+        before, thread = thread, thread if row == NA else int(threads[row])
+        turned = thread != before != NA
         if what == 0:
             step = int(step_of[which])
             place_of[int(ops.call[which])] = len(points)
-            points.append(Point(at, at, step=step))
+            points.append(Point(at, at, step=step, turned=turned))
         else:
-            waiter[which] = len(points)
-            points.append(Point(at, int(returns.begin[which]), True, returns.labels[which], step, returns.sites[which]))
+            waiter[which], begin = len(points), int(returns.begin[which])
+            points.append(Point(at, begin, True, returns.labels[which], step, returns.sites[which], turned))
     launcher = np.array([place_of.get(call, NONE) for call in ops.call.tolist()], np.int64)
     return points, launcher, waiter
 

@@ -38,6 +38,8 @@ class Point:
     step: int = 0
     site: str = ""
     """The place of the program that waits."""
+    turned: bool = False
+    """By another thread than what is before it."""
 
 
 @dataclass
@@ -81,7 +83,7 @@ class Builder:
         for place, point in enumerate(points):
             low, high = int(begin[place]), int(end[place])
             node = self.node(
-                Node.HOST, dur=high - low, start=low, end=high, step=point.step,
+                Node.HOST, dur=high - low, start=low, end=high, step=point.step, turned=point.turned,
                 **{name: int(column[place]) for name, column in columns.items()},
             )  # fmt: skip
             if found:

@@ -37,8 +37,8 @@ NODE_GAP_NS = {-1: 500, 0: 700, 1: 1_000}
 NVIDIA's «Getting Started with CUDA Graphs» (2019), where graphs about halve what launched kernels pause."""
 
 GRAPH_LAUNCH_NS = {-1: 10_000, 0: 30_000, 1: 350_000}
-"""Host time to launch a graph: the call alone, with a replay's own checks, and with all that torch.compile does around
-one (pytorch/pytorch#150488: 41 µs, of 345 µs)."""
+"""Host time to launch a graph, which no trace of a job without one holds. Published are 4 and 8 µs (CUDA.jl's manual),
+15 (ahrefs/ocannl#488), and 41, of 345 with all that torch.compile does around one (pytorch/pytorch#150488)."""
 
 LARGE_COPY = 1 << 16
 """Bytes from which a copy's time is that of its bytes: below, starting it takes as long."""
@@ -71,13 +71,16 @@ def no_host_work(graph: Graph, change: NoHostWork, setting: Setting) -> Rewritte
 
 
 def _graph_launches(graph: Graph, captured: Mask, saved: Times, setting: Setting) -> Times:
-    """Per node, what launching a graph takes the host: once where a run of captured segments of a step begins. At best
-    and at worst no more than capturing saves: other runs are left alone."""
+    """Per node, what launching a graph takes the host: once where a run of captured segments of a step begins, and but
+    at best where another thread goes on, since autograd launches the backward pass's graph. At best and at worst no
+    more than capturing saves: other runs are left alone."""
     added = np.zeros(len(graph), np.int64)
     chain = np.flatnonzero(graph.of(Node.HOST, Node.WAIT))
     chain = chain[np.argsort(graph.nodes["rank"][chain], kind="stable")]
     inside, rank, step = captured[chain], graph.nodes["rank"][chain], graph.nodes["step"][chain]
     goes_on = np.append(False, inside[:-1] & (np.diff(step) == 0) & (np.diff(rank) == 0))
+    if setting.bias >= 0:
+        goes_on &= graph.nodes["turned"][chain] == 0
     first = np.flatnonzero(inside & ~goes_on)
     if len(first):
         runs = np.add.reduceat(np.where(inside, saved[chain], 0), first)
@@ -319,7 +322,7 @@ def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> R
         breaks[graph.edges["src"][launches]] = False
         host &= ~breaks
         # What follows a break holds the rest of it: the records, waits and changes of threads behind a collective.
-        first = _after(graph, ~host)
+        first = _after(graph, ~host) | (graph.nodes["turned"] > 0)
         within = dur[host & ~first & (dur > 0)]
         usual = int(np.median(within)) if len(within) else 0
         kept = np.where(first, np.maximum(kept, dur - usual), kept)

@@ -93,6 +93,16 @@ def test_no_graph_holds_what_launches_nothing(told: dict[str, int], bias: int, s
     assert after(graph, CapturedGraphs(), ON_GPU, bias=bias) == step
 
 
+@pytest.mark.parametrize(("bias", "step"), [(-1, 30), (0, 30_040)])
+def test_another_thread_launches_a_graph_of_its_own(bias: int, step: int) -> None:
+    """Of the 70 before the third kernel 30 are the change of threads, and launching takes 30 µs; at best one graph
+    holds the whole step."""
+    graph = job([
+        Step(), Host(40), Launch(10), Host(40), Launch(10), Host(70, turned=1), Launch(10), Wait(stream=7), Step(),
+    ])  # fmt: skip
+    assert after(graph, CapturedGraphs(), ON_GPU, bias=bias) == step
+
+
 def test_a_pinned_copy_goes_beside_compute() -> None:
     """Kernel 0–100, a copy behind it to 140 that blocks the host, then 10 of host and a kernel of 20: 170.
     Pinned, the copy runs 0–40, the host is at 10, the kernel runs 100–120."""
