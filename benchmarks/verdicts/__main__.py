@@ -21,11 +21,10 @@ from simulator.catalogue import CASES
 from simulator.counterfactuals import COUNTERFACTUALS, varied
 from simulator.judged import Case
 from simulator.kineto_rows import Profiler
-from simulator.structures import draw
 from simulator.variation import varied_case
 
 from benchmarks.outcome import outcome
-from benchmarks.verdicts.advised import advice_table, advised, by_code, failures
+from benchmarks.verdicts.advised import advice_table, by_code, failures, of_drawn
 from benchmarks.verdicts.calibration import KINDS_COLUMNS, by_kind, calibration_table
 from benchmarks.verdicts.drawn_changes import of_seeds
 from benchmarks.verdicts.labelled import Rates, judge, verdict_summary, verdict_table
@@ -59,7 +58,7 @@ def main(
         folder = keep or Path(temporary)
         drawn = range(seed[0] if seed else 0, (seed[0] if seed else 0) + jobs)
         if only == "advice":
-            found = [advised(draw(number), folder) for number in drawn]
+            found = of_drawn(drawn, folder)
             console.print(failures(found), by_code(found), advice_table(found))
         if only == "changes":
             folder.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.table import Table
 from simulator.counterfactuals import ANEW
 from simulator.job import Job
 from simulator.judged import Case
-from simulator.structures import Drawn
+from simulator.structures import Drawn, draw
 from simulator.truth import step_ns
 
 from benchmarks.verdicts.predicted import NOTICED, OVERCLAIM
@@ -119,6 +120,16 @@ def step(job: Job) -> float:
 def _anew(job: Job) -> float:
     """The changed job is another run: its kernels and its host vary by chance anew."""
     return step(replace(job, seed=job.seed + ANEW))
+
+
+def of_drawn(numbers: Sequence[int], folder: Path) -> list[Advised]:
+    """`advised` of the jobs that the numbers draw, as many at once as there are cores."""
+    with ProcessPoolExecutor() as pool:
+        return list(pool.map(partial(_of_number, folder=folder), numbers))
+
+
+def _of_number(number: int, folder: Path) -> Advised:
+    return advised(draw(number), folder)
 
 
 def advised(drawn: Drawn, folder: Path) -> Advised:

@@ -9,7 +9,29 @@ from collections.abc import Iterable
 import numpy as np
 
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node
+from gpuscope.analyzers.replay.rewrite import nodes_by_call
 from gpuscope.trace.columns.table import Times
+
+_WHOLE_DEVICE = "DeviceSynchronize"
+
+
+def waited_for(graph: Graph) -> Graph:
+    """With collectives where they are issued now: calls that wait for the whole device wait for those before them."""
+    nodes, (src, dst, lag, why) = graph.nodes, (graph.edges[name] for name in ("src", "dst", "lag", "why"))
+    whole = np.array([label.endswith(_WHOLE_DEVICE) for label in graph.labels] + [False], np.bool_)
+    waits = np.flatnonzero(graph.of(Node.WAIT) & whole[nodes["label"]])
+    if not len(waits):
+        return graph
+    returns = dict(zip(dst[why == Edge.SYNC].tolist(), lag[why == Edge.SYNC].tolist(), strict=True))
+    transfer, edges = nodes_by_call(graph, Node.TRANSFER), []
+    for rank in graph.ranks:
+        own = waits[nodes["rank"][waits] == rank]
+        issues = np.flatnonzero((why == Edge.LAUNCH) & graph.of(Node.ARRIVAL)[dst] & (nodes["rank"][dst] == rank))
+        at = np.searchsorted(nodes["start"][own], nodes["end"][src[issues]])
+        for issue, place in zip(issues[at < len(own)].tolist(), own[at[at < len(own)]].tolist(), strict=True):
+            if (call := int(nodes["call"][dst[issue]])) >= 0:
+                edges.append((int(transfer[call]), place, returns.get(place, 0), Edge.SYNC))
+    return graph.add([], edges)
 
 
 class EarlyIssue:

@@ -70,10 +70,11 @@ def no_host_work(graph: Graph, change: NoHostWork, setting: Setting) -> Rewritte
     return _without(graph, "host_other")
 
 
-def _graph_launches(graph: Graph, captured: Mask, saved: Times, setting: Setting) -> Times:
+def _graph_launches(graph: Graph, captured: Mask, saved: Times, usual: Times, setting: Setting) -> Times:
     """Per node, what launching a graph takes the host: once where a run of captured segments of a step begins, and but
-    at best where another thread goes on, since autograd launches the backward pass's graph. At best and at worst no
-    more than capturing saves: other runs are left alone."""
+    at best where another thread goes on, since autograd launches the backward pass's graph. On a rank whose way to a
+    launch (`usual`, by rank) is longer than others', as much longer. At best and at worst no more than capturing saves:
+    other runs are left alone."""
     added = np.zeros(len(graph), np.int64)
     chain = np.flatnonzero(graph.of(Node.HOST, Node.WAIT))
     chain = chain[np.argsort(graph.nodes["rank"][chain], kind="stable")]
@@ -84,9 +85,19 @@ def _graph_launches(graph: Graph, captured: Mask, saved: Times, setting: Setting
     first = np.flatnonzero(inside & ~goes_on)
     if len(first):
         runs = np.add.reduceat(np.where(inside, saved[chain], 0), first)
-        cost = GRAPH_LAUNCH_NS[setting.bias]
+        slower = usual[rank[first]] / max(float(np.median(usual[graph.ranks])), 1.0)
+        cost = np.rint(GRAPH_LAUNCH_NS[setting.bias] * np.maximum(slower, 1.0)).astype(np.int64)
         added[chain[first]] = np.minimum(runs, cost) if setting.bias else cost
     return added
+
+
+def _usual(graph: Graph, ways: Mask) -> Times:
+    """By rank, how long such segments of its host last in the median."""
+    found = np.zeros(max(graph.ranks) + 1, np.int64)
+    for rank in graph.ranks:
+        own = graph.nodes["dur"][ways & (graph.nodes["dur"] > 0) & (graph.nodes["rank"] == rank)]
+        found[rank] = np.median(own) if len(own) else 0
+    return found
 
 
 def _after(graph: Graph, broken: Mask) -> Mask:
@@ -314,6 +325,7 @@ def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> R
         kept = np.maximum(kept, graph.nodes["optimizing"])
     ways = dur[host & (dur > 0)]
     kept = np.where(dur >= least_stretch(float(np.median(ways)) if len(ways) else 0.0), dur, kept)
+    first = np.zeros(len(graph), np.bool_)
     if setting.bias >= 0:
         breaks = np.zeros(len(graph), np.bool_)
         ends = graph.blocking() | graph.allocating() | graph.of(Node.ARRIVAL)
@@ -323,15 +335,14 @@ def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> R
         host &= ~breaks
         # What follows a break holds the rest of it: the records, waits and changes of threads behind a collective.
         first = _after(graph, ~host) | (graph.nodes["turned"] > 0)
-        within = dur[host & ~first & (dur > 0)]
-        usual = int(np.median(within)) if len(within) else 0
-        kept = np.where(first, np.maximum(kept, dur - usual), kept)
+    usual = _usual(graph, host & ~first)
+    kept = np.where(first, np.maximum(kept, dur - usual[graph.nodes["rank"]]), kept)
     device, why = graph.of(Node.DEVICE), graph.edges["why"]
     between = (why == Edge.STREAM) & device[graph.edges["src"]] & device[graph.edges["dst"]]
     between &= graph.nodes["step"][graph.edges["src"]] == graph.nodes["step"][graph.edges["dst"]]
     gap = np.minimum(graph.edges["lag"], NODE_GAP_NS[setting.bias])
     kept = np.where(host, np.minimum(kept, dur), dur)
-    captured = graph.with_nodes(dur=kept + _graph_launches(graph, host, dur - kept, setting))
+    captured = graph.with_nodes(dur=kept + _graph_launches(graph, host, dur - kept, usual, setting))
     return Rewritten(
         captured.with_edges(lag=np.where(between, gap, graph.edges["lag"])),
         "launches replayed without host time between them, but before collectives and calls that wait",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuscope.analyzers import changes
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewrite, Rewritten, Setting
@@ -17,6 +19,7 @@ from gpuscope.analyzers.replay.rewrites import (
     slow_ranks,
     transfer_cost,
 )
+from gpuscope.analyzers.replay.rewrites.early_issue import waited_for
 
 REWRITES: dict[type, Rewrite] = {
     changes.BucketSize: gradient_buckets.bucket_size,
@@ -60,4 +63,7 @@ def rewrite(graph: Graph, change: changes.Change, setting: Setting) -> Rewritten
     found = REWRITES.get(type(change))
     if found is None:
         raise UnreplayableError("the replay has no model of this change")
-    return found(graph, change, setting)
+    made = found(graph, change, setting)
+    if setting.gpu and isinstance(change, changes.RegroupedCommunication):
+        return replace(made, graph=waited_for(made.graph))
+    return made

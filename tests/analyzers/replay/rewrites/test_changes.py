@@ -36,6 +36,7 @@ from gpuscope.analyzers.changes import (
 )
 from gpuscope.analyzers.replay.graph import Gradient, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import CoreUse, Setting
+from gpuscope.analyzers.replay.rewrites.early_issue import waited_for
 from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.collective_costs.message_cost import assume
@@ -101,6 +102,22 @@ def test_another_thread_launches_a_graph_of_its_own(bias: int, step: int) -> Non
         Step(), Host(40), Launch(10), Host(40), Launch(10), Host(70, turned=1), Launch(10), Wait(stream=7), Step(),
     ])  # fmt: skip
     assert after(graph, CapturedGraphs(), ON_GPU, bias=bias) == step
+
+
+def test_a_slow_host_launches_graphs_as_slowly() -> None:
+    """Rank 2 takes twice as long for a launch, so 60 µs for a graph."""
+    ranks = [
+        [Step(), Host(ns), Launch(10), Host(ns), Launch(10), Host(ns, turned=1), Launch(10), Wait(stream=7), Step()]
+        for ns in (40, 40, 80)
+    ]
+    graph = rewrite(job(*ranks), CapturedGraphs(), ON_GPU).graph
+    assert [steps(graph, rank) for rank in range(3)] == [[30_010], [30_010], [60_010]]
+
+
+@pytest.mark.parametrize(("call", "step"), [("cudaDeviceSynchronize", 100), ("cudaStreamSynchronize", 10)])
+def test_a_wait_for_the_device_is_for_collectives_issued_before_it(call: str, step: int) -> None:
+    graph = job([Step(), Launch(10), Issue("all_reduce", 8, 100), Wait(stream=7, label=call), Step()])
+    assert (steps(graph), steps(waited_for(graph))) == ([10], [step])
 
 
 def test_a_pinned_copy_goes_beside_compute() -> None:
