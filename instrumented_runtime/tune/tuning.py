@@ -66,6 +66,8 @@ class Session:
     ended: Ended = "interrupted"
     _waiting: list[Candidate] | Literal["budget", "no_advice"] = "budget"
     _seen: set[tuple[Change, ...]] = field(default_factory=set)
+    _vain: dict[tuple[Change, ...], int] = field(default_factory=dict)
+    """What gained nothing, beside a best of so many kept changes."""
     _unsettled: dict[tuple[Change, ...], tuple[list[Run], TriedChange]] = field(default_factory=dict)
     """What was run, and may be faster than the best, but not beyond chance yet: others are tried first."""
     _singly: set[tuple[Change, ...]] = field(default_factory=set)
@@ -191,8 +193,10 @@ class Session:
         return self._open([one for advice in advised for one in advice.candidates])
 
     def _open(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those that were neither tried nor are part of the best."""
-        made = set(self.changes)
+        """Those that were neither tried nor are part of the best; and again what gained nothing beside another best, and
+        surely does now: one fault may hide another."""
+        made, kept = set(self.changes), len(self.kept)
+        self._seen -= {one.changes for one in candidates if one.sure and self._vain.get(one.changes, kept) < kept}
         return [one for one in candidates if one.changes not in self._seen and not set(one.changes) <= made]
 
     def _try(self, candidate: Candidate, runs: Sequence[Run] = (), *, patient: bool = True) -> Judgement:
@@ -215,7 +219,8 @@ class Session:
             return run
 
         alters, rounds = any(map(self.alters, candidate.changes)), ROUNDS if patient else len(runs) + 1
-        made = judge(self.standing, take, alters=alters, before=runs, rounds=rounds)
+        sure = candidate.high if candidate.sure and candidate.high else 1.0
+        made = judge(self.standing, take, alters=alters, before=runs, rounds=rounds, sure=sure)
         apart = assumed(self.standing.noise(made.runs)).apart(len(self.best), max(len(made.runs), 1))
         row = _row(candidate, made, before, spent, apart)
         self.tried.append(row)
@@ -223,6 +228,8 @@ class Session:
             self.kept.append(Kept(candidate, row))
             self.best = made.runs
             self._unsettled.clear()  # these were run beside another best
+        elif made.outcome == "no_gain":
+            self._vain[asked] = len(self.kept)
         elif not made.settled:
             self._unsettled[asked] = made.runs, row
             self._seen.discard(asked)
