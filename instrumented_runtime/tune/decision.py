@@ -2,8 +2,8 @@
 an improvement, and its losses are those of the baseline.
 
 One run shows most changes to gain nothing, and a large gain: one beyond what runs differ by on a busy machine. What
-looks faster but is not as clear, or gains nothing but should for certain, is run again, at most `ROUNDS` times, beside the best each time (best, change, best,
-change), so that what drifts meets both.
+looks faster but is not as clear, or gains nothing but should for certain, is run again, at most `ROUNDS` times, beside
+the best each time (best, change, best, change), so that what drifts meets both.
 """
 
 from __future__ import annotations

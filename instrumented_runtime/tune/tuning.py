@@ -193,8 +193,8 @@ class Session:
         return self._open([one for advice in advised for one in advice.candidates])
 
     def _open(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those that were neither tried nor are part of the best; and again what gained nothing beside another best, and
-        surely does now: one fault may hide another."""
+        """Those that were neither tried nor are part of the best; and again what gained nothing beside an earlier best
+        and surely should now: one fault may hide another."""
         made, kept = set(self.changes), len(self.kept)
         self._seen -= {one.changes for one in candidates if one.sure and self._vain.get(one.changes, kept) < kept}
         return [one for one in candidates if one.changes not in self._seen and not set(one.changes) <= made]
