@@ -131,7 +131,8 @@ class Session:
 
     def _together(self, members: Sequence[Candidate], runs: Sequence[Run] = (), *, patient: bool = True) -> Outcome:
         """Try all of them in one run, or judge them by these `runs`. Where that is faster, those whose gain is certain
-        are run without the others: what these add is what the first run was shorter by, and else they are dropped.
+        are run without the others: what these add is what the first run was shorter by, and else they are dropped. If
+        the budget ends before that is settled, the better of both stays, each of which is faster than what was before.
         A run that could not make all of them is one of the others. Unless `patient`, one run has to settle it."""
         before = self.best
         self.trying = joined(members)
@@ -142,22 +143,28 @@ class Session:
         rest = [one for one in members if one not in sure]
         if made.outcome != "faster" or not rest:
             return made.outcome
-        all_of_them, count = (self.kept[-1], self.best), len(self.tried)
+        (*kept, all_of_them), best, count = self.kept, self.best, len(self.tried)
         apart = False
         try:
-            self.kept, self.best, self.trying = self.kept[:-1], before, joined(sure)
+            self.kept, self.best, self.trying = [*kept], before, joined(sure)
             alone = self._try(self.trying).outcome
-            apart = alone == "faster" or (alone != "budget" and self._together(rest) == "faster")
+            if alone == "faster":
+                apart = self._together(rest, made.runs) != "budget" or not self._ahead(made.runs)
+            else:
+                apart = alone != "budget" and self._together(rest) == "faster"
         finally:  # also where Ctrl-C ends it
             if apart:
-                self.tried.remove(all_of_them[0].row)
+                self.tried.remove(all_of_them.row)
             else:  # the best is what has been measured: all of them
                 del self.tried[count:]
-                self.kept, self.best = [*self.kept, all_of_them[0]], all_of_them[1]
+                self.kept, self.best = [*kept, all_of_them], best
         self._seen.update(one.changes for one in members)
-        if apart and alone == "faster":
-            self._together(rest, made.runs)
         return "faster"
+
+    def _ahead(self, runs: Sequence[Run]) -> bool:
+        """Whether these runs are faster than the best by more than what runs of the same settings differ by."""
+        apart = assumed(self.standing.noise(runs)).apart(len(self.best), len(runs))
+        return math.log(step_ns(self.best) / step_ns(runs)) > apart
 
     def _able(self, members: Sequence[Candidate], run: Run) -> list[Candidate]:
         """Those of several that a run could make, if any; each of the others then has a row of its own."""
