@@ -21,6 +21,8 @@ from gpuscope.when_used import dataclass
 
 Predict = Callable[[Sequence[Change]], Predicted | Refused]
 """What a replay of the run says of changes made together."""
+Estimate = Callable[[Sequence[Change]], int | Refused]
+"""The step that changes made together lead to, ns, without its range: much quicker than a prediction."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Case:
 
     report: Diagnosis
     predict: Predict
+    estimate: Estimate = lambda _: Refused("")
 
     @property
     def step_ns(self) -> int | None:

@@ -12,13 +12,12 @@ from typing import TypeVar
 
 from gpuscope.analyzers.advice.bounds import beyond, explained, step_bound
 from gpuscope.analyzers.advice.combining import Plan, best_plan
-from gpuscope.analyzers.advice.rule import Case, Predict, Proposal, Rule, is_startup, rules
+from gpuscope.analyzers.advice.rule import Case, Estimate, Predict, Proposal, Rule, is_startup, rules
 from gpuscope.analyzers.advice.settings.settings import KNOWN
 from gpuscope.analyzers.advice.tries import (
     MIN_GAIN_FRAC,
     TIE_FRAC,
     UNCERTAIN_GAIN_FRAC,
-    Estimate,
     Tries,
     is_gain,
     may_gain,
@@ -78,7 +77,7 @@ def advise(
     `predict` replays changes made together; `estimate` does so without a range.
     """
     tries = Tries(predict, estimate)
-    case = Case(report, tries.predict)
+    case = Case(report, tries.predict, tries.after)
     found = _Found()
     for proposals in _proposals(case, rules() if among is None else among):
         if costs_little(proposals[0].finding):
@@ -168,8 +167,9 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report
     if not known:
         found.refused += [(p, step.why) for p, step in steps[:1] if isinstance(step, Refused)]
         return
-    best = min(step for _, step in known)
-    close = [proposal for proposal, step in known if step <= best * (1 + TIE_FRAC)]
+    best, measured = min(step for _, step in known), report["step_time"]
+    near = best + TIE_FRAC * (measured["median_ns"] if measured else best)
+    close = [proposal for proposal, step in known if step <= near]
     others = sorted((one for one in known if one[0] not in close), key=lambda one: one[1])
     ordered = [*close, *(proposal for proposal, _ in others)]
     perhaps: list[tuple[Proposal, Predicted]] = []

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from gpuscope.analyzers.advice.rule import Predict, Proposal
+from gpuscope.analyzers.advice.rule import Estimate, Predict, Proposal
 from gpuscope.analyzers.changes import Change, Predicted, Refused, in_order
-
-Estimate = Callable[[Sequence[Change]], int | Refused]
-"""The step that changes made together lead to, ns, without its range: much quicker than a prediction."""
 
 MIN_GAIN_FRAC = 0.01
 """A gain below one percent of the step is within what two runs differ by: not worth a change."""
 TIE_FRAC = MIN_GAIN_FRAC / 2
-"""Values of one knob that come closer than this are equally good."""
+"""Of the step as it is: values of one knob that come closer to the best one are equally good."""
 UNCERTAIN_GAIN_FRAC = 0.03
 """Gains from which a suggestion is worth knowing though its range holds no gain as well: as much as a finding of medium
 severity costs."""

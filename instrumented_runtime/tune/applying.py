@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.record.applied.launching import framework_arguments
 from gpuscope.instrumented_runtime.record.applied.suggested import from_suggestion
-from gpuscope.instrumented_runtime.record.applied.table import KNOBS, knob
+from gpuscope.instrumented_runtime.record.applied.table import knob
 from gpuscope.instrumented_runtime.tune.candidates import Applicable
 
 
 def group(change: Change) -> str:
     """The group by which a change has to be allowed; empty where it preserves what is trained."""
     return knob(change.name).allow
-
-
-def check_groups(allowed: Sequence[str]) -> None:
-    """Raise `UsageError` for a group that there is not."""
-    groups = sorted({one.allow for one in KNOBS} - {""})
-    if unknown := sorted(set(allowed) - set(groups)):
-        raise UsageError(f"there is no group {unknown[0]!r} to allow", hint=f"one of {', '.join(groups)}")
 
 
 def applicable(command: Sequence[str]) -> Applicable:

@@ -2,8 +2,8 @@
 an improvement, and its losses are those of the baseline.
 
 One run shows most changes to gain nothing, and a large gain: one beyond what runs differ by on a busy machine. What
-looks faster but is not as clear is run again, at most `ROUNDS` times, beside the best each time (best, change, best,
-change), so that what drifts meets both.
+looks faster but is not as clear, or gains nothing but should for certain, is run again, at most `ROUNDS` times, beside
+the best each time (best, change, best, change), so that what drifts meets both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 from gpuscope.instrumented_runtime.tune import losses
 from gpuscope.instrumented_runtime.tune.candidates import LEAST_GAIN
 from gpuscope.instrumented_runtime.tune.measured import Run, better_known
-from gpuscope.instrumented_runtime.tune.noise import PRIOR, Noise, assumed, at_least, change, near, noise
+from gpuscope.instrumented_runtime.tune.noise import Noise, assumed, change, near, noise, with_prior
 from gpuscope.schema.tune_document import Outcome
 from gpuscope.welch import Interval
 
@@ -46,6 +46,8 @@ class Judgement:
     moved: float | None = None
     """How far its losses are from the best's, as a fraction."""
     limit: float | None = None
+    sure: float = 1.0
+    """The ratio of the steps that it should lead to at least: that there is no gain takes runs that contradict it."""
 
 
 @dataclass
@@ -68,11 +70,12 @@ class Standing:
 
 
 def judge(
-    standing: Standing, take: Take, *, alters: bool = False, before: Sequence[Run] = (), rounds: int = ROUNDS
-) -> Judgement:
+    standing: Standing, take: Take, *, alters: bool = False, before: Sequence[Run] = (), rounds: int = ROUNDS,
+    sure: float = 1.0,
+) -> Judgement:  # fmt: skip
     """Run a change until it is settled, or `rounds` times, the runs of it `before` first; the best is run again beside
     it where that helps."""
-    made, ready = Judgement("not_beyond_chance"), list(before)
+    made, ready = Judgement("not_beyond_chance", sure=sure), list(before)
     standing.groups.append(made.runs)
     for number in range(rounds):
         if number and not ready and not _beside(standing, take, made):
@@ -99,7 +102,8 @@ def judge(
             made.outcome = wrong
             return made
         known = _weigh(standing, made)
-        if made.outcome in ("no_gain", "faster") or (known is not None and _hopeless(made, known, len(standing.best))):
+        hopeless = known is not None and _contradicted(made) and _hopeless(made, known, len(standing.best))
+        if made.outcome in ("no_gain", "faster") or hopeless:
             return made
     made.settled = rounds >= ROUNDS
     return made
@@ -109,12 +113,17 @@ def _weigh(standing: Standing, made: Judgement) -> Noise | None:
     """Set a change's interval, and its outcome where that settles it. Returns the noise that it rests on."""
     known, last = standing.noise(made.runs), made.interval
     made.interval = change(standing.best, made.runs, assumed(known)).scaled(WIDER)
-    clear = change(standing.best, made.runs, at_least(PRIOR, known)).scaled(WIDER)
+    clear = change(standing.best, made.runs, with_prior(known)).scaled(WIDER)
     if (made.interval.low + made.interval.high) / 2 > math.log1p(-LEAST_GAIN):
-        made.outcome = "no_gain"
+        made.outcome = "no_gain" if _contradicted(made) else made.outcome
     elif _decisive(clear) or (_decisive(last) and _decisive(made.interval)):
         made.outcome = "faster"
     return known
+
+
+def _contradicted(made: Judgement) -> bool:
+    """Whether its runs show that it leads to less than is predicted for certain, or nothing is."""
+    return made.sure == 1 or (made.interval is not None and made.interval.low > math.log(made.sure))
 
 
 def _hopeless(made: Judgement, known: Noise, best: int) -> bool:
@@ -140,7 +149,7 @@ def _beside(standing: Standing, take: Take, made: Judgement) -> bool:
 def clearly_faster(standing: Standing) -> bool:
     """Whether the best, run twice or more, is faster than the baseline beyond what runs differ by on a busy machine."""
     known = noise([standing.baseline, standing.best])
-    return len(standing.best) > 1 and _decisive(change(standing.baseline, standing.best, at_least(PRIOR, known)))
+    return len(standing.best) > 1 and _decisive(change(standing.baseline, standing.best, with_prior(known)))
 
 
 def confirmed(standing: Standing, take: Take) -> bool:

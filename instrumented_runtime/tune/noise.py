@@ -47,15 +47,17 @@ ENOUGH = 3
 
 
 def assumed(known: Noise | None) -> Noise:
-    """What runs have shown, where these are enough; else no less than the prior."""
-    if known is not None and known.freedom >= ENOUGH:
-        return known
-    return at_least(PRIOR, known)
+    """What runs have shown, where these are enough; else with what is assumed."""
+    return known if known is not None and known.freedom >= ENOUGH else with_prior(known)
 
 
-def at_least(one: Noise, known: Noise | None) -> Noise:
-    """The larger variance, known as well as the first one is."""
-    return one if known is None else Noise(max(one.variance, known.variance), one.freedom)
+def with_prior(known: Noise | None) -> Noise:
+    """What runs have shown and what is assumed, each by its degrees of freedom; no less than what was shown."""
+    if known is None:
+        return PRIOR
+    freedom = PRIOR.freedom + known.freedom
+    pooled = (PRIOR.freedom * PRIOR.variance + known.freedom * known.variance) / freedom
+    return Noise(max(pooled, known.variance), freedom)
 
 
 NEAR = 1.5

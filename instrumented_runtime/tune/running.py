@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuscope.errors import GpuscopeError, InputError, MissingExtraError, UsageError
-from gpuscope.instrumented_runtime.record.applied.table import knob
+from gpuscope.instrumented_runtime.record.applied.table import checked, knob
 from gpuscope.instrumented_runtime.record.files.written_json import write_json
 from gpuscope.instrumented_runtime.tune import written_files
-from gpuscope.instrumented_runtime.tune.applying import applicable, check_groups, group
+from gpuscope.instrumented_runtime.tune.applying import applicable, group
 from gpuscope.instrumented_runtime.tune.budget import DEFAULT, Budget
 from gpuscope.instrumented_runtime.tune.candidates import of_advice
 from gpuscope.instrumented_runtime.tune.live import Told, shown
@@ -100,7 +100,7 @@ def _check(asked: Asked) -> None:
         raise MissingExtraError("torch")
     if shutil.which(asked.command[0]) is None:
         raise InputError(f"can't run {asked.command[0]}: no such command", hint="is it on PATH?")
-    check_groups(asked.allow)
+    checked((), asked.allow)
 
 
 def _made(folder: Path) -> Path:

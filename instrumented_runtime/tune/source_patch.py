@@ -31,11 +31,11 @@ def with_keywords(source: str, line: int, names: Collection[str], keywords: Mapp
 
 
 def unified(path: Path, before: str, after: str) -> list[str]:
-    """The change of a file as `patch` takes it."""
-    lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), f"a/{path.as_posix()}", f"b/{path.as_posix()}", n=1, lineterm=""
+    """The change of a file as `patch -p1` takes it, here or, of a path from the root, in `/`."""
+    name = path.as_posix().lstrip("/")
+    return list(
+        difflib.unified_diff(before.splitlines(), after.splitlines(), f"a/{name}", f"b/{name}", n=1, lineterm="")
     )
-    return list(lines)
 
 
 def _name(function: ast.expr) -> str:

@@ -66,6 +66,8 @@ class Session:
     ended: Ended = "interrupted"
     _waiting: list[Candidate] | Literal["budget", "no_advice"] = "budget"
     _seen: set[tuple[Change, ...]] = field(default_factory=set)
+    _vain: dict[tuple[Change, ...], int] = field(default_factory=dict)
+    """What gained nothing, beside a best of so many kept changes."""
     _unsettled: dict[tuple[Change, ...], tuple[list[Run], TriedChange]] = field(default_factory=dict)
     """What was run, and may be faster than the best, but not beyond chance yet: others are tried first."""
     _singly: set[tuple[Change, ...]] = field(default_factory=set)
@@ -129,7 +131,8 @@ class Session:
 
     def _together(self, members: Sequence[Candidate], runs: Sequence[Run] = (), *, patient: bool = True) -> Outcome:
         """Try all of them in one run, or judge them by these `runs`. Where that is faster, those whose gain is certain
-        are run without the others: what these add is what the first run was shorter by, and else they are dropped.
+        are run without the others: what these add is what the first run was shorter by, and else they are dropped. If
+        the budget ends before that is settled, the better of both stays, each of which is faster than what was before.
         A run that could not make all of them is one of the others. Unless `patient`, one run has to settle it."""
         before = self.best
         self.trying = joined(members)
@@ -140,22 +143,28 @@ class Session:
         rest = [one for one in members if one not in sure]
         if made.outcome != "faster" or not rest:
             return made.outcome
-        all_of_them, count = (self.kept[-1], self.best), len(self.tried)
+        (*kept, all_of_them), best, count = self.kept, self.best, len(self.tried)
         apart = False
         try:
-            self.kept, self.best, self.trying = self.kept[:-1], before, joined(sure)
+            self.kept, self.best, self.trying = [*kept], before, joined(sure)
             alone = self._try(self.trying).outcome
-            apart = alone == "faster" or (alone != "budget" and self._together(rest) == "faster")
+            if alone == "faster":
+                apart = self._together(rest, made.runs) != "budget" or not self._ahead(made.runs)
+            else:
+                apart = alone != "budget" and self._together(rest) == "faster"
         finally:  # also where Ctrl-C ends it
             if apart:
-                self.tried.remove(all_of_them[0].row)
+                self.tried.remove(all_of_them.row)
             else:  # the best is what has been measured: all of them
                 del self.tried[count:]
-                self.kept, self.best = [*self.kept, all_of_them[0]], all_of_them[1]
+                self.kept, self.best = [*kept, all_of_them], best
         self._seen.update(one.changes for one in members)
-        if apart and alone == "faster":
-            self._together(rest, made.runs)
         return "faster"
+
+    def _ahead(self, runs: Sequence[Run]) -> bool:
+        """Whether these runs are faster than the best by more than what runs of the same settings differ by."""
+        apart = assumed(self.standing.noise(runs)).apart(len(self.best), len(runs))
+        return math.log(step_ns(self.best) / step_ns(runs)) > apart
 
     def _able(self, members: Sequence[Candidate], run: Run) -> list[Candidate]:
         """Those of several that a run could make, if any; each of the others then has a row of its own."""
@@ -191,8 +200,10 @@ class Session:
         return self._open([one for advice in advised for one in advice.candidates])
 
     def _open(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those that were neither tried nor are part of the best."""
-        made = set(self.changes)
+        """Those that were neither tried nor are part of the best; and again what gained nothing beside an earlier best
+        and surely should now: one fault may hide another."""
+        made, kept = set(self.changes), len(self.kept)
+        self._seen -= {one.changes for one in candidates if one.sure and self._vain.get(one.changes, kept) < kept}
         return [one for one in candidates if one.changes not in self._seen and not set(one.changes) <= made]
 
     def _try(self, candidate: Candidate, runs: Sequence[Run] = (), *, patient: bool = True) -> Judgement:
@@ -215,7 +226,8 @@ class Session:
             return run
 
         alters, rounds = any(map(self.alters, candidate.changes)), ROUNDS if patient else len(runs) + 1
-        made = judge(self.standing, take, alters=alters, before=runs, rounds=rounds)
+        sure = candidate.high if candidate.sure and candidate.high else 1.0
+        made = judge(self.standing, take, alters=alters, before=runs, rounds=rounds, sure=sure)
         apart = assumed(self.standing.noise(made.runs)).apart(len(self.best), max(len(made.runs), 1))
         row = _row(candidate, made, before, spent, apart)
         self.tried.append(row)
@@ -223,6 +235,8 @@ class Session:
             self.kept.append(Kept(candidate, row))
             self.best = made.runs
             self._unsettled.clear()  # these were run beside another best
+        elif made.outcome == "no_gain":
+            self._vain[asked] = len(self.kept)
         elif not made.settled:
             self._unsettled[asked] = made.runs, row
             self._seen.discard(asked)

@@ -21,10 +21,12 @@ LOSSES = [1.0 / (1 + step) for step in range(20)]
 
 @dataclass
 class Job:
-    """`gains` per knob, as a share of the step; `moves` the losses by so much; `fails` ends a run so."""
+    """`gains` per knob, as a share of the step, some only with what they are `behind`; `moves` the losses by so much;
+    `fails` ends a run so."""
 
     seed: int = 0
     gains: Mapping[str, float] = field(default_factory=dict)
+    behind: Mapping[str, str] = field(default_factory=dict)
     moves: Mapping[str, float] = field(default_factory=dict)
     fails: Mapping[str, Failed] = field(default_factory=dict)
     between: float = 0.01
@@ -55,7 +57,8 @@ class Job:
         changes = [change for change in changes if change.name not in refused]
         self.drifted += self.random.gauss(0, self.drift)
         level = math.log(50e6) + self._between() + self.drifted + self.jump * (len(self.runs) >= self.jumps_at)
-        level += sum(math.log1p(-self.gains.get(change.name, 0.0)) for change in changes)
+        names = {change.name for change in changes}
+        level += sum(math.log1p(-self.gains.get(one, 0.0)) for one in names if self.behind.get(one, one) in names)
         steps = [
             round(math.exp(level + abs(self.random.gauss(0, self.within))) * (5 if self.random.random() < 0.005 else 1))
             for _ in range(STEPS)

@@ -37,7 +37,7 @@ def test_a_gain_of_five_per_cent_is_found(between: float, within: float, often: 
 
 def test_what_is_kept_is_what_the_next_change_starts_from() -> None:
     job = Job(gains={"a": 0.3, "b": 0.3, "c": -0.2})
-    found = session(job, "a", "c", "b")
+    found = session(job, "a", candidate("c", 0.97), "b")
     assert kept(found) == ["a", "b"]
     assert [change.name for change in found.changes] == ["a", "b"]
     numbers = found.figures()
@@ -50,8 +50,23 @@ def test_what_is_kept_is_what_the_next_change_starts_from() -> None:
 
 
 def test_a_useless_change_costs_one_run_as_does_a_clear_gain() -> None:
-    found = session(Job(gains={"a": -0.3, "b": 0.6}), "a", "b")
+    found = session(Job(gains={"a": -0.3, "b": 0.6}), candidate("a", 0.97), "b")
     assert [(row["outcome"], row["runs"]) for row in found.tried] == [("no_gain", 1), ("faster", 1)]
+
+
+def test_a_fault_that_another_one_hid_is_tried_again() -> None:
+    found = session(Job(gains={"a": 0.5, "b": 0.5}, behind={"a": "b"}), candidate("a", 0.6), "b")
+    assert [(row["code"], row["outcome"]) for row in found.tried] == [
+        ("a", "no_gain"), ("b", "faster"), ("a", "faster"),
+    ]  # fmt: skip
+
+
+def test_one_run_without_a_certain_gain_does_not_settle_that_there_is_none() -> None:
+    """The machine was slow in the first trial."""
+    job = Job(gains={"a": 0.2}, between=0.0, within=0.01, drift=0.0)
+    third, rest = iter((1, 1, 1.2)), job.timed
+    job.timed = lambda *asked: _longer(rest(*asked), next(third, 1.0))  # type: ignore[method-assign]
+    assert kept(session(job, candidate("a", 0.8))) == ["a"]
 
 
 def test_two_faults_at_once_cost_three_runs() -> None:
@@ -81,6 +96,15 @@ def test_what_has_a_bound_alone_is_tried_with_all_and_has_to_show_its_gain(
     assert kept(found) == expected
     assert [change.name for change in found.changes] == expected
     assert len(found.tried) <= 1 + len(bounds)
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(0.25, "ab"), (0.0, "a")])
+def test_where_the_budget_ends_before_parts_are_told_apart_the_faster_stays(gain: float, expected: str) -> None:
+    """Profile, the command as it stands, both, the certain one alone: each faster than the command beyond chance."""
+    job = Job(gains={"a": 0.6, "b": gain}, between=0.005, most=4)
+    found = session(job, "a", "b", apart=True, bounds="b")
+    assert "".join(change.name for one in found.kept for change in one.candidate.changes) == expected
+    assert all(row["ratio_high"] < 0.99 for row in found.tried if row["kept"])  # type: ignore[operator]
 
 
 def test_bounds_that_together_hold_nothing_are_not_tried_singly() -> None:
@@ -134,7 +158,7 @@ def test_a_change_that_can_not_be_made_leaves_the_others_together() -> None:
 def test_what_one_run_can_not_settle_waits_for_the_others() -> None:
     job = Job(gains={"a": 0.03, "c": 0.4}, between=0.03, seed=3, most=4)
     assert kept(session(job, "a", "c")) == ["c"]  # profile, baseline, a, c
-    patient = session(Job(gains={"a": 0.1}, between=0.01), "a", "b")
+    patient = session(Job(gains={"a": 0.1}, between=0.01), "a", candidate("b", 0.97))
     assert [row["code"] for row in patient.tried if row["kept"]] == ["a"]
     assert len({row["code"] for row in patient.tried}) == len(
         patient.tried

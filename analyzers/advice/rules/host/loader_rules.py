@@ -8,7 +8,7 @@ from gpuscope.analyzers.advice.framework_settings import by_framework, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import megatron_settings, other_settings, torch_settings
 from gpuscope.analyzers.advice.tries import TIE_FRAC
-from gpuscope.analyzers.changes import LinkSpeed, LoaderWorkers, MoreLoaderWorkers, Predicted
+from gpuscope.analyzers.changes import LinkSpeed, LoaderWorkers, MoreLoaderWorkers
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
@@ -108,10 +108,10 @@ def _in_order(case: Case, cores: int | None) -> Sequence[int]:
     found = [one for one in case.report["findings"] if one["code"] in BY_CODE and one["severity"] != "low"]
     if all(BY_CODE[one["code"]].class_name != "communication" for one in found):
         return WORKERS
-    told = {count: case.predict((LoaderWorkers(count, cores=cores), NO_LINK)) for count in WORKERS}
-    steps = {count: one.after for count, one in told.items() if isinstance(one, Predicted)}
-    best = min(steps.values(), default=0)
-    enough = next((count for count, step in steps.items() if step <= best * (1 + TIE_FRAC)), WORKERS[0])
+    told = {count: case.estimate((LoaderWorkers(count, cores=cores), NO_LINK)) for count in WORKERS}
+    steps = {count: step for count, step in told.items() if isinstance(step, int)}
+    near = min(steps.values(), default=0) + TIE_FRAC * (case.step_ns or 0)
+    enough = next((count for count, step in steps.items() if step <= near), WORKERS[0])
     return [*(one for one in WORKERS if one >= enough), *reversed([one for one in WORKERS if one < enough])]
 
 
