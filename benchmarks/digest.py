@@ -98,14 +98,16 @@ def _difference(pairs: Any) -> str:
 
 
 def _mean_and_range(percents: Sequence[float]) -> str:
-    """The mean of the middle 80 %, and the range in which it lies nine times in ten."""
-    cut = len(percents) // 10
-    middle = sorted(percents)[cut : len(percents) - cut]
+    """The mean of the middle half, and the range in which it lies nine times in ten: by the spread of all with what was
+    cut moved to the cut (Tukey and McLaughlin)."""
+    ordered, cut = sorted(percents), len(percents) // 4
+    middle = ordered[cut : len(ordered) - cut]
     mean = statistics.fmean(middle)
     if len(middle) < 2:
         return f"{mean:+.2f} %"
-    half = student(0.05, len(middle) - 1) * statistics.stdev(middle) / len(middle) ** 0.5
-    return f"{mean:+.2f} ± {half:.2f} %"
+    moved = [min(max(one, middle[0]), middle[-1]) for one in ordered]
+    error = statistics.stdev(moved) / (len(middle) / len(ordered) * len(ordered) ** 0.5)
+    return f"{mean:+.2f} ± {student(0.05, len(middle) - 1) * error:.2f} %"
 
 
 @main.command()
@@ -131,7 +133,7 @@ def switched(work: Path, length: int, seconds: int) -> None:
             told = []
             for which in (0, 1):
                 middle = statistics.median(one[which] for one in times)
-                differences = [100 * (a[which] - b[which] - c[which] + d[which]) / 2 / middle for a, b, c, d in fours]
+                differences = [50 * sum(one[which] * (1 if one[2] else -1) for one in four) / middle for four in fours]
                 told.append(_mean_and_range(differences))
             step = statistics.median(one[0] for one in times) / 1e6
             click.echo(f"| {kind} | {len(fours)} | {step:.1f} | {' | '.join(told)} |")

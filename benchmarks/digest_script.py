@@ -2,12 +2,13 @@
 
 torchrun --nproc-per-node 2 benchmarks/digest_script.py KIND SECONDS OUT [FOLDER]
 
-With a FOLDER it digests two steps in four, in the order with, without, without, with: neighbours share the state of the
+With a FOLDER it digests two steps in four, the outer or the inner ones as drawn: neighbours share the state of the
 machine, which differs from run to run by more than a digest costs. What can't be turned off within a process (the
 watch's thread, that calls to gloo pass through a group of ours) is in both.
 """
 
 import json
+import random
 import sys
 import time
 
@@ -96,12 +97,14 @@ def main(kind, seconds, out, folder=None):
     batch = 32 if len(shape) == 3 else 512
     # Five batches: of four, those with a digest would be the first and last of every epoch, with a new loader's memory.
     loader = DataLoader([torch.ones(shape) for _ in range(batch)] * 5, batch_size=batch, num_workers=0)
-    times = []
+    times, drawn, outer = [], random.Random(0), True
     go_on = torch.ones(1)
     began = time.monotonic()
     while go_on.item():
         for inputs in loader:
-            with_digest = switched is not None and len(times) % 4 in (0, 3)
+            if len(times) % 4 == 0:
+                outer = drawn.random() < 0.5  # the same on both ranks
+            with_digest = switched is not None and (len(times) % 4 in (0, 3)) == outer
             if switched is not None:
                 switched.turn(with_digest)
             start, cpu = time.perf_counter_ns(), time.process_time_ns()
@@ -110,7 +113,7 @@ def main(kind, seconds, out, folder=None):
             optimizer.zero_grad()
             if with_digest:
                 switched.session.step()
-            times.append((time.perf_counter_ns() - start, time.process_time_ns() - cpu))
+            times.append((time.perf_counter_ns() - start, time.process_time_ns() - cpu, with_digest))
         go_on.fill_(time.monotonic() - began < float(seconds))
         dist.broadcast(go_on, 0)
     if dist.get_rank() == 0:
