@@ -22,9 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import gpuscope
+from gpuscope.instrumented_runtime.record.capture.gc_ranges import GcRanges
 from gpuscope.instrumented_runtime.record.digest.digest import Digest
+from gpuscope.instrumented_runtime.record.digest.thread_marks import ThreadMarks
 from gpuscope.instrumented_runtime.record.gloo import gloo_trace
-from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, CollectiveLog
+from gpuscope.instrumented_runtime.record.hang.hang_watch import HangWatch
+from gpuscope.instrumented_runtime.record.session import Session
 
 SKIPPED = 8
 
@@ -60,6 +64,35 @@ def build(kind):
     if kind == "ZeRO-1":
         return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-4)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+OWN = [0]
+"""CPU time of gpuscope's own calls on the training thread, and on the hang watch's, since the step began."""
+
+
+def count(holder, name):
+    """Count a method's time on its thread."""
+    inner = getattr(holder, name)
+
+    def counted(*args):
+        began = time.thread_time_ns()
+        try:
+            return inner(*args)
+        finally:
+            OWN[0] += time.thread_time_ns() - began
+
+    setattr(holder, name, counted)
+
+
+for holder, names in {
+    CollectiveLog: ("issue", "completes_with"),
+    ThreadMarks: ("_enter", "_leave", "_on_collection"),
+    GcRanges: ("_on_collection",),
+    HangWatch: ("_poll",),
+    Session: ("step",),
+}.items():
+    for one in names:
+        count(holder, one)
 
 
 class Switched:
@@ -107,13 +140,13 @@ def main(kind, seconds, out, folder=None):
             with_digest = switched is not None and (len(times) % 4 in (0, 3)) == outer
             if switched is not None:
                 switched.turn(with_digest)
-            start, cpu = time.perf_counter_ns(), time.process_time_ns()
+            OWN[0], start, cpu = 0, time.perf_counter_ns(), time.process_time_ns()
             model(inputs).pow(2).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             if with_digest:
                 switched.session.step()
-            times.append((time.perf_counter_ns() - start, time.process_time_ns() - cpu, with_digest))
+            times.append((time.perf_counter_ns() - start, time.process_time_ns() - cpu, with_digest, OWN[0]))
         go_on.fill_(time.monotonic() - began < float(seconds))
         dist.broadcast(go_on, 0)
     if dist.get_rank() == 0:
