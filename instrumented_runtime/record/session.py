@@ -177,7 +177,7 @@ class Session:
         try:
             getattr(capture, action)(*args)
         except Exception as error:
-            reason = str(error) if isinstance(error, GpuscopeError | OSError) else repr(error)
+            reason = str(error).replace("\nHint: ", "; ") if isinstance(error, GpuscopeError | OSError) else repr(error)
             self.folder.problem(f"{capture.name}_failed", f"{capture.name}: {reason}", severity="data_loss")
             return False
         return True
