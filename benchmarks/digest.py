@@ -81,14 +81,13 @@ def _cost_row(kind: str, work: Path) -> None:
         return
     told = [_difference([[step[which] for step in run] for run in pair] for pair in pairs) for which in (0, 1)]
     step = statistics.median(statistics.median(one[0] for one in plain) for plain, _ in pairs) / 1e6
-    lines = [
-        len(line)
-        for path in work.glob(f"{kind}-*/digest/*.digest")
-        for line in path.read_bytes().splitlines()
-        if line.startswith(b'{"step"')
-    ]
-    sizes = f"{statistics.median(lines):.0f}, {max(lines)}" if lines else "–"
-    click.echo(f"| {kind} | {len(pairs)} | {step:.1f} | {told[0]} | {told[1]} | {sizes} |")
+    click.echo(f"| {kind} | {len(pairs)} | {step:.1f} | {told[0]} | {told[1]} | {_bytes(work, f'{kind}-*')} |")
+
+
+def _bytes(work: Path, runs: str) -> str:
+    paths = work.glob(f"{runs}/digest/*.digest")
+    lines = [len(one) for path in paths for one in path.read_bytes().splitlines() if one.startswith(b'{"step"')]
+    return f"{statistics.median(lines):.0f}, {max(lines)}" if lines else "–"
 
 
 def _difference(pairs: Any) -> str:
@@ -98,27 +97,38 @@ def _difference(pairs: Any) -> str:
 
 
 def _mean_and_range(percents: Sequence[float]) -> str:
-    """The mean of the middle 80 %, and the range in which it lies nine times in ten."""
-    cut = len(percents) // 10
-    middle = sorted(percents)[cut : len(percents) - cut]
+    """The mean of the middle half, and the range in which it lies nine times in ten: by the spread of all with what was
+    cut moved to the cut (Tukey and McLaughlin)."""
+    ordered, cut = sorted(percents), len(percents) // 4
+    middle = ordered[cut : len(ordered) - cut]
     mean = statistics.fmean(middle)
     if len(middle) < 2:
         return f"{mean:+.2f} %"
-    half = student(0.05, len(middle) - 1) * statistics.stdev(middle) / len(middle) ** 0.5
-    return f"{mean:+.2f} ± {half:.2f} %"
+    moved = [min(max(one, middle[0]), middle[-1]) for one in ordered]
+    error = standard_error(moved) * len(ordered) / len(middle)
+    return f"{mean:+.2f} ± {student(0.05, len(middle) - 1) * error:.2f} %"
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of a mean."""
+    return statistics.stdev(values) / len(values) ** 0.5
 
 
 @main.command()
 @click.option("--work", type=click.Path(path_type=Path), required=True)
+@click.option("--only", default="", help="Scripts whose name contains this.")
 @click.option("--length", default=45, show_default=True, help="Seconds that a script trains.")
 @click.option("--seconds", default=0, help="Begin no run after so many seconds.")
-def switched(work: Path, length: int, seconds: int) -> None:
-    """Five scripts whose digest is turned on and off every other step: the difference between neighbours."""
+def switched(work: Path, only: str, length: int, seconds: int) -> None:
+    """Five scripts whose digest is turned on and off every other step: the difference between neighbours, and the CPU
+    time of gpuscope's own calls in those with."""
     work.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + seconds if seconds else float("inf")
-    click.echo("| script | pairs | step, ms | wall | CPU |")
-    click.echo("|---|---|---|---|---|")
+    click.echo("| script | steps | step, ms | wall | CPU | own calls | bytes, median and most |")
+    click.echo("|---|---|---|---|---|---|---|")
     for kind in KINDS:
+        if only not in kind:
+            continue
         out = work / f"{kind}-switched.json"
         if not out.exists() and time.monotonic() < until:
             command = [*LAUNCH, "2", str(SCRIPT), kind, str(length), str(out), str(work / f"{kind}-run")]
@@ -131,10 +141,12 @@ def switched(work: Path, length: int, seconds: int) -> None:
             told = []
             for which in (0, 1):
                 middle = statistics.median(one[which] for one in times)
-                differences = [100 * (a[which] - b[which] - c[which] + d[which]) / 2 / middle for a, b, c, d in fours]
+                differences = [50 * sum(one[which] * (1 if one[2] else -1) for one in four) / middle for four in fours]
                 told.append(_mean_and_range(differences))
             step = statistics.median(one[0] for one in times) / 1e6
-            click.echo(f"| {kind} | {len(fours)} | {step:.1f} | {' | '.join(told)} |")
+            own = [100 * one[3] / step / 1e6 for one in times if one[2]]
+            told.append(f"{statistics.fmean(own):.2f} ± {student(0.05, len(own) - 1) * standard_error(own):.2f} %")
+            click.echo(f"| {kind} | {len(times)} | {step:.1f} | {' | '.join(told)} | {_bytes(work, f'{kind}-run')} |")
 
 
 @main.command()

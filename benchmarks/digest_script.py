@@ -2,12 +2,13 @@
 
 torchrun --nproc-per-node 2 benchmarks/digest_script.py KIND SECONDS OUT [FOLDER]
 
-With a FOLDER it digests two steps in four, in the order with, without, without, with: neighbours share the state of the
+With a FOLDER it digests two steps in four, the outer or the inner ones as drawn: neighbours share the state of the
 machine, which differs from run to run by more than a digest costs. What can't be turned off within a process (the
 watch's thread, that calls to gloo pass through a group of ours) is in both.
 """
 
 import json
+import random
 import sys
 import time
 
@@ -21,9 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import gpuscope
+from gpuscope.instrumented_runtime.record.capture.gc_ranges import GcRanges
 from gpuscope.instrumented_runtime.record.digest.digest import Digest
+from gpuscope.instrumented_runtime.record.digest.thread_marks import ThreadMarks
 from gpuscope.instrumented_runtime.record.gloo import gloo_trace
-from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, CollectiveLog
+from gpuscope.instrumented_runtime.record.hang.hang_watch import HangWatch
+from gpuscope.instrumented_runtime.record.session import Session
 
 SKIPPED = 8
 
@@ -61,6 +66,35 @@ def build(kind):
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
+OWN = [0]
+"""CPU time of gpuscope's own calls on the training thread, and on the hang watch's, since the step began."""
+
+
+def count(holder, name):
+    """Count a method's time on its thread."""
+    inner = getattr(holder, name)
+
+    def counted(*args):
+        began = time.thread_time_ns()
+        try:
+            return inner(*args)
+        finally:
+            OWN[0] += time.thread_time_ns() - began
+
+    setattr(holder, name, counted)
+
+
+for holder, names in {
+    CollectiveLog: ("issue", "completes_with"),
+    ThreadMarks: ("_enter", "_leave", "_on_collection"),
+    GcRanges: ("_on_collection",),
+    HangWatch: ("_poll",),
+    Session: ("step",),
+}.items():
+    for one in names:
+        count(holder, one)
+
+
 class Switched:
     """A session whose digest can be turned off and on."""
 
@@ -96,21 +130,23 @@ def main(kind, seconds, out, folder=None):
     batch = 32 if len(shape) == 3 else 512
     # Five batches: of four, those with a digest would be the first and last of every epoch, with a new loader's memory.
     loader = DataLoader([torch.ones(shape) for _ in range(batch)] * 5, batch_size=batch, num_workers=0)
-    times = []
+    times, drawn, outer = [], random.Random(0), True
     go_on = torch.ones(1)
     began = time.monotonic()
     while go_on.item():
         for inputs in loader:
-            with_digest = switched is not None and len(times) % 4 in (0, 3)
+            if len(times) % 4 == 0:
+                outer = drawn.random() < 0.5  # the same on both ranks
+            with_digest = switched is not None and (len(times) % 4 in (0, 3)) == outer
             if switched is not None:
                 switched.turn(with_digest)
-            start, cpu = time.perf_counter_ns(), time.process_time_ns()
+            OWN[0], start, cpu = 0, time.perf_counter_ns(), time.process_time_ns()
             model(inputs).pow(2).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             if with_digest:
                 switched.session.step()
-            times.append((time.perf_counter_ns() - start, time.process_time_ns() - cpu))
+            times.append((time.perf_counter_ns() - start, time.process_time_ns() - cpu, with_digest, OWN[0]))
         go_on.fill_(time.monotonic() - began < float(seconds))
         dist.broadcast(go_on, 0)
     if dist.get_rank() == 0:

@@ -39,7 +39,8 @@ _RULES = (
     _rule("rendezvous", r"torch/distributed/rendezvous\.py"),
     _rule("rendezvous", r"torch/distributed/distributed_c10d\.py",
           r"init_process_group|new_group|new_subgroups|split_group|_store_based_barrier|_new_process_group_helper"),
-    _rule("collective", r"torch/distributed/(?:distributed_c10d|_functional_collectives|c10d_logger)\.py"),
+    _rule("collective", r"torch/distributed/(?:distributed_c10d|_functional_collectives|c10d_logger)\.py",
+          r"^(?!_distributed_excepthook$)"),
     _rule("collective", "", r"^(?:c10d|gloo)::|^nccl[A-Z]\w+"),
     _rule("compiling", r"torch/_dynamo/(?:convert_frame|symbolic_convert|output_graph)\.py"),
     _rule("compiling", r"torch/_inductor/(?:graph|scheduler|codecache|async_compile|cpp_builder|select_algorithm)\.py",
@@ -67,7 +68,8 @@ _READS_DEVICE = when_used.pattern(r"\.(?:item|cpu|tolist|numpy|nonzero|synchroni
 """What a line calls that waits for the device: a C function, which has no frame of its own."""
 _WAITS = when_used.pattern(r"\.(?:acquire|join)\(\)?")
 _LIBRARY = when_used.pattern(
-    _START + r"(?:torch|triton|multiprocessing|concurrent|(?:site|dist)-packages|lib/python\d[^/]*|record/gloo)/|^<|"
+    _START + r"(?:torch|triton|multiprocessing|concurrent|(?:site|dist)-packages|lib/python\d[^/]*)/|^<|"
+    + _START + r"instrumented_runtime/record/|"
     + _START + r"(?:threading|queue|subprocess|selectors|[pb]db|cmd|shutil|pickle|contextlib|runpy|socket|ssl)\.py$|"
     r"\.so(?:\.[\d.]+)?$"
 )  # fmt: skip

@@ -58,7 +58,7 @@ def called_other(job: Job, rank: int, awaiting: Sequence[Wait], majority: bool) 
     waiting = [wait.waiter for wait in awaiting]
     called = None if own is None else _call(own)
     why = sentences.called_other(called, record.seq, job.title(record.group), waiting, _call(record))
-    return {"rank": rank, "kind": "mismatch", "certain": majority, "why": why}
+    return {"rank": rank, "kind": "mismatch", "certain": majority, "why": why, "remedy": reasons.MISMATCH}
 
 
 def _call(record: Record) -> Call:
@@ -68,14 +68,14 @@ def _call(record: Record) -> Call:
 def mismatched(job: Job, rank: int, mismatch: Mismatch) -> HangCause:
     """A rank of a mismatch in which no rank waits, or whose dump lists other members of a group."""
     why = sentences.differs(mismatch.what, mismatch.seq, job.title(mismatch.group), list(mismatch.variants.items()))
-    return {"rank": rank, "kind": "mismatch", "certain": mismatch.majority, "why": why}
+    return {"rank": rank, "kind": "mismatch", "certain": mismatch.majority, "why": why, "remedy": reasons.MISMATCH}
 
 
 def in_ring(job: Job, rank: int, ring: Sequence[int], awaiting: Sequence[Wait]) -> HangCause:
     """A rank of several that wait for each other."""
     inside = [wait for wait in awaiting if wait.waiter in ring]
-    why = sentences.circular(ring, _awaited(job, inside, _first(inside)))
-    return {"rank": rank, "kind": "circular", "certain": False, "why": why}
+    why = sentences.circular(ring, _awaited(job, inside, _first(inside)), operation(job, job.pending(rank)[0]))
+    return {"rank": rank, "kind": "circular", "certain": False, "why": why, "remedy": reasons.CIRCULAR}
 
 
 def in_transfer(job: Job, rank: int, record: Record) -> HangCause:
@@ -121,6 +121,7 @@ def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> l
         sentences.Unknown(
             causes,
             dumps=job.dumped,
+            watched=job.watched,
             stacks=any(record.frames for cause in causes for record in job.records.get(cause["rank"], [])),
             without_dump=set(job.without_dump) - {cause["rank"] for cause in causes if cause.get("reason")},
             progress={wait.awaited for wait in waits if wait.reason == "unknown"},

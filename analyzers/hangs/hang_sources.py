@@ -21,7 +21,9 @@ def of(job: Job, evidence: Evidence, causes: Sequence[HangCause]) -> list[HangSo
     ras = {one.rank for one in evidence.progress if one.told_by == "ras"}
     silent = opened - set(evidence.hosts) - set(job.ranks)
     found = [
-        _source("flight_recorder", job.ranks, known),
+        _source(
+            "flight_recorder", job.ranks, known - {cause["rank"] for cause in causes if cause.get("reason_certain")}
+        ),
         _source("stacks", evidence.hosts, opened),
         _source("logs", logs, silent),
         _source("ras", ras, opened if job.backend != "gloo" else ()),

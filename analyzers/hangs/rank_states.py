@@ -68,6 +68,8 @@ class Job:
     backend: str = ""
     dumped: bool = False
     """Whether there are dumps at all."""
+    watched: bool = False
+    """Whether gpuscope's own watch wrote a dump, because an operation was under way for too long."""
     calm: bool = False
     """Whether every dump was asked for, or written at the end, and not because something waited too long."""
     p2p_groups: set[str] = field(default_factory=set)
@@ -125,6 +127,7 @@ def read(trace: Trace) -> Job:
         job.ranks = []
     job.dumped_ns = max((source.facts.get("dumped_ns", 0) for source in trace.sources), default=0)
     notes = {source.facts.get("note", "") for source in trace.sources if "dumped_ns" in source.facts}
+    job.watched = "on a hang" in notes
     job.calm = bool(notes) and notes <= {"on demand", "at the end"}
     _records(trace, job)
     _status(trace, job)

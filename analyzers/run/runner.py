@@ -251,9 +251,9 @@ def _how_it_ended(folder: Path, read: Sequence[Path]) -> Result:
     if end is not None and end.badly:
         if end.failures:
             failures = "; ".join(end.failures[:4])
-            result.problem(job.RUN_ENDED_EARLY, 1, run=folder.name, status=end.status, failures=failures)
+            result.problem(job.RUN_ENDED_EARLY, 1, run=folder.name, ended=end.words, failures=failures)
         else:
-            result.problem(job.RUN_ENDED_UNEXPLAINED, 1, run=folder.name, status=end.status)
+            result.problem(job.RUN_ENDED_UNEXPLAINED, 1, run=folder.name, ended=end.words)
     if end is not None and end.going_on:
         result.problem(job.RUN_GOING_ON, 1, run=folder.name)
     for said in end.lost if end else ():

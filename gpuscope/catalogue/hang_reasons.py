@@ -49,6 +49,7 @@ REMEDIES: Mapping[Reason, str] = {
     "host_code": "read the line named; two stacks some seconds apart show whether it goes on",
 }
 MISMATCH = "find the branch that only some ranks take before this call"
+CIRCULAR = "let every rank call them in one order, and every receive have its send"
 LAGGING = "torch itself names it as lagging"
 DOING: Mapping[Doing, str] = {
     "debugger": "debugger",

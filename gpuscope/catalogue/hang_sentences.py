@@ -11,6 +11,7 @@ from gpuscope.words import units
 
 OPERATIONS_NAMED = 4
 _INDEPENDENT = ("never_arrived", "device_stuck", "no_dump")
+_OWN_REASON = ("mismatch", "circular")
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ def differs(what: str, number: int | None, group: str, variants: Sequence[tuple[
     return f"{what.rstrip('s')} differs from the others in {of}{group} ({said})"
 
 
-def circular(ring: Collection[int], awaited: Awaited) -> str:
-    """Why a rank of several that wait for each other is named."""
-    return f"{rank_list(ring)} wait for each other, {awaited.waiters()} in {awaited.operation}"
+def circular(ring: Collection[int], awaited: Awaited, own: Operation) -> str:
+    """Why a rank of several that wait for each other is named; `own` is what it waits in."""
+    return f"{rank_list(ring)} wait for each other: {awaited.waiters()} in {awaited.operation}, this one in {own}"
 
 
 def transfer(operation: Operation) -> str:
@@ -131,6 +132,8 @@ class Unknown:
     causes: Sequence[HangCause]
     dumps: bool
     """Whether there are dumps."""
+    watched: bool
+    """Whether something had waited too long when they were written, by the recorder itself."""
     stacks: bool
     """Whether the dumps of the first causes hold stacks."""
     without_dump: Collection[int]
@@ -155,12 +158,13 @@ def _uncertain(unknown: Unknown) -> Iterator[str]:
     if causes and not unknown.dumps:
         yield "Who waits for whom: without Flight Recorder dumps the ranks' operations can't be compared."
     elif causes:
-        if any(cause.get("reason") is None for cause in causes):
+        if any(cause.get("reason") is None and cause["kind"] not in _OWN_REASON for cause in causes):
             yield (
                 "Why the first cause stopped: dumps record what was enqueued, not what a host or device did instead"
                 + ("." if unknown.stacks else ", and these contain no stacks.")
             )
-        yield "That the job hung at all: dumps taken on demand from a running job can look the same."
+        if not unknown.watched:
+            yield "That the job hung at all: dumps taken on demand from a running job can look the same."
     else:
         yield "Whether the job hung: nothing in these dumps waits for another rank."
     if len(ranks) > 1 and all(cause["kind"] in _INDEPENDENT for cause in causes):

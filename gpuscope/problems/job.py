@@ -6,11 +6,11 @@ from gpuscope.problems.problem import ProblemKind
 
 RUN_ENDED_EARLY = ProblemKind(
     "run_ended_early", "error",
-    "{run}: the run {status}: {failures}",
+    "{run}: the run {ended}: {failures}",
     about="The manifest of the run folder says that the run failed or was interrupted; the message names the ranks "
     "with their errors, the likeliest culprit first. Its last step is then cut short.",
 )  # fmt: skip
-RUN_ENDED_UNEXPLAINED = RUN_ENDED_EARLY.saying("{run}: the run {status}: no rank recorded why")
+RUN_ENDED_UNEXPLAINED = RUN_ENDED_EARLY.saying("{run}: the run {ended}: no rank recorded why")
 RUN_GOING_ON = ProblemKind(
     "run_going_on", "info",
     "{run}: the run has not ended, or its launcher was killed: what it had written is read",

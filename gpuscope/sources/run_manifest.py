@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ REQUEST = "record"
 _TRACES = ("torch_profiler", "nsys")
 _STOPPED = ("hang", "mismatched_calls")
 _CONNECTION_LOST = ("connection", "reset by peer", "timed out", "broken pipe")
+_LOST = 2
+"""Place in the order of failures of a connection that another rank's end cut."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class Ended:
         return self.status not in ("completed", "running", "")
 
     @property
+    def words(self) -> str:
+        """How it ended, after «the run»."""
+        return self.status if self.status == "failed" else f"was {self.status}"
+
+    @property
     def going_on(self) -> bool:
         """Whether nobody has said that it ended."""
         return self.status == "running"
@@ -91,7 +98,7 @@ def ended(folder: Path) -> Ended | None:
     ranks = sorted(_dicts(manifest.get("ranks")), key=_order_of_failure)
     return Ended(
         status=str(manifest["status"]),
-        failures=tuple(text for rank in ranks if (text := _failure(rank))),
+        failures=(*_left_early(ranks), *(text for rank in ranks if (text := _failure(rank)))),
         wrong=tuple(redacted(str(entry.get("message", ""))) for entry in problems),
         lost=tuple(_of_rank(entry) + redacted(str(entry.get("message", ""))) for entry in lost),
         paused=tuple(redacted(str(one.get("message", ""))) for one in all_problems if one.get("code") == "pause"),
@@ -256,9 +263,19 @@ def _order_of_failure(rank: dict[str, Any]) -> tuple[int, int]:
     """Killed before failed, an error of its own before a connection that another rank's end cut."""
     error = str(rank.get("error") or "").lower()
     lost = any(words in error for words in _CONNECTION_LOST)
-    order = 0 if rank.get("status") == "killed" else 2 if lost else 1
+    order = 0 if rank.get("status") == "killed" else _LOST if lost else 1
     when = rank.get("ended_ns")
     return order, when if isinstance(when, int) else 0
+
+
+def _left_early(ranks: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Ranks that ended well before others lost their connections, where these are the only failures."""
+    failed = [_order_of_failure(rank) for rank in ranks if _failure(rank)]
+    if failed and all(order == _LOST for order, _ in failed):
+        first = min(when for _, when in failed)
+        for rank in ranks:
+            if rank.get("status") == "completed" and _order_of_failure(rank)[1] < first:
+                yield f"rank {rank.get('rank')} ended before the others, without an error"
 
 
 def _of_rank(problem: dict[str, Any]) -> str:

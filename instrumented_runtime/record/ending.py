@@ -62,8 +62,11 @@ def close_at_the_end(session: Session) -> None:
         del frame
         if session.closing:  # torchrun terminates the other ranks when one fails: let this one finish writing
             return
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises as a loader's workers are terminated too
         session.close("interrupted", "terminated by SIGTERM")
-        sys.exit(128 + number)
+        # As it would have ended without us. An exception would be lost in a callback of the garbage collector's.
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     in_main = threading.current_thread() is threading.main_thread()
     if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

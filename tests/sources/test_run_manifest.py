@@ -38,6 +38,18 @@ def test_the_culprit_comes_before_those_whose_connection_it_cut(tmp_path: Path) 
     )
 
 
+def test_a_rank_that_left_is_the_culprit_where_others_only_lost_their_connection(tmp_path: Path) -> None:
+    lost = {"status": "failed", "error": "RuntimeError: Connection closed by peer"}
+    ranks = [{"rank": 0, **lost, "ended_ns": 2}, {"rank": 1, "status": "completed", "ended_ns": 1},
+             {"rank": 2, "status": "completed", "ended_ns": 3}]  # fmt: skip
+    told = ended(manifest(tmp_path, status="failed", ranks=ranks))
+    assert told is not None
+    assert told.failures == (
+        "rank 1 ended before the others, without an error",
+        "rank 0 failed: RuntimeError: Connection closed by peer",
+    )
+
+
 def test_a_healthy_run_and_other_manifests_say_nothing(tmp_path: Path) -> None:
     told = ended(manifest(tmp_path))
     assert told is not None

@@ -148,10 +148,10 @@ class _Reader:
         code = self.builder.names.code
         configs = _mapping(self.dump.get("pg_config"))
         described = {
-            str(name): str(_mapping(config).get("desc") or "") for name, config in configs.items() if str(name)
+            str(name): _described(_mapping(config).get("desc")) for name, config in configs.items() if str(name)
         }
         for entry in self.entries:
-            described.setdefault(_group(entry), _description(entry))
+            described.setdefault(_group(entry), _described(*entry["process_group"][1:2]))
         for name, description in described.items():
             ranks = self.members.get(name, [])
             self.builder.add(
@@ -236,9 +236,9 @@ def _group(entry: Mapping[str, Any]) -> str:
     return str(entry["process_group"][0])
 
 
-def _description(entry: Mapping[str, Any]) -> str:
-    group = entry["process_group"]
-    return str(group[1]) if len(group) > 1 and group[1] != "undefined" else ""
+def _described(description: Any = None) -> str:
+    """A group's description; torch writes «undefined» where the script gave none."""
+    return str(description) if description and description != "undefined" else ""
 
 
 def _done(entry: Mapping[str, Any], state: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ class Digest:
         self._ring = NcclRing()
         self._held: list[_Ended] = []
         self._written_ns = 0
+        self._allocator: Callable[[], dict[str, int]] = dict
 
     def start(self, folder: RankFolder) -> None:
         """Hook the training thread, and begin the file."""
@@ -81,7 +82,7 @@ class Digest:
             marks = self._marks.take()
             done = LOG.drain()
             row = self._nvml.row() if self._nvml is not None else None
-            self._held.append(_Ended(step, marks, done, LOG.undrained(), self._ring.take(), memory(step), row))
+            self._held.append(_Ended(step, marks, done, LOG.undrained(), self._ring.take(), self._allocator(), row))
             if marks[-1][0] - self._written_ns >= HELD_NS or len(self._held) >= MOST_HELD:
                 self._written_ns = marks[-1][0]
                 self._write_held()
@@ -90,7 +91,12 @@ class Digest:
             raise
 
     def _write_held(self) -> None:
+        import torch
+
         held, self._held = self._held, []
+        if held:
+            held[-1].memory["peak_host_bytes"] = peak_host_bytes()
+            self._allocator = allocator if torch.cuda.is_initialized() else dict  # type: ignore[no-untyped-call]
         for ended in held:
             self._write(ended)
         self._file.flush()
@@ -147,21 +153,20 @@ class Digest:
         self._folder.add_file(self._file.path, self.name)
 
 
-def memory(step: int) -> dict[str, int]:
-    """What the process holds: now and then its peak on the host (the kernel looks at every thread for it), and of a
-    GPU's allocator, whose peaks stay the script's."""
+def peak_host_bytes() -> int:
+    """What the process held at most on the host: asked at each write, as the kernel looks at every thread for it."""
     import resource
     import sys
 
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def allocator() -> dict[str, int]:
+    """What a GPU's allocator holds, whose peaks stay the script's."""
     import torch
 
-    unit = 1 if sys.platform == "darwin" else 1024
-    found = {} if step % 16 else {"peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        stats = torch.cuda.memory_stats()
-        for name, key in _ALLOCATOR.items():
-            found[name] = stats.get(key, 0)
-    return found
+    stats = torch.cuda.memory_stats()
+    return {name: stats.get(key, 0) for name, key in _ALLOCATOR.items()}
 
 
 _ALLOCATOR = {

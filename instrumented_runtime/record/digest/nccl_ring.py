@@ -24,15 +24,18 @@ class NcclRing:
 
     def __init__(self) -> None:
         self._next = 0.0
+        self._there = False
         self._told: dict[str, int] = {}
 
     def take(self) -> list[Collective] | None:
         """Those that have completed and were timed, in order; None where this process has no NCCL group."""
-        if not has_nccl():
-            return None
         now = time.monotonic()
         if now < self._next:
-            return []
+            return [] if self._there else None
+        self._there = has_nccl()
+        if not self._there:
+            self._next = now + LOOK_S
+            return None
         found = timed(recorded(stacks=False), self._told)
         self._next = now + max(LOOK_S, (time.monotonic() - now) / SHARE)
         return found

@@ -125,8 +125,9 @@ class ThreadMarks:
         self._undo.append(put_back)
 
     def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
-        del info
-        if threading.get_ident() != self._thread:
+        if (
+            info["generation"] == 0 or threading.get_ident() != self._thread
+        ):  # of the youngest, several a step, all short
             return
         if phase == "start":
             self._collecting = self._now()

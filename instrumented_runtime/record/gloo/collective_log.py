@@ -29,6 +29,11 @@ class Group:
     description: str
     ranks: tuple[int, ...]
 
+    @property
+    def title(self) -> str:
+        """The description, or the name where the script gave none."""
+        return self.description if self.description != "undefined" else self.name
+
 
 @dataclass(slots=True)
 class Collective:
@@ -85,10 +90,9 @@ class Collective:
         return f"{self.op} of {elements:,} {dtype_name(self.dtype)}"
 
     def __str__(self) -> str:
-        name = self.group.description if self.group.description != "undefined" else self.group.name
         if self.is_p2p:
-            return f"{self.op} #{self.p2p_seq} from rank {self.src} to rank {self.dst} in group {name}"
-        return f"{self.op} #{self.seq} of group {name}"
+            return f"{self.op} #{self.p2p_seq} from rank {self.src} to rank {self.dst} in group {self.group.title}"
+        return f"{self.op} #{self.seq} of group {self.group.title}"
 
 
 @dataclass

@@ -199,6 +199,28 @@ _Work: Any = None
 _held: deque[Any] = deque(maxlen=4096)
 
 
+class _Waited:
+    """In place of a work that has been waited for: it would keep its tensors as long as it is held."""
+
+    def __init__(self, source: int | None) -> None:
+        self._source = source
+
+    def wait(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    is_completed = is_success = wait
+
+    def synchronize(self, *_: Any) -> None:
+        pass
+
+    block_current_stream = exception = synchronize
+
+    def source_rank(self) -> int | None:
+        return self._source
+
+    _source_rank = source_rank
+
+
 def _work_class() -> Any:
     """A Work that logs the end of its wait: nothing else marks the end of gloo's sends and receives."""
     global _Work
@@ -219,9 +241,13 @@ def _work_class() -> Any:
             except Exception as error:
                 LOG.complete(self.entry, first_line(error))
                 raise
-            if self.entry.op == "recv" and self.entry.src is None:  # from any source: now known
-                LOG.name_source(self.entry, self.entry.group.ranks[self.inner._source_rank()])
+            source = None
+            if self.entry.op == "recv":
+                source = self.inner._source_rank()
+                if self.entry.src is None:  # from any source: now known
+                    LOG.name_source(self.entry, self.entry.group.ranks[source])
             LOG.complete(self.entry)
+            self.inner = _Waited(source)
             return result
 
     def forwarding(name: str) -> Callable[..., Any]:

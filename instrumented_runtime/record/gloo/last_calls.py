@@ -82,7 +82,7 @@ def mismatch(parts: Path) -> Mismatch | None:
             by_call.setdefault(call.called, []).append(rank)
         if len(by_call) > 1:
             told = ", ".join(f"{_ranks(ranks)} called {called}" for called, ranks in by_call.items())
-            group = next(iter(calls.values())).group.description
+            group = next(iter(calls.values())).group.title
             return Mismatch(calls, f"the ranks called different things as number {seq} of group {group}: {told}")
     return None
 

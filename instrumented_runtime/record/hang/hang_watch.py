@@ -33,7 +33,8 @@ from gpuscope.instrumented_runtime.record.hang.silent_ranks import SilentRanks
 from gpuscope.instrumented_runtime.record.hang.torch_recorder import has_nccl, recorded
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
-POLL_S = 0.25
+POLL_S, LONGEST_POLL_S = 0.25, 1.0
+"""A look takes the GIL from the training thread: the longer the limit, the rarer."""
 NCCL_POLL_S = 5.0
 # How long to wait for the other ranks' reports before giving the verdict without them.
 PATIENCE_S = 3.0
@@ -52,6 +53,7 @@ class HangWatch(Quiet):
         on_demand: Callable[[str], None] | None = None,
     ) -> None:
         self._timeout_ns = int(timeout_s * 1e9)
+        self._poll_s = min(LONGEST_POLL_S, max(POLL_S, timeout_s / 60 or LONGEST_POLL_S))
         self._recorder = recorder
         self._on_demand = on_demand
         self._stopped = threading.Event()
@@ -90,7 +92,7 @@ class HangWatch(Quiet):
         return self._folder.files / FOLDER
 
     def _watch(self) -> None:
-        while not self._stopped.wait(POLL_S):
+        while not self._stopped.wait(self._poll_s):
             try:
                 self._poll()
             except Exception as error:
@@ -186,6 +188,8 @@ class HangWatch(Quiet):
 
     def _stacks(self, name: str) -> None:
         path = self._folder.file(name)
+        if path.exists():  # another rank asked for them, when this one did not answer: they are of the hang
+            return
         with path.open("w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file, all_threads=True)
             file.flush()
@@ -216,4 +220,4 @@ def _where(thread: int) -> str:
 
 
 def _is_library(filename: str) -> bool:
-    return "/torch/" in filename or "instrumented_runtime/gloo_trace" in filename or filename.startswith("<")
+    return "/torch/" in filename or "/instrumented_runtime/record/" in filename or filename.startswith("<")

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from helpers.flight_recorder import Group, dump, entry
 
 import gpuscope
+from gpuscope.catalogue.hang_reasons import CIRCULAR
 from gpuscope.cli import cli
 from gpuscope.schema.document import Report
 
@@ -68,7 +69,13 @@ def test_two_ranks_that_wait_for_each_other_are_both_the_cause(tmp_path: Path) -
     a, b = ("1", "tp", [0, 1]), ("2", "dp", [0, 1])
     dump(tmp_path, 0, [a, b], [entry(a, 1)])
     dump(tmp_path, 1, [a, b], [entry(b, 1)])
-    assert causes(report(tmp_path)) == [(0, "circular"), (1, "circular")]
+    found = report(tmp_path)
+    assert causes(found) == [(0, "circular"), (1, "circular")]
+    assert [found["hang"]["first_cause"][0].get("remedy"), found["hang"]["first_cause"][0]["why"]] == [
+        CIRCULAR,
+        "ranks 0-1 wait for each other: rank 1 waits in all_reduce 1 of group 2 (dp), this one in all_reduce 1 of "
+        "group 1 (tp)",
+    ]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -246,6 +253,27 @@ def test_a_dump_on_demand_is_no_hang_unless_something_waits_long(tmp_path: Path,
     dump(tmp_path, 0, [WORLD], [first, second], **asked)
     dump(tmp_path, 1, [WORLD], [first], **asked)
     assert report(tmp_path)["hang"]["hung"] is hung
+
+
+@pytest.mark.parametrize("note", ["on demand", "on a hang"])
+def test_a_dump_of_the_watch_is_of_a_hang_for_certain(tmp_path: Path, note: str) -> None:
+    told = {"gpuscope_note": note, "dumped_ns": entry(WORLD, 2)["time_created_ns"] + 60_000_000_000}
+    dump(tmp_path, 0, [WORLD], [entry(WORLD, 1, done=True), entry(WORLD, 2)], **told)
+    dump(tmp_path, 1, [WORLD], [entry(WORLD, 1, done=True)], **told)
+    hang = report(tmp_path)["hang"]
+    assert hang["hung"]
+    assert any("hung at all" in one for one in hang["uncertain"]) == (note == "on demand")
+
+
+def test_a_run_that_failed_without_a_hang_is_told_first(tmp_path: Path) -> None:
+    write(tmp_path, ("0", "undefined", [0, 1]), [[entry(WORLD, 1, done=True)], [entry(WORLD, 1, done=True)]])
+    ranks = [{"rank": 1, "status": "failed", "error": "ValueError: a bad batch"}]
+    (tmp_path / "manifest.json").write_text(json.dumps({"run_id": "x", "status": "failed", "ranks": ranks}))
+    told = CliRunner().invoke(cli, ["hang", str(tmp_path)]).stdout
+    assert "the run failed: rank 1 failed: ValueError: a bad batch" in " ".join(
+        " ".join(told.splitlines()[1:3]).split()
+    )
+    assert "undefined" not in told
 
 
 def test_torch_and_gpuscope_spell_a_dtype_differently(tmp_path: Path) -> None:

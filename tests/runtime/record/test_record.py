@@ -242,6 +242,30 @@ def test_a_rank_that_ended_without_a_word(record: Run, python: str, tmp_path: Pa
     assert [(one["code"], one["severity"]) for one in done.manifest["problems"]] == [("not_closed", "data_loss")]
 
 
+def test_sigterm_within_a_collection_ends_the_rank(record: Run, python: str, tmp_path: Path) -> None:
+    """An exception would be lost there, and the script go on; a loader's workers that end just then spoil nothing."""
+    end = """
+    import gc, os, signal, threading, time
+    def raises(*_): raise RuntimeError("DataLoader worker is killed by signal: Terminated.")
+    signal.signal(signal.SIGCHLD, raises)
+    def workers_end():
+        while not time.sleep(0.02):
+            os.kill(os.getpid(), signal.SIGCHLD)
+    gc.callbacks.append(lambda phase, _: os.kill(os.getpid(), signal.SIGTERM))
+    threading.Thread(target=workers_end, daemon=True).start()
+    gc.collect()
+    print("went on")
+"""
+    (tmp_path / "train.py").write_text(STOPPED.replace("1000", "6") + end)
+    done = record("--wait", "1", "--active", "20", "--", python, "train.py")
+    assert (done.code, done.out) == (143, "")
+    assert [one for one in done.manifest["problems"] if one["severity"] != "info"] == []
+    assert [(one["status"], one["error"]) for one in done.manifest["ranks"]] == [
+        ("interrupted", "terminated by SIGTERM")
+    ]
+    assert "ProfilerStep#5" in {event["name"] for event in trace_of(done.folder, 0)["traceEvents"]}
+
+
 STUBBORN = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

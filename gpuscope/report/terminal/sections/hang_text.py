@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import RenderableType
 
 from gpuscope.catalogue.hang_reasons import DOING, SOURCES
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.schema.document import Report
+from gpuscope.schema.document import ProblemEntry, Report
 from gpuscope.schema.hang_section import Hang, HangLast, HangOperation
 from gpuscope.words import units
 
@@ -31,10 +33,17 @@ def render(report: Report, writer: Writer) -> None:
     if "hang" not in report:
         writer.line("Nothing in these files tells of a hang.")
         return
-    headline = "The job hung" if report["hang"]["hung"] else "No rank waits for another: no hang in these files"
-    writer.line(writer.text(headline, "bold red" if report["hang"]["hung"] else "bold green"))
+    hung = report["hang"]["hung"]
+    ended = [] if hung else [one for one in report["problems"] if one["code"] == "run_ended_early"]
+    headline = "The job hung" if hung else "No rank waits for another: no hang in these files"
+    writer.line(writer.text(headline, "bold red" if hung or ended else "bold green"))
+    _problems(ended, writer)
     section(report["hang"], writer)
-    for problem in report["problems"]:
+    _problems([one for one in report["problems"] if one not in ended], writer)
+
+
+def _problems(problems: Sequence[ProblemEntry], writer: Writer) -> None:
+    for problem in problems:
         writer.line(f"{problem['severity'].replace('_', ' ')}: {problem['message']}", hang=2)
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 from helpers.warm_python import executable
 
-from gpuscope.instrumented_runtime.record.gloo import end_stamp
+from gpuscope.instrumented_runtime.record.gloo import end_stamp, gloo_trace
 from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
 from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, CollectiveLog, Group
 
@@ -176,3 +177,26 @@ def test_a_collective_ends_as_its_future_does(monkeypatch: pytest.MonkeyPatch, c
     assert before <= (good.completed_ns or 0) <= (bad.completed_ns or 0) <= time.time_ns()
     assert (good.error, bad.error) == (None, "Connection closed by peer")
     assert [entry for entry, *_ in log._futures] == [running]
+
+
+@pytest.mark.parametrize(("op", "source"), [("reduce_scatter", None), ("recv", 1)])
+def test_a_work_that_was_waited_for_keeps_no_tensors(op: str, source: int | None) -> None:
+    """gloo's own holds them as long as it lives, and ours is held on: a job would grow with each step."""
+
+    class Inner:
+        def get_future(self) -> None:
+            raise RuntimeError("gloo's reduce-scatter has none")
+
+        def wait(self) -> bool:
+            return True
+
+        def _source_rank(self) -> int:
+            return 1
+
+    entry, inner = gloo_trace.LOG.issue(op, WORLD, (), (), None), Inner()
+    work, gone = gloo_trace._with_logged_end(inner, entry), ref(inner)
+    del inner
+    assert (gone() is None, entry.completed_ns) == (False, None)
+    assert work.wait()
+    assert (gone(), bool(entry.completed_ns), entry.src) == (None, True, source)
+    assert (work.wait(), work.is_completed(), work.exception(), work._source_rank()) == (True, True, None, source)
