@@ -16,7 +16,7 @@ import click
 @click.option("--bench", type=click.Path(exists=True, path_type=Path), metavar="FILE",
               help="What gpuscope bench collectives --json or nccl-tests measured, for the links.")  # fmt: skip
 @click.option("--link-gbps", type=click.FloatRange(min=0, min_open=True), metavar="GB/S",
-              help="What a GPU can send between hosts.  [default: its port's usual rate]")  # fmt: skip
+              help="What a GPU sends between hosts, or in the only one.  [default: the link's usual rate]")  # fmt: skip
 @click.option("--layout", metavar="SIZES",
               help="How RUN was spread, where it does not say: tp=2,pp=4,zero=1,micro_batch=1,batch=512.")  # fmt: skip
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",

@@ -109,9 +109,7 @@ def advise(
         shape = replace(shape, sequence=sequence or setup.sequence or shape.sequence)
         global_batch = global_batch if global_batch is not None or tokens is not None else setup.batch
     batch = global_batch if global_batch is not None else _batch(shape, machines, tokens)
-    question = Question(
-        shape, machines, batch, rates, _precision(precision, setup, machines), lossy, framework or ""
-    )
+    question = Question(shape, machines, batch, rates, _precision(precision, setup, machines), lossy, framework or "")
     given = (str(config), setup) if setup is not None else None
     return ParallelismPlan(plan(question, model or str(run), limit, found, links.told, given))
 
@@ -187,6 +185,6 @@ def _batch(model: Model, cluster: Cluster, tokens: int | None) -> int:
         below, above = tokens // model.sequence * model.sequence, -(-tokens // model.sequence) * model.sequence
         raise UsageError(
             f"{tokens:,} tokens are no whole number of sequences of {model.sequence:,}",
-            hint=f"--tokens {below or above} or {above}",
+            hint=f"--tokens {below} or {above}" if below else f"--tokens {above}",
         )
     return tokens // model.sequence

@@ -167,7 +167,8 @@ def _offloaded(question: Question) -> Iterator[Layout]:
 
 def least_recomputed(question: Question, layout: Layout) -> Scored:
     """A layout with the least recomputation with which it fits: of full recomputation, as few layers as do."""
-    for own in filter(question.allows, (replace(layout, recompute=recompute) for recompute in RECOMPUTED)):
+    tried = (replace(layout, recompute=recompute) for recompute in RECOMPUTED)
+    for own in [*filter(question.allows, tried)] or [layout]:
         needs, lacks = _needs(question, own)
         if lacks == 0:
             break
