@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import click
 
@@ -55,12 +56,16 @@ SEEN = ("llama-3", "deepseek-v3", "nemotron-4", "korthikanti", "narayanan")
 TEST = ("titan-2406", "titan-long")
 """Sources added before the model was last changed, whole, to test it alone."""
 HEAD = ("source", "model", "cluster", "tokens of a sequence", "batch", "published layout", "place (strict, listed)",
-        "tokens/s per GPU",
-        "published", "ratio", "never fitted")  # fmt: skip
-WITHOUT_CHOICE = ("mosaic-h100", "mosaic-a100")
-"""Sources whose software had FSDP alone: their layouts have no place."""
+        "slower than our quickest (as it ran)", "tokens/s per GPU", "published", "ratio", "never fitted")  # fmt: skip
+WITHOUT_CHOICE = ("mosaic-h100", "mosaic-a100", "titan-2412", "titan-h200", "titan-2406", "titan-long", "automodel")
+"""Sources whose layouts were not searched for: llm-foundry had FSDP alone; torchtitan's pages show what each kind of
+parallelism gives, alone and then with others; AutoModel has no tensor parallelism for experts and keeps weights and
+Adam in bf16, which no plan of ours does."""
+MEGATRON = ("nemo-24.07", "dgxc-24.11", "bridge-25.09", "bridge-25.11", "bridge-26.02", "nemotron-4", "korthikanti",
+            "narayanan", "mt-nlg")  # fmt: skip
+"""Sources that ran on Megatron-LM: the place is among the layouts that it runs."""
 WITHOUT_ZERO_3 = ("nemo-24.07", "dgxc-24.11", "deepseek-v3", "nemotron-4", "korthikanti", "narayanan", "mt-nlg")
-"""Sources whose software did not have it: the place is among the layouts that it had."""
+"""Sources whose software did not have ZeRO-3: the place is among the layouts that it had."""
 WITHIN = 0.15
 FIRST = 3
 PUBLISHED = {"none": (NO, 1.0), "half": (FULL, 0.5), "full": (FULL, 1.0)}
@@ -90,13 +95,16 @@ class Published:
 class Placed:
     """Where the planner sees a published layout: `place` counts the candidates that are quicker by more than the
     estimate's error, `strict` all that are quicker, `listed` those printed before it. None where it does not fit, is
-    not considered or had no alternative."""
+    not considered or had no alternative. `slower` is by how much than the quickest candidate: its combination of
+    sizes, and as it ran; `tenth` the same of the tenth quickest."""
 
     own: Published
-    place: int | None
-    strict: int | None
-    listed: int | None
-    of: int
+    place: int | None = None
+    strict: int | None = None
+    listed: int | None = None
+    of: int = 0
+    slower: tuple[float, float] = (0.0, 0.0)
+    tenth: float = 0.0
 
     @property
     def tokens(self) -> float:
@@ -139,17 +147,20 @@ def published() -> Iterator[Published]:
 def placed(own: Published) -> Placed:
     """The place among the best of each combination of sizes, of what the source's software had."""
     if own.source in WITHOUT_CHOICE:
-        return Placed(own, None, None, None, 0)
-    rows = [row for row in scored(own.question) if not row.layout.secondary]
+        return Placed(own)
+    question = replace(own.question, framework="megatron" if own.source in MEGATRON else "")
+    rows = [row for row in scored(question) if not row.layout.secondary]
     if own.source in WITHOUT_ZERO_3:
         rows = [row for row in rows if row.layout.zero < 3]
     best = best_of_each(rows)
     listed = next((index for index, row in enumerate(best, 1) if sizes(row.layout) == sizes(own.row.layout)), None)
     if listed is None:
-        return Placed(own, None, None, None, len(best))
-    its = best[listed - 1]
-    strict = 1 + sum(row.estimate.seconds < its.estimate.seconds for row in best)
-    return Placed(own, place(its, best), strict, listed, len(best))
+        return Placed(own, of=len(best))
+    its, seconds = best[listed - 1], sorted(row.estimate.seconds for row in best)
+    takes = its.estimate.seconds
+    return Placed(own, place(its, best), 1 + sum(one < takes for one in seconds), listed, len(best),
+                  (takes / seconds[0] - 1, own.row.estimate.seconds / seconds[0] - 1),
+                  seconds[min(9, len(best) - 1)] / seconds[0] - 1)  # fmt: skip
 
 
 def row_of(found: Placed) -> tuple[str, ...]:
@@ -159,7 +170,8 @@ def row_of(found: Placed) -> tuple[str, ...]:
     return (
         own.source + (f"; {own.why}" if own.why else ""), name, question.cluster.name, f"{question.model.sequence:,}",
         f"{question.batch:,} {question.precision}", own.row.layout.name,
-        f"{found.place} ({found.strict}, {found.listed}) of {found.of}" if found.place else "–", f"{found.tokens:,.0f}",
+        f"{found.place} ({found.strict}, {found.listed}) of {found.of}" if found.place else "–",
+        "{:.0%} ({:.0%})".format(*found.slower) if found.place else "–", f"{found.tokens:,.0f}",
         f"{own.tokens:,.0f}" if own.tokens else "–", f"{found.ratio:.2f}" if found.ratio else "–",
         "yes" if own.held_out else "",
     )  # fmt: skip
@@ -167,17 +179,24 @@ def row_of(found: Placed) -> tuple[str, ...]:
 
 def summary(found: list[Placed], what: str) -> str:
     """How many are among the first and near the published rate."""
-    rated = [abs(one.ratio - 1) <= WITHIN for one in found if one.ratio]
+    off = [abs(one.ratio - 1) for one in found if one.ratio]
+    within = sum(one <= WITHIN for one in off)
     chosen = [one for one in found if one.own.source not in WITHOUT_CHOICE]
+    near = [[one.place is not None and one.slower[ran] <= WITHIN for one in chosen] for ran in (0, 1)]
+
+    def share(which: Iterable[bool]) -> str:
+        return f"{(count := sum(which))} of {len(chosen)} ({count / len(chosen):.0%})"
 
     def first(places: Iterable[int | None]) -> str:
-        count = sum(one is not None and one <= FIRST for one in places)
-        return f"{count} of {len(chosen)} ({count / len(chosen):.0%})"
+        return share(one is not None and one <= FIRST for one in places)
 
     return (
-        f"{what}: {first(one.place for one in chosen)} layouts are among the first {FIRST}, with all quicker ones "
-        f"counted {first(one.strict for one in chosen)}, as listed {first(one.listed for one in chosen)}; "
-        f"{sum(rated)} of {len(rated)} rates are within {WITHIN:.0%} ({sum(rated) / len(rated):.0%})"
+        f"{what}: {within} of {len(off)} rates are within {WITHIN:.0%} ({within / len(off):.0%}), the median is off by "
+        f"{median(off):.1%}. {first(one.place for one in chosen)} layouts are among the first {FIRST}, with all "
+        f"quicker ones counted {first(one.strict for one in chosen)}, as listed "
+        f"{first(one.listed for one in chosen)}. {share(near[0])} are at most {WITHIN:.0%} slower than our quickest, "
+        f"the median {median(one.slower[0] for one in chosen):.1%}; as they ran {share(near[1])}. The tenth quickest "
+        f"is {median(one.tenth for one in chosen):.1%} slower than the quickest, in the median"
     )
 
 

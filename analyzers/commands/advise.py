@@ -16,7 +16,7 @@ import click
 @click.option("--bench", type=click.Path(exists=True, path_type=Path), metavar="FILE",
               help="What gpuscope bench collectives --json or nccl-tests measured, for the links.")  # fmt: skip
 @click.option("--link-gbps", type=click.FloatRange(min=0, min_open=True), metavar="GB/S",
-              help="What a GPU can send between hosts.  [default: its port's usual rate]")  # fmt: skip
+              help="What a GPU sends between hosts, or in the only one.  [default: the link's usual rate]")  # fmt: skip
 @click.option("--layout", metavar="SIZES",
               help="How RUN was spread, where it does not say: tp=2,pp=4,zero=1,micro_batch=1,batch=512.")  # fmt: skip
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
@@ -33,6 +33,8 @@ import click
               help="Memory of a GPU.  [default: its data sheet's]")  # fmt: skip
 @click.option("--precision", type=click.Choice(["bf16", "fp8", "fp4"]),
               help="Of the matrix multiplications.  [default: the --config's, else bf16]")  # fmt: skip
+@click.option("--framework", type=click.Choice(["torchtitan", "megatron", "deepspeed", "accelerate"]),
+              help="Only layouts that it can run.")  # fmt: skip
 @click.option("--lossy", is_flag=True, help="Gradients in bf16, and also consider ZeRO++ (fewer bits).")
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=4, show_default=True, help="Candidates to show.")
 @click.option("--full", is_flag=True, help="Also print the literature's rules and every assumption.")
@@ -41,7 +43,7 @@ def command(
     model_name: str | None, spec: str | None, run: Path | None, bench: Path | None, link_gbps: float | None,
     layout: str | None, config: Path | None, sequence: int | None,
     global_batch: int | None, tokens: int | None, network: str | None, ports: int | None, gpu_memory: float | None,
-    precision: str | None, lossy: bool, limit: int, full: bool, as_json: bool,
+    precision: str | None, framework: str | None, lossy: bool, limit: int, full: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say what fits: memory per GPU by part, bytes sent per step, pipeline bubble, placement; and why.
 
@@ -57,7 +59,8 @@ def command(
     document = advise(
         model_name, spec, run=run, bench=bench, link_gbps=link_gbps, layout=layout, config=config, sequence=sequence,
         global_batch=global_batch, tokens=tokens,
-        network=network, ports=ports, gpu_memory=gpu_memory, precision=precision, lossy=lossy, limit=limit,
+        network=network, ports=ports, gpu_memory=gpu_memory, precision=precision, framework=framework, lossy=lossy,
+        limit=limit,
     ).document  # fmt: skip
     if as_json:
         import json

@@ -15,6 +15,7 @@ from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
 from gpuscope.analyzers.planning.inputs.model_spec import model_named
 from gpuscope.analyzers.planning.inputs.transformer import Model
+from gpuscope.analyzers.planning.launchers import FRAMEWORKS
 from gpuscope.analyzers.planning.plan import plan
 from gpuscope.analyzers.planning.settings.reading import named_model, setup_of, values_of
 from gpuscope.analyzers.planning.settings.values import Setup
@@ -65,7 +66,7 @@ def advise(
     bench: str | Path | None = None, link_gbps: float | None = None, layout: str | None = None,
     config: str | Path | None = None, sequence: int | None = None, global_batch: int | None = None,
     tokens: int | None = None, network: str | None = None, ports: int | None = None, gpu_memory: float | None = None,
-    precision: str | None = None, lossy: bool = False, limit: int = 5,
+    precision: str | None = None, framework: str | None = None, lossy: bool = False, limit: int = 5,
 ) -> ParallelismPlan:  # fmt: skip
     """Say which parallelisms fit a model on a cluster, the quickest first, and of those that the estimate can't tell
     apart the simplest.
@@ -86,7 +87,8 @@ def advise(
     `sequence` is in tokens (default: the model's), `global_batch` in sequences per step or `tokens` in tokens (default:
     4 Mi), `network` the link of a port (`ib_ndr`; default: the GPU's usual one), `ports` those of a host (default: one
     per GPU), `gpu_memory` in GB of a GPU (default: its data sheet's), `precision` `bf16` (default), `fp8` or `fp4`,
-    `limit` the number of candidates kept. `lossy` takes gradients in bf16 and also considers ZeRO++, which sends in
+    `limit` the number of candidates kept. `framework` (`torchtitan`, `megatron`, `deepspeed` or `accelerate`) leaves
+    the layouts that it can run. `lossy` takes gradients in bf16 and also considers ZeRO++, which sends in
     fewer bits.
 
     Raises `UsageError` or `InputError` for a model, cluster, network or run that is not known or not possible, or a
@@ -96,6 +98,8 @@ def advise(
         global_batch=global_batch, tokens=tokens, gpu_memory=gpu_memory, limit=limit, ports=ports, sequence=sequence,
         link_gbps=link_gbps,
     )  # fmt: skip
+    if framework not in (None, *FRAMEWORKS):
+        raise UsageError(f"framework={framework} is none of {', '.join(FRAMEWORKS)}")
     values = values_of(Path(config)) if config is not None else None
     model = model or (named_model(values) if values is not None else "") or None
     links = _Links(bench, link_gbps)
@@ -105,7 +109,7 @@ def advise(
         shape = replace(shape, sequence=sequence or setup.sequence or shape.sequence)
         global_batch = global_batch if global_batch is not None or tokens is not None else setup.batch
     batch = global_batch if global_batch is not None else _batch(shape, machines, tokens)
-    question = Question(shape, machines, batch, rates, _precision(precision, setup, machines), lossy)
+    question = Question(shape, machines, batch, rates, _precision(precision, setup, machines), lossy, framework or "")
     given = (str(config), setup) if setup is not None else None
     return ParallelismPlan(plan(question, model or str(run), limit, found, links.told, given))
 
@@ -181,6 +185,6 @@ def _batch(model: Model, cluster: Cluster, tokens: int | None) -> int:
         below, above = tokens // model.sequence * model.sequence, -(-tokens // model.sequence) * model.sequence
         raise UsageError(
             f"{tokens:,} tokens are no whole number of sequences of {model.sequence:,}",
-            hint=f"--tokens {below or above} or {above}",
+            hint=f"--tokens {below} or {above}" if below else f"--tokens {above}",
         )
     return tokens // model.sequence

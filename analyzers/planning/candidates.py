@@ -12,7 +12,8 @@ from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, stages_of
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.transformer import Model
-from gpuscope.analyzers.planning.layout import CPU, FULL, NO, NVME, RECOMPUTED, RING, ULYSSES, Layout
+from gpuscope.analyzers.planning.launchers import runs
+from gpuscope.analyzers.planning.layout import CPU, FULL, NO, NVME, RECOMPUTED, RING, SQRT, ULYSSES, Layout
 
 MICRO_BATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4, 6, 8)
@@ -25,7 +26,7 @@ or there are too few sequences for the ranks."""
 @dataclass(frozen=True)
 class Question:
     """What is planned. `batch` is in sequences; `lossy` allows what changes the arithmetic: gradients in
-    bf16, ZeRO++."""
+    bf16, ZeRO++; `framework` leaves what one can run."""
 
     model: Model
     cluster: Cluster
@@ -33,6 +34,14 @@ class Question:
     rates: Rates
     precision: str = "bf16"
     lossy: bool = False
+    framework: str = ""
+
+    def allows(self, own: Layout) -> bool:
+        """Whether the framework can run a layout. With a model's layers computed again as wholes, nothing can overlap
+        all-to-alls (Megatron-LM, `TransformerConfig`)."""
+        if own.overlap and own.recompute in (FULL, SQRT):
+            return False
+        return not self.framework or runs(self.framework, self.model, own, self.precision)
 
 
 @dataclass(frozen=True)
@@ -138,10 +147,10 @@ def scored(question: Question) -> list[Scored]:
     Recomputation costs time and saves memory, so each layout comes with the least of it that fits. An optimizer goes to
     the host only where nothing fits otherwise.
     """
-    model, cluster = question.model, question.cluster
-    found = [least_recomputed(question, own) for own in layouts(model, cluster, question.batch, lossy=question.lossy)]
+    possible = layouts(question.model, question.cluster, question.batch, lossy=question.lossy)
+    found = [least_recomputed(question, own) for own in possible if question.allows(own)]
     if not any(row.lacks == 0 for row in found):
-        found += [least_recomputed(question, own) for own in _offloaded(question)]
+        found += [least_recomputed(question, own) for own in _offloaded(question) if question.allows(own)]
     fit = [row for row in found if row.lacks == 0]
     fit.sort(key=lambda row: (row.estimate.seconds, row.layout.complexity, row.needs))
     return fit + [row for row in found if row.lacks]
@@ -158,8 +167,8 @@ def _offloaded(question: Question) -> Iterator[Layout]:
 
 def least_recomputed(question: Question, layout: Layout) -> Scored:
     """A layout with the least recomputation with which it fits: of full recomputation, as few layers as do."""
-    for recompute in RECOMPUTED:
-        own = replace(layout, recompute=recompute)
+    tried = (replace(layout, recompute=recompute) for recompute in RECOMPUTED)
+    for own in [*filter(question.allows, tried)] or [layout]:
         needs, lacks = _needs(question, own)
         if lacks == 0:
             break
@@ -169,7 +178,7 @@ def least_recomputed(question: Question, layout: Layout) -> Scored:
         for count in range(min(max(math.ceil(most * over / saved), 1), most), most):
             few = replace(own, repeated=count / most)
             some, lacking = _needs(question, few)
-            if lacking == 0:
+            if lacking == 0 and question.allows(few):
                 return Scored(question, few, some, 0.0)
     return Scored(question, own, needs, lacks)
 

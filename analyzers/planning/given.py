@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuscope.analyzers.planning.candidates import Question, Scored, as_it_is, least_recomputed, place
 from gpuscope.analyzers.planning.entries import entry
 from gpuscope.analyzers.planning.inputs.transformer import Model
@@ -17,7 +19,8 @@ def given(question: Question, path: str, setup: Setup, best: list[Scored]) -> Pl
         remarks += _impossible(question.model, setup.layout, question.batch)
     row = None
     if setup.layout is not None and len(remarks) == len(setup.remarks):
-        row = (as_it_is if setup.recomputes else least_recomputed)(question, setup.layout)
+        own = replace(question, framework=setup.framework)
+        row = (as_it_is if setup.recomputes else least_recomputed)(own, setup.layout)
     fits = row is not None and row.lacks == 0
     return {
         "path": path, "framework": setup.framework, "fits": fits, "place": place(row, best) if row and fits else None,

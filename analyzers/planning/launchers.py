@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
@@ -36,32 +38,70 @@ _REGISTERED = {
     ("deepseek-v3", "fp8"): "deepseek_v3 --config deepseek_v3_671b_float8",
 }  # fmt: skip
 """Modules and configurations that torchtitan brings; FP8 is a matter of these, not of an option."""
+FRAMEWORKS = ("torchtitan", "megatron", "deepspeed", "accelerate")
+_CHECKPOINTED = {0.0: NO, 0.5: SELECTIVE, 1.0: FULL}
+"""What torchtitan calls recomputation of such a share: every layer, or every second product of each (`SelectiveAC`)."""
 _SHARDING = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 
 
 def commands(model: Model, layout: Layout, stages: Stages, batch: int, precision: str = "bf16") -> dict[str, str]:
     """Options by framework, or a configuration file whole."""
-    found = {
-        "torchtitan": _torchtitan(model, layout, batch, precision),
-        "megatron": _megatron(model, layout, stages, batch, precision),
-        "deepspeed": _deepspeed(layout, batch, precision),
-        "accelerate": _accelerate(layout, precision),
+    found: dict[str, Callable[[], str]] = {
+        "torchtitan": lambda: _torchtitan(model, layout, batch, precision),
+        "megatron": lambda: _megatron(model, layout, stages, batch, precision),
+        "deepspeed": lambda: _deepspeed(layout, batch),
+        "accelerate": lambda: _accelerate(layout, precision),
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: told() for name, told in found.items() if runs(name, model, layout, precision)}
+
+
+def runs(framework: str, model: Model, own: Layout, precision: str) -> bool:
+    """Whether a framework can do a layout."""
+    can: Callable[[Model, Layout, str], bool] = {
+        "torchtitan": _torchtitan_runs, "megatron": _megatron_runs, "deepspeed": _deepspeed_runs,
+        "accelerate": _accelerate_runs,
+    }[framework]  # fmt: skip
+    return can(model, own, precision)
+
+
+def _torchtitan_runs(model: Model, own: Layout, precision: str) -> bool:
+    if own.offload != NO or own.secondary or own.exchange == ULYSSES or own.overlap or precision == "fp4":
+        return False
+    if own.recompute in (SELECTIVE, SQRT) or own.again not in _CHECKPOINTED or own.gradients != 4:
+        return False
+    if own.pipeline > 1 and titan.layers_per_stage(model.layers, own.pipeline * own.chunks) is None:
+        return False
+    return precision == "bf16" or bool(_registered(model, precision))
+
+
+@cache
+def _registered(model: Model, precision: str) -> str:
+    shapes = {name: replace(shape, sequence=model.sequence) for name, shape in PRESETS.items()}
+    return next((_REGISTERED.get((name, precision), "") for name, shape in shapes.items() if shape == model), "")
+
+
+def _megatron_runs(_: Model, own: Layout, __: str) -> bool:
+    return not (own.secondary or own.offload == NVME or own.dual or (own.overlap and own.recompute in (FULL, SQRT)))
+
+
+def _deepspeed_runs(_: Model, own: Layout, precision: str) -> bool:
+    # Its own tensor and pipeline parallelism need the model to be written for them, and what is recomputed is the
+    # model's choice: `gradient_checkpointing_enable()` of Transformers repeats whole layers.
+    if own.tensor > 1 or own.pipeline > 1 or own.expert > 1 or precision != "bf16":
+        return False
+    if (own.context > 1 and own.exchange != ULYSSES) or own.recompute in (SELECTIVE, SQRT) or 0 < own.again < 1:
+        return False
+    return own.shards == own.replicas  # MiCS left in 0.19
+
+
+def _accelerate_runs(_: Model, own: Layout, precision: str) -> bool:
+    alone = own.tensor == own.pipeline == own.expert == own.context == 1 and own.offload == NO and not own.secondary
+    whole = own.recompute in (NO, FULL) and own.again in (0, 1)
+    return alone and whole and own.zero >= 2 and own.gradients == 4 and precision != "fp4"
 
 
 def _torchtitan(model: Model, own: Layout, batch: int, precision: str) -> str:
-    if own.offload != NO or own.secondary or own.exchange == ULYSSES or own.overlap or precision == "fp4":
-        return ""
-    # It checkpoints every layer, or every second product of each (`SelectiveAC`), and keeps gradients in fp32.
-    mode = {0.0: NO, 0.5: SELECTIVE, 1.0: FULL}.get(own.again)
-    if own.recompute in (SELECTIVE, SQRT) or mode is None or own.gradients != 4:
-        return ""
-    shapes = {name: replace(shape, sequence=model.sequence) for name, shape in PRESETS.items()}
-    name = next((name for name, shape in shapes.items() if shape == model), "")
-    start = f"--module {_REGISTERED[name, precision]}" if (name, precision) in _REGISTERED else ""
-    if not start and precision != "bf16":
-        return ""
+    start = _registered(model, precision)
     sharded = own.zero > 0
     replicas = own.replicas // own.shards if sharded else own.data
     shard = max(own.shards // own.context, 1) if sharded else 1
@@ -77,20 +117,17 @@ def _torchtitan(model: Model, own: Layout, batch: int, precision: str) -> str:
         pairs[titan.SCHEDULE] = "Interleaved1F1B" if own.chunks > 1 else "1F1B"
         pairs[titan.PIPELINE_MICRO] = own.micro_batch
         layers = titan.layers_per_stage(model.layers, own.pipeline * own.chunks)
-        if layers is None:
-            return ""
-        pairs |= layers if own.chunks > 1 else {}
+        pairs |= layers or {} if own.chunks > 1 else {}
     pairs |= {titan.LOCAL: local, titan.BATCH: batch, titan.SEQUENCE: model.sequence}
     if own.pipeline > 1 or own.expert > 1:
         pairs[titan.NO_GRAPHS] = ""  # its check demands that
     told = [f"--{key} {value}".rstrip() for key, value in pairs.items() if value != 1 or key == titan.SHARD
             or not key.endswith("_degree")]  # fmt: skip
-    return " ".join([*filter(None, [start]), *told, f"{titan.RECOMPUTE}:{mode}"])
+    start = f"--module {start}" if start else ""
+    return " ".join([*filter(None, [start]), *told, f"{titan.RECOMPUTE}:{_CHECKPOINTED[own.again]}"])
 
 
 def _megatron(model: Model, own: Layout, stages: Stages, batch: int, precision: str) -> str:
-    if own.secondary or own.offload == NVME or own.dual:
-        return ""
     found = [
         f"--tensor-model-parallel-size {own.tensor}", f"--pipeline-model-parallel-size {own.pipeline}",
         f"--micro-batch-size {own.micro_batch}", f"--global-batch-size {batch}", f"--seq-length {model.sequence}",
@@ -147,15 +184,7 @@ def _megatron_stages(own: Layout, stages: Stages) -> list[str]:
     return [f"--num-layers-per-virtual-pipeline-stage {stages.chunks[0]}"] if own.chunks > 1 else []
 
 
-def _deepspeed(own: Layout, batch: int, precision: str) -> str:
-    # Its own tensor and pipeline parallelism need the model to be written for them, and what is recomputed is the
-    # model's choice: `gradient_checkpointing_enable()` of Transformers repeats whole layers.
-    if own.tensor > 1 or own.pipeline > 1 or own.expert > 1 or precision != "bf16":
-        return ""
-    if (own.context > 1 and own.exchange != ULYSSES) or own.recompute in (SELECTIVE, SQRT) or 0 < own.again < 1:
-        return ""
-    if own.shards < own.replicas:  # MiCS left in 0.19
-        return ""
+def _deepspeed(own: Layout, batch: int) -> str:
     zero: dict[str, Any] = {"stage": own.zero}
     if own.zero:
         zero[ds.OVERLAP] = True
@@ -180,16 +209,6 @@ def _deepspeed(own: Layout, batch: int, precision: str) -> str:
 def _accelerate(own: Layout, precision: str) -> str:
     """Accelerate's configuration file; weights are divided after the backward pass (ZeRO-2) or after each pass (3). The
     batch and accumulation are the script's: the file refuses unknown keys."""
-    alone = own.tensor == own.pipeline == own.expert == own.context == 1 and own.offload == NO and not own.secondary
-    if (
-        not alone
-        or own.zero < 2
-        or own.gradients != 4
-        or own.recompute in (SELECTIVE, SQRT)
-        or 0 < own.again < 1
-        or precision == "fp4"
-    ):
-        return ""
     found: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", hf.KIND: "FSDP", hf.PRECISION: precision,
         hf.PROCESSES: own.data,

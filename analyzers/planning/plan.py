@@ -36,8 +36,13 @@ def plan(question: Question, name: str, shown: int, calibration: PlanCalibration
     model, cluster, batch = question.model, question.cluster, question.batch
     rows = scored(question)
     if not rows:
+        what = f"a batch of {units.plural(batch, 'sequence')} over {units.plural(cluster.gpus, 'GPU')}"
+        if question.framework:
+            raise UsageError(
+                f"{question.framework} runs no layout of {what} in {question.precision}", hint="leave out --framework"
+            )
         raise UsageError(
-            f"no layout divides a batch of {units.plural(batch, 'sequence')} over {units.plural(cluster.gpus, 'GPU')}",
+            f"no layout divides {what}",
             hint=f"a multiple of the GPUs always does: --global-batch {cluster.gpus}",
         )
     best = best_of_each(rows)
@@ -60,13 +65,19 @@ def plan(question: Question, name: str, shown: int, calibration: PlanCalibration
         "cost": _cost(question, first) if first and cluster.gpu_mtbf_hours else None,
         "commands": _commands(question, first) if first else {},
         "calibration": calibration,
-        "assumptions": assumptions(cluster, question.precision, calibration is not None),
+        "assumptions": _assumptions(question, calibration is not None),
     }  # fmt: skip
 
 
 def _commands(question: Question, first: Scored) -> dict[str, str]:
     stages = stages_of(question.model, first.layout)
-    return commands(question.model, first.layout, stages, question.batch, question.precision)
+    found = commands(question.model, first.layout, stages, question.batch, question.precision)
+    return {name: text for name, text in found.items() if question.framework in ("", name)}
+
+
+def _assumptions(question: Question, measured: bool) -> list[str]:
+    only = [f"only layouts that {question.framework} runs"] if question.framework else []
+    return [*only, *assumptions(question.cluster, question.precision, measured)]
 
 
 def _model(question: Question, name: str) -> PlanModel:

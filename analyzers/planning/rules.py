@@ -11,7 +11,6 @@ from gpuscope.words import units
 HOST_MEMORY = 1.5
 CORES_PER_GPU = 4
 PCIE_LANES = 16
-_THUMB = "rule of thumb"
 
 
 def rules(question: Question, rows: list[Scored]) -> list[PlanRule]:
@@ -50,38 +49,22 @@ def rules(question: Question, rows: list[Scored]) -> list[PlanRule]:
 
 def _host(cluster: Cluster) -> list[PlanRule]:
     """What a host should have beside its GPUs, of what the cluster's file tells; `applies` where it has less."""
-    gpus, found = cluster.gpus_per_host, []
-    wanted = HOST_MEMORY * gpus * cluster.memory
-    if cluster.host_memory:
-        found.append(
-            _rule(
-                "a host's memory: 1.5 to 2 times its GPUs'",
-                cluster.host_memory < wanted,
-                f"{units.size(cluster.host_memory)} beside {units.size(gpus * cluster.memory)}",
-                _THUMB,
-            )
-        )
-    if cluster.host_cores:
-        found.append(
-            _rule(
-                f"a host's cores: {CORES_PER_GPU} per GPU or more",
-                cluster.host_cores < CORES_PER_GPU * gpus,
-                f"{cluster.host_cores} for {units.plural(gpus, 'GPU')}",
-                _THUMB,
-            )
-        )
-    if cluster.pcie_lanes:
-        found.append(_rule("PCIe: 16 lanes per GPU", cluster.pcie_lanes < PCIE_LANES, f"{cluster.pcie_lanes}", _THUMB))
-    if cluster.network is not None:
-        found.append(
-            _rule(
-                "network ports: one for two GPUs or more",
-                2 * cluster.ports < gpus,
-                f"{units.plural(cluster.ports, 'port')} for {units.plural(gpus, 'GPU')}",
-                _THUMB,
-            )
-        )
-    return found
+    gpus, memory = cluster.gpus_per_host, cluster.gpus_per_host * cluster.memory
+    each = f"for {units.plural(gpus, 'GPU')}"
+    found: list[tuple[bool, str, bool, str]] = [
+        (cluster.host_memory > 0, "memory 1.5 to 2 times its GPUs'", cluster.host_memory < HOST_MEMORY * memory,
+         f"{units.size(cluster.host_memory)} beside {units.size(memory)}"),
+        (cluster.host_cores > 0, f"{CORES_PER_GPU} cores per GPU or more", cluster.host_cores < CORES_PER_GPU * gpus,
+         f"{cluster.host_cores} {each}"),
+        (cluster.pcie_lanes > 0, f"{PCIE_LANES} PCIe lanes per GPU", cluster.pcie_lanes < PCIE_LANES,
+         f"{cluster.pcie_lanes}"),
+        (cluster.network is not None, "a network port for two GPUs or more", 2 * cluster.ports < gpus,
+         f"{units.plural(cluster.ports, 'port')} {each}"),
+    ]  # fmt: skip
+    return [
+        _rule(f"a host should have {what}", less, f"it has {has}", "rule of thumb", host=True)
+        for known, what, less, has in found if known
+    ]  # fmt: skip
 
 
 def _least(rows: list[Scored], stages: tuple[int, ...]) -> float | None:
@@ -104,5 +87,5 @@ def _needs(need: float | None, limit: float) -> str:
     return f"takes {units.size(round(need))} of {units.size(round(limit))} usable per GPU"
 
 
-def _rule(rule: str, applies: bool, why: str, source: str) -> PlanRule:
-    return {"rule": rule, "applies": applies, "why": why, "source": source}
+def _rule(rule: str, applies: bool, why: str, source: str, *, host: bool = False) -> PlanRule:
+    return {"rule": rule, "applies": applies, "why": why, "source": source, "host": host}

@@ -131,6 +131,8 @@ class PlanRule(TypedDict):
     """The figures."""
     source: str
     """Where it is from."""
+    host: bool
+    """Whether it is about the hosts: then `applies` says that they have less."""
 
 
 class PlanChange(TypedDict):

@@ -17,7 +17,10 @@ from gpuscope.hardware.link_rates import Link, base_latency_ns
 from gpuscope.sources.nccl.nccl_tests_rows import Tables
 from gpuscope.words import units
 
-_HINT = "write it with gpuscope bench collectives --json, or keep what nccl-tests' all_reduce_perf prints"
+_HINT = (
+    "write it with gpuscope bench collectives --json, or keep all that nccl-tests prints: its line «# Collective test "
+    "starting: all_reduce_perf» names the operation"
+)
 _OPS = (*RING_STEPS, "all_to_all")
 
 

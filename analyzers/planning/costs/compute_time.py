@@ -26,8 +26,9 @@ PASSES = 1.5
 MERGED = 10
 """Bytes of an output of attention that are read and written for each further part of the ring: itself in bf16, and the
 sum so far in fp32; backward as many for queries."""
-EAGER_PASSES = 3.0
-"""The same where each operator is a kernel of its own: PyTorch without compilation. Fitted to MosaicML's table."""
+EAGER_PASSES = 2 * PASSES
+"""The same where each operator is a kernel of its own, PyTorch without compilation: what is between two is written and
+read once more."""
 COPIES = 9
 """Times that a token's copies are read or written on their way to experts and back, forward: sorted, padded, sent,
 received, weighted, summed. Fitted."""
@@ -37,6 +38,9 @@ FLASH_2 = 0.33e15
 HOST_SECONDS = 8.5e-3
 """That a host takes to launch the forward and backward kernels of a layer of experts one by one. Fitted to Qwen3 on
 B200 with micro-batches of one sequence; the recipes of NVL72 racks launch CUDA graphs."""
+HANDED_OVER = 2
+"""Layers of experts that take a host as long as what it does besides for a model chunk and a micro-batch: receiving,
+sending, the schedule. Fitted to Qwen3 on B300 in four chunks; one, two and twelve chunks then follow within 15 %."""
 CAUSAL = 0.5
 """Of attention's multiplications: those above the diagonal are skipped."""
 SELECTIVE_COST = 0.02
@@ -59,7 +63,7 @@ class Speed:
     passes: float
     """Times that what is between products passes through memory."""
     launched: float
-    """Seconds of a layer of experts at least: its kernels' launches."""
+    """Seconds of a layer at least, mean over layers: launching the kernels of experts one by one."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,9 @@ def layer_time(model: Model, layout: Layout, speed: Speed) -> LayerTime:
     tokens = layout.micro_batch * model.sequence / layout.context
     if layout.overlap and speed.element:  # CUDA graphs do not hold two micro-batches that take turns
         speed = replace(speed, launched=HOST_SECONDS)
+    if speed.launched:
+        handed = HANDED_OVER * layout.pipeline * layout.chunks if layout.pipeline > 1 else 0
+        speed = replace(speed, launched=speed.launched * (model.moe_layers + handed) / model.layers)
     found = _layer(model, speed, tokens, layout.tensor, layout.expert, layout.recompute, layout.again)
     if layout.context == 1 or layout.exchange != RING or not speed.element:
         return found
@@ -137,7 +144,7 @@ def _layer(
     if recompute == SELECTIVE:
         backward += SELECTIVE_COST * (forward + backward) + _latent(model, speed, tokens, tensor)
     if speed.launched and model.moe_layers:
-        short = speed.launched * model.moe_layers / model.layers / (forward + backward)
+        short = speed.launched / (forward + backward)
         forward, backward = forward * max(short, 1.0), backward * max(short, 1.0)
     return LayerTime(forward, backward)
 

@@ -80,7 +80,7 @@ class ClusterFile:
     nvlink_domain: int | None = None
     """GPUs that NVLink joins, where those are several hosts."""
     host_cores: int | None = None
-    """Cores of a host; like `ports`, `pcie_lanes` and `host_memory_gb` held against rules of thumb (`--full`)."""
+    """Cores of a host; like `ports`, `pcie_lanes` and `host_memory_gb` held against rules of thumb."""
     pcie_lanes: int | None = None
     """PCIe lanes of a GPU."""
     power_w: float | None = None
@@ -198,8 +198,8 @@ def _slice(found: re.Match[str], count: int) -> ClusterFile:
         return share * peaks[precision] / 1e12 if precision in peaks else None
 
     return ClusterFile(
-        name, 1, memory_gb=size * _GIB, bf16_tflops=tflops("bf16"), fp8_tflops=tflops("fp8"), fp4_tflops=tflops("fp4"),
-        memory_gbps=bandwidth / 1e9 * min(size / board.memory_gb, 1.0),
+        _plain(found[0]), 1, memory_gb=size * _GIB, bf16_tflops=tflops("bf16"), fp8_tflops=tflops("fp8"),
+        fp4_tflops=tflops("fp4"), memory_gbps=bandwidth / 1e9 * min(size / board.memory_gb, 1.0),
     )  # fmt: skip
 
 

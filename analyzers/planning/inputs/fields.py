@@ -30,8 +30,8 @@ def read_values(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise InputError(f"{path} is not {kind}: {error}", hint="write one `name = value` per line") from None
+        kind, hint = ("JSON", "write one object") if path.suffix == ".json" else ("TOML", "write `name = value` lines")
+        raise InputError(f"{path} is not {kind}: {error}", hint=hint) from None
     if not isinstance(found, dict):
         raise InputError(f"{path} holds no named values", hint='write an object: {"layers": 32, …}')
     return found

@@ -38,6 +38,9 @@ def render(plan: Plan, writer: Writer, *, full: bool = False) -> None:
         f"{units.count(plan['feasible'])} of {units.count(plan['considered'])} layouts fit",
         indent=2,
     )
+    for rule in plan["rules"]:
+        if rule["host"] and rule["applies"]:
+            writer.line(writer.text("warning: ", "bold yellow"), f"{rule['rule']}; {rule['why']}", indent=2, hang=2)
     _calibration(plan, writer)
     _table(plan["candidates"], "Candidates", writer)
     _given(plan, writer)
@@ -179,7 +182,7 @@ def _assumed(plan: Plan, writer: Writer, full: bool) -> None:
             writer.line(sentence, hang=2)
     if full:
         writer.heading("What the literature says")
-        for rule in plan["rules"]:
+        for rule in filter(lambda rule: not rule["host"], plan["rules"]):
             mark = writer.text("yes  ", "bold green") if rule["applies"] else writer.text("no   ", "dim")
             writer.line(mark, f"{rule['rule']}: {rule['why']} ({rule['source']})", hang=5)
     writer.heading("What is assumed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from gpuscope.analyzers.planning.inputs.cluster_spec import ClusterFile, cluster
 from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
 from gpuscope.analyzers.planning.inputs.model_spec import model_named
 from gpuscope.analyzers.planning.inputs.transformer import Model
+from gpuscope.analyzers.planning.rules import _host
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 
 MODEL: dict[str, object] = {
@@ -57,6 +58,9 @@ def test_every_field_of_a_file_is_read(tmp_path: Path, suffix: str) -> None:
     assert cluster.peaks == {"bf16": 3e14, "fp8": 6e14, "fp4": 1.2e15}
     assert (cluster.memory_bandwidth, cluster.launched_singly) == (2e12, False)
     assert (cluster.host_cores, cluster.pcie_lanes) == (64, 16)
+    assert not any(rule["applies"] for rule in _host(cluster))
+    poor = _host(replace(cluster, host_cores=8, pcie_lanes=8, host_memory=10**9, ports=1))
+    assert [(rule["host"], rule["applies"]) for rule in poor] == 4 * [(True, True)]
     assert (cluster.port_over(1), cluster.port_over(2)) == (cluster.port_gbps, cluster.port_gbps / 2)
     assert (cluster.inside.usable, cluster.port_gbps) == (100.0, 200 / 8 * 0.96 * 2 / 4)
     assert (cluster.power_w, cluster.pue, cluster.gpu_hour_price) == (500, 1.2, 2)

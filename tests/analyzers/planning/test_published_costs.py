@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from benchmarks.measured_layouts import table
 from benchmarks.planner import SOURCES, published
 from gpuscope.analyzers.planning.advising import advise
 from gpuscope.analyzers.planning.calibration.measured_fabric import with_bench, with_link
+from gpuscope.analyzers.planning.candidates import Question
 from gpuscope.analyzers.planning.costs.compute_time import Speed, _product
 from gpuscope.analyzers.planning.costs.rates import Rates
 from gpuscope.analyzers.planning.costs.step_estimate import estimate, stages_of
@@ -21,7 +23,7 @@ from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
 from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
 from gpuscope.analyzers.planning.launchers import commands
 from gpuscope.analyzers.planning.layout import FULL, SELECTIVE, SQRT, Layout
-from gpuscope.errors import InputError
+from gpuscope.errors import InputError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -161,7 +163,44 @@ def megatron(text: str) -> argparse.Namespace:
         assert args.expert_model_parallel_size > 1
         chunked = args.num_layers_per_virtual_pipeline_stage or args.pipeline_model_parallel_layout
         assert args.pipeline_model_parallel_size == 1 or chunked
+        assert args.recompute_granularity != "full"
     return args
+
+
+@pytest.mark.parametrize(
+    ("framework", "others"),
+    [("torchtitan", "selective|ulysses"), ("deepspeed", "tp|pp|ring"), ("accelerate", "tp|cp")],
+)
+def test_a_framework_is_given_what_it_runs(framework: str, others: str) -> None:
+    given = {"model": "llama-3-8b", "cluster": "8xH100", "global_batch": 64, "limit": 99}
+    free = advise(**given).document["candidates"]  # type: ignore[arg-type]
+    told = advise(**given, framework=framework).document  # type: ignore[arg-type]
+    assert set(told["commands"]) == {framework}
+    assert 0 < len(told["candidates"]) <= len(free)
+    assert not any(re.search(others, entry["name"]) for entry in told["candidates"])
+    assert framework in told["assumptions"][0]
+    with pytest.raises(UsageError, match="none of"):
+        advise(**given, framework="other")  # type: ignore[arg-type]
+
+
+def test_overlapped_all_to_alls_leave_no_layer_to_repeat() -> None:
+    question = Question(PRESETS["qwen3-30b-a3b"], cluster_of("2x8xH100"), 256, Rates())
+    own = Layout(16, expert=8, zero=1, overlap=True, recompute=SELECTIVE)
+    assert question.allows(own)
+    assert not any(question.allows(replace(own, recompute=kind)) for kind in (FULL, SQRT))
+    assert "megatron" not in commands(question.model, replace(own, recompute=FULL), stages_of(question.model, own), 256)
+
+
+def test_a_host_that_launches_kernels_pays_for_each_model_chunk() -> None:
+    """As long as for two layers of experts: a stage of 12 layers in four chunks takes as long as 20, in one 14."""
+    model = PRESETS["qwen3-235b-a22b"]
+
+    def compute(cluster: str, chunks: int) -> float:
+        own = Layout(32, pipeline=8, expert=8, zero=1, chunks=chunks)
+        return estimate(model, cluster_of(cluster), own, 8192, Rates(), "fp8").compute
+
+    assert compute("32x8xB200", 4) / compute("32x8xB200", 1) == pytest.approx(19.75 / 13.75, rel=0.02)
+    assert compute("4x64xGB200", 4) == pytest.approx(compute("4x64xGB200", 1), rel=0.05)
 
 
 @pytest.mark.parametrize(
