@@ -26,15 +26,6 @@ class Prepared:
 Prepare = Callable[[int, torch.dtype, torch.device], Prepared]
 
 
-def _all_gather_function() -> Callable[..., object]:
-    # 2.13 renamed the two `…_tensor` collectives and warns at the old names.
-    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-def _reduce_scatter_function() -> Callable[..., object]:
-    return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
 def _mark(tensor: Tensor, value: int, checking: bool) -> None:
     # Timed on zeros: sums of zeros stay finite over any number of iterations.
     tensor.fill_(value if checking else 0)
@@ -60,7 +51,7 @@ def all_reduce(count: int, dtype: torch.dtype, device: torch.device) -> Prepared
 
 def all_gather(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
     rank, n = _ranks()
-    function = _all_gather_function()
+    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     mine = torch.empty(count // n, dtype=dtype, device=device)
     whole = torch.empty(count, dtype=dtype, device=device)
     by_rank = torch.arange(1, n + 1, dtype=dtype, device=device).unsqueeze(1)
@@ -73,7 +64,7 @@ def all_gather(count: int, dtype: torch.dtype, device: torch.device) -> Prepared
 
 def reduce_scatter(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
     rank, n = _ranks()
-    function = _reduce_scatter_function()
+    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     whole = torch.empty(count, dtype=dtype, device=device)
     mine = torch.empty(count // n, dtype=dtype, device=device)
     return Prepared(
