@@ -31,7 +31,7 @@ def main(paths: Sequence[Path]) -> None:
     """Replay every run under PATHS: a folder of traces is one run, or, if they don't form one, several."""
     table = Table("run", "ranks", "steps", "measured", "replayed", "error", "why not")
     errors: list[float] = []
-    for root in _roots(paths):
+    for root in paths or [path for path in DEFAULT if path.is_dir()]:
         for run, replayer in replayed(root):
             known = replayer.error_frac is not None
             table.add_row(
@@ -48,10 +48,6 @@ def main(paths: Sequence[Path]) -> None:
             f"{len(errors)} replayed: median error {median(errors):.2%}; {len(trusted)} within {MAX_ERROR:.0%}, "
             f"worst of these {max(trusted):.2%}; the others predict nothing"
         )
-
-
-def _roots(paths: Sequence[Path]) -> Sequence[Path]:
-    return paths or [path for path in DEFAULT if path.is_dir()]
 
 
 def replayed(root: Path) -> Iterator[tuple[Path, Replayer]]:

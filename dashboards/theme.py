@@ -68,10 +68,3 @@ def template(dark: bool) -> go.layout.Template:
             "colorscale": {"sequential": SEQUENTIAL},
         }
     )
-
-
-@cache
-def template_json(dark: bool) -> dict[str, Any]:
-    """`template` for plotly.js."""
-    made: dict[str, Any] = template(dark).to_plotly_json()
-    return made

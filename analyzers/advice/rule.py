@@ -15,7 +15,9 @@ from gpuscope.analyzers.changes import Change, Predicted, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.plugins import listed
 from gpuscope.schema.document import Diagnosis, FindingEntry, MemoryBound, Setting, SetupEntry
+from gpuscope.schema.experts_section import ExpertGain
 from gpuscope.schema.host_calls_section import HostCallsEntry
+from gpuscope.schema.roles_section import RoleGain
 from gpuscope.trace.naming.programs import Program
 from gpuscope.when_used import dataclass
 
@@ -182,3 +184,14 @@ def suggestions() -> dict[str, list[type[Suggestion]]]:
 def is_startup(report: Diagnosis) -> bool:
     """Whether the recording was found to be start-up, without steady steps."""
     return any(finding["code"] == "startup" and finding["share_frac"] > 0 for finding in report["findings"])
+
+
+def as_reported(gain: ExpertGain | RoleGain) -> Predicted | Refused:
+    """The outcome that a section of the report holds already."""
+    told = gain["predicted"]
+    if told is None:
+        return Refused(gain["why_not"])
+    return Predicted(
+        told["step_ns_before"], told["step_ns_after"], told["low_ns"], told["high_ns"], told["basis"],
+        told["provenance"],
+    )  # fmt: skip

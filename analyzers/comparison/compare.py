@@ -5,11 +5,12 @@ from __future__ import annotations
 from gpuscope.analyzers.comparison import moved
 from gpuscope.analyzers.comparison.by_operator import platform
 from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD, change, judge
-from gpuscope.analyzers.comparison.proof import proofs
 from gpuscope.analyzers.comparison.same_job import differences, same_command
 from gpuscope.analyzers.comparison.series import Series, series, step
-from gpuscope.schema.diff_document import DIFF_VERSION, Basis, Diff, DiffSide
-from gpuscope.schema.document import Report
+from gpuscope.errors import UsageError
+from gpuscope.report.view.arrangement import step_ns
+from gpuscope.schema.diff_document import DIFF_VERSION, Basis, Diff, DiffSide, Proof
+from gpuscope.schema.document import Report, SuggestionEntry
 from gpuscope.version import __version__
 from gpuscope.welch import median_interval, sample
 from gpuscope.when_used import dataclass
@@ -115,3 +116,32 @@ def _formats(report: Report) -> str:
 
 def _parallelism(report: Report) -> str:
     return ", ".join(f"{kind} {size}" for kind, size in sorted(report["trace"].get("parallelism", {}).items()))
+
+
+def proofs(before: Report, after: Report, applied: str | None) -> list[Proof]:
+    """One per suggestion; `applied` is the code of the one that was followed, which then comes first.
+
+    The measured step is «the step» of AFTER, as predictions start from that of BEFORE. Raises `UsageError` for a code
+    that BEFORE does not suggest.
+    """
+    suggestions = before["suggestions"]
+    codes = list(dict.fromkeys(suggestion["code"] for suggestion in suggestions))
+    if applied is not None and applied not in codes:
+        known = f"it suggests: {', '.join(codes)}" if codes else "it holds no suggestions"
+        raise UsageError(f"the run before does not suggest {applied!r}", hint=known)
+    measured = step_ns(after)
+    rows = [_proof(suggestion, measured, applied) for suggestion in suggestions]
+    return sorted(rows, key=lambda row: row["applied"] is False)
+
+
+def _proof(suggestion: SuggestionEntry, measured: int | None, applied: str | None) -> Proof:
+    predicted = suggestion["predicted"]
+    return {
+        "code": suggestion["code"], "action": suggestion["action"],
+        "applied": None if applied is None else suggestion["code"] == applied,
+        "predicted_ns": predicted["step_ns_after"], "low_ns": predicted["low_ns"], "high_ns": predicted["high_ns"],
+        "predicted_gain_ns": predicted["step_ns_before"] - predicted["step_ns_after"],
+        "measured_ns": measured, "gained_ns": None if measured is None else predicted["step_ns_before"] - measured,
+        "held": None if measured is None else "faster" if measured < predicted["low_ns"]
+        else "slower" if measured > predicted["high_ns"] else "inside",
+    }  # fmt: skip

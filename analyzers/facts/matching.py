@@ -125,7 +125,7 @@ def _varying(trace: Trace, matched: Matched) -> set[int]:
 
 def _match(trace: Trace, found: Groups) -> Matched:
     table = trace["collectives"]
-    message = _messages(table, trace.names)
+    message = np.asarray(trace.names.matching(POINT_TO_POINT.__contains__)[table["op"]], np.bool_)
     reason = np.zeros(len(table), np.int8)
     parts = [_collectives(trace, found, np.flatnonzero(~message), reason)]
     parts.append(_point_to_point(trace, found, np.flatnonzero(message), reason))
@@ -135,10 +135,6 @@ def _match(trace: Trace, found: Groups) -> Matched:
     counts = np.bincount(reason[of_row == NA], minlength=len(REASONS)).tolist()
     unmatched = {name: count for name, count in zip(REASONS, counts, strict=True) if count}
     return Matched(whole, _joined([part for _, part in parts]), of_row, found, unmatched)
-
-
-def _messages(table: Table, names: NamePool) -> Mask:
-    return np.asarray(names.matching(POINT_TO_POINT.__contains__)[table["op"]], np.bool_)
 
 
 def _collectives(trace: Trace, found: Groups, rows: Times, reason: Array) -> tuple[Instances, Instances]:

@@ -54,7 +54,6 @@ class Evidence:
     progress: list[Progress] = field(default_factory=list)
     compiling: dict[int, Compile] = field(default_factory=dict)
     compile_logs: set[int] = field(default_factory=set)
-    stacks_of_unknown: int = 0
 
     def of(self, rank: int) -> Mapping[str, HangSign]:
         """The first sign of each kind of a rank."""
@@ -128,8 +127,6 @@ def _stacks(trace: Trace, ranks: Mapping[int, int], found: Evidence) -> None:
     spied = {row["source"] for row in rows if row["gil"] == 0}
     for row in sorted((row for row in rows if row["main"]), key=lambda row: row["taken"]):
         rank = ranks.get(row["pid"]) if row["rank"] is None else row["rank"]
-        if rank is None:
-            found.stacks_of_unknown += 1
-            continue
-        elsewhere = row["source"] in holders & spied
-        found.hosts[rank] = doing.host(row["frames"].split("\n"), others_hold_gil=elsewhere)
+        if rank is not None:
+            elsewhere = row["source"] in holders & spied
+            found.hosts[rank] = doing.host(row["frames"].split("\n"), others_hold_gil=elsewhere)

@@ -1,6 +1,5 @@
 """Pipeline parallelism (docs/definitions.md: «Pipeline»): the stages, the schedule, and why stages idle.
 
 `ranges` finds a job's computations from its ranges, `stages` maps ranks to stages, `flushes` brings the
-computations of a step in order, `schedules` recognises the schedule, `bubbles` measures, `gains` asks the replay what a
-change would bring.
+computations of a step in order, `schedules` recognises the schedule, `bubbles` measures.
 """

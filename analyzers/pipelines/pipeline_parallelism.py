@@ -10,23 +10,25 @@ from typing import Literal
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need, any_of
 from gpuscope.analyzers.base.sections import PIPELINE
+from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted, Refused
 from gpuscope.analyzers.facts.pipeline_facts.assembled import of_recorded_ranks
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, mean_begin_to_begin
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.pipelines.bubbles import bubbles
-from gpuscope.analyzers.pipelines.gains import EVEN, MORE, Gains, entry, gains
 from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
 from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
 from gpuscope.analyzers.pipelines.stage_pace import StepLength, outside_work, pace
 from gpuscope.schema.pipeline_section import (
     Pipeline,
     PipelineComputation,
+    PipelineGain,
     PipelineRow,
     PipelineSchedule,
     PipelineStage,
     PipelineTimeline,
 )
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 _KINDS: dict[str, Literal["forward", "backward", "weight"]] = {"F": "forward", "B": "backward", "W": "weight"}
@@ -51,7 +53,7 @@ def run(facts: RunFacts, what_if: WhatIf) -> Result:
     schedule = _schedule(whole)
     section["schedule"] = _schedule_entry(schedule, stages.stages)
     section["rows"] = _per_step(rows)
-    section["bubble_frac"] = _share(rows)
+    section["bubble_frac"] = sum(map(bubble_of, rows)) / max(sum(row["dur_ns"] for row in rows), 1)
     section["steps_left_out"] = left_out
     section["timeline"] = _timeline(whole, rows, what_if, stages)
     found = gains(what_if, schedule.micro_batches)
@@ -145,10 +147,6 @@ def bubble_of(row: PipelineRow) -> int:
     return row["dur_ns"] - row["compute_ns"]
 
 
-def _share(rows: Sequence[PipelineRow]) -> float:
-    return sum(map(bubble_of, rows)) / max(sum(row["dur_ns"] for row in rows), 1)
-
-
 def _add_gains(section: Pipeline, found: Gains, schedule: Recognised) -> None:
     section["even_split"] = entry(found.even_split, schedule.micro_batches)
     section["more_micro_batches"] = entry(found.more_micro_batches, MORE * schedule.micro_batches)
@@ -205,3 +203,36 @@ ANALYZER = WhatIfAnalyzer(
     ),
     (PIPELINE,),
 )
+
+
+EVEN = EvenStages()
+MORE = 2
+"""So many times the micro-batches."""
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What the replay predicts, or why it does not."""
+
+    even_split: Predicted | Refused
+    more_micro_batches: Predicted | Refused
+
+
+def gains(what_if: WhatIf, micro_batches: int) -> Gains:
+    """The answers for a pipeline of so many micro-batches."""
+    return Gains(what_if.predict(EVEN), what_if.predict(MicroBatches(MORE * micro_batches)))
+
+
+def entry(outcome: Predicted | Refused, micro_batches: int) -> PipelineGain:
+    """An answer as the report holds it."""
+    if isinstance(outcome, Refused):
+        return {"micro_batches": micro_batches, "step_factor": None, "predicted": None, "why_not": outcome.why}
+    return {
+        "micro_batches": micro_batches,
+        "step_factor": outcome.after / outcome.before if outcome.before else None,
+        "predicted": {
+            "step_ns_before": outcome.before, "step_ns_after": outcome.after, "low_ns": outcome.low,
+            "high_ns": outcome.high, "basis": outcome.basis, "provenance": outcome.provenance,
+        },
+        "why_not": "",
+    }  # fmt: skip

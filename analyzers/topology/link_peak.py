@@ -68,12 +68,8 @@ def _links_of(gpu: str, members: Sequence[str], host: Host, model: Link | None) 
     widths = [widths_of.get((gpu, other), 0) for other in members if other != gpu]
     # Behind switches a matrix shows all of a GPU's links between every pair: more in sum than a GPU has.
     everywhere = [widths_of.get((gpu, other), 0) for other in host.gpus if other != gpu]
-    has = _most_links(model)
+    has = links()[model.key].units if model else max(link.units for link in links().values() if link.kind == "nvlink")
     return max(widths, default=0) if sum(everywhere) > has else sum(widths)
-
-
-def _most_links(model: Link | None) -> int:
-    return links()[model.key].units if model else max(link.units for link in links().values() if link.kind == "nvlink")
 
 
 def _pcie(members: Sequence[str], host: Host, model: str, basis: str) -> Peak:

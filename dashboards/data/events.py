@@ -59,11 +59,6 @@ class Events:
         return found
 
     @cached_property
-    def number_of(self) -> dict[str, int]:
-        """The place of each track in `tracks`, by key."""
-        return {track.key: number for number, track in enumerate(self.tracks)}
-
-    @cached_property
     def counters(self) -> Sequence[CounterTrack]:
         """Counters of links: rows of the timeline too, numbered after `tracks`."""
         return counter_tracks(self.trace, self.clock)

@@ -104,20 +104,18 @@ def _list(rows: list[dict[str, Any]], writer: Writer) -> None:
     if not rows:
         writer.line("No such run.")
         return
-    table = writer.table(">run", "<analysed (UTC)", "<bound by", "<cause", ">step", ">ranks", "~label, path")
+    cells = []
     for row in rows:
         bound, cause = "no verdict", units.NONE
         if not row["abstained"]:
             bound = _with_share(vocabulary.CLASSES.get(row["bound_by"], units.NONE), row["share_frac"])
             cause = _with_share(row["cause"] or units.NONE, row["cause_share_frac"])
-        cells = (
-            str(row["id"]), row["analysed_at"][:DAY].replace("T", " "), bound, cause, units.duration(row["step_ns"]),
-            str(row["ranks_present"]),
-        )  # fmt: skip
         names = [row["label"]] if row["label"] else []
-        what = writer.path("  ".join([*names, *row["paths"]]))
-        table.add_row(*(writer.text(cell) for cell in cells), what)
-    writer.show(table)
+        cells.append((
+            str(row["id"]), row["analysed_at"][:DAY].replace("T", " "), bound, cause, units.duration(row["step_ns"]),
+            str(row["ranks_present"]), writer.path("  ".join([*names, *row["paths"]])),
+        ))  # fmt: skip
+    writer.rows((">run", "<analysed (UTC)", "<bound by", "<cause", ">step", ">ranks", "~label, path"), cells)
 
 
 def _with_share(word: str, frac: float | None) -> str:

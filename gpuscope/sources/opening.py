@@ -149,7 +149,7 @@ def _of_one_job(
 ) -> tuple[list[Path], tuple[Problem, ...]]:
     """The files without those of other roles and windows, and what was left out, where one folder is named."""
     folder = Path(paths[0]) if len(paths) == 1 and os.path.isdir(paths[0]) else None
-    timelines = _timelines(files) if folder is not None and len(files) > 1 else []
+    timelines = [path for path in files if _is_trace(path)] if folder is not None and len(files) > 1 else []
     told: list[Problem] = []
     if folder is None or not timelines or not all(path.is_relative_to(folder) for path in files):
         if window is not None or role is not None:
@@ -171,10 +171,6 @@ def _of_one_job(
     named = ", ".join(found.names[number] for number in others)
     told.append(job.OTHER_WINDOWS.of(1, run=found.folder.name, read=found.names[taken], others=named))
     return [path for path in files if path not in gone], tuple(told)
-
-
-def _timelines(files: Iterable[Path]) -> list[Path]:
-    return [path for path in files if _is_trace(path)]
 
 
 def _rank_of(path: Path) -> int | None:

@@ -16,7 +16,7 @@ import numpy as np
 from gpuscope.errors import InputError
 from gpuscope.problems import completeness, reading
 from gpuscope.sources.pyarrow_import import require_pyarrow
-from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Mask, Times
@@ -34,7 +34,7 @@ _MOST_FOOTER = 16 << 20
 _SECOND = 10**9
 
 
-class OperationsSource:
+class OperationsSource(Source):
     """Reads a Parquet file whose columns are those of an operation-level trace."""
 
     name = "operations"
@@ -42,9 +42,6 @@ class OperationsSource:
 
     def sniff(self, path: Path, head: bytes) -> bool:
         return head.startswith(_MAGIC) and all(name in _footer(path) for name in _TOLD_BY)
-
-    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002  it holds all ranks of a job
-        return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         table = _read(path, require_pyarrow(path, "an operation-level trace"))

@@ -93,9 +93,9 @@ class Source(Protocol):
         """Whether this source reads `path`, whose text begins with `head` (empty for a directory)."""
         ...
 
-    def peek_rank(self, path: Path, head: bytes) -> int | None:
-        """The rank if the file's beginning or name gives it, without reading the file."""
-        ...
+    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002
+        """The rank if the file's beginning or name gives it, without reading the file; None where it holds several."""
+        return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read the file into the builder, and report what was lost.

@@ -19,29 +19,23 @@ class Prepared:
     """One operation on its buffers. `call` runs it; `wrong` counts the elements that came out wrong."""
 
     call: Callable[[], object]
-    reset: Callable[[bool], None]
+    reset: Callable[[bool], object]
     wrong: Callable[[], int]
 
 
 Prepare = Callable[[int, torch.dtype, torch.device], Prepared]
 
 
-def _all_gather_function() -> Callable[..., object]:
-    # 2.13 renamed the two `…_tensor` collectives and warns at the old names.
-    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-def _reduce_scatter_function() -> Callable[..., object]:
-    return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-def _mark(tensor: Tensor, value: int, checking: bool) -> None:
+def _prepared(
+    call: Callable[[], object], sent: Tensor, value: int, received: Tensor, expected: float | Tensor
+) -> Prepared:
+    """A call that makes `expected` of `received` where `sent` is filled with `value`."""
     # Timed on zeros: sums of zeros stay finite over any number of iterations.
-    tensor.fill_(value if checking else 0)
-
-
-def _differing(tensor: Tensor, expected: float | Tensor) -> int:
-    return int((tensor != expected).sum().item())
+    return Prepared(
+        call,
+        reset=lambda checking: sent.fill_(value if checking else 0),
+        wrong=lambda: int((received != expected).sum().item()),
+    )
 
 
 def _ranks() -> tuple[int, int]:
@@ -51,36 +45,24 @@ def _ranks() -> tuple[int, int]:
 def all_reduce(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
     rank, n = _ranks()
     data = torch.empty(count, dtype=dtype, device=device)
-    return Prepared(
-        call=lambda: dist.all_reduce(data),
-        reset=lambda checking: _mark(data, rank + 1, checking),
-        wrong=lambda: _differing(data, n * (n + 1) // 2),
-    )
+    return _prepared(lambda: dist.all_reduce(data), data, rank + 1, data, n * (n + 1) // 2)
 
 
 def all_gather(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
     rank, n = _ranks()
-    function = _all_gather_function()
+    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     mine = torch.empty(count // n, dtype=dtype, device=device)
     whole = torch.empty(count, dtype=dtype, device=device)
     by_rank = torch.arange(1, n + 1, dtype=dtype, device=device).unsqueeze(1)
-    return Prepared(
-        call=lambda: function(whole, mine),
-        reset=lambda checking: _mark(mine, rank + 1, checking),
-        wrong=lambda: _differing(whole.view(n, -1), by_rank),
-    )
+    return _prepared(lambda: function(whole, mine), mine, rank + 1, whole.view(n, -1), by_rank)
 
 
 def reduce_scatter(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
     rank, n = _ranks()
-    function = _reduce_scatter_function()
+    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     whole = torch.empty(count, dtype=dtype, device=device)
     mine = torch.empty(count // n, dtype=dtype, device=device)
-    return Prepared(
-        call=lambda: function(mine, whole),
-        reset=lambda checking: _mark(whole, rank + 1, checking),
-        wrong=lambda: _differing(mine, n * (n + 1) // 2),
-    )
+    return _prepared(lambda: function(mine, whole), whole, rank + 1, mine, n * (n + 1) // 2)
 
 
 def all_to_all(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
@@ -88,21 +70,15 @@ def all_to_all(count: int, dtype: torch.dtype, device: torch.device) -> Prepared
     outgoing = torch.empty(count, dtype=dtype, device=device)
     incoming = torch.empty(count, dtype=dtype, device=device)
     by_rank = torch.arange(1, n + 1, dtype=dtype, device=device).unsqueeze(1)
-    return Prepared(
-        call=lambda: dist.all_to_all_single(incoming, outgoing),
-        reset=lambda checking: _mark(outgoing, rank + 1, checking),
-        wrong=lambda: _differing(incoming.view(n, -1), by_rank),
+    return _prepared(
+        lambda: dist.all_to_all_single(incoming, outgoing), outgoing, rank + 1, incoming.view(n, -1), by_rank
     )
 
 
 def broadcast(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
     rank, _ = _ranks()
     data = torch.empty(count, dtype=dtype, device=device)
-    return Prepared(
-        call=lambda: dist.broadcast(data, src=0),
-        reset=lambda checking: _mark(data, rank + 1, checking),
-        wrong=lambda: _differing(data, 1),
-    )
+    return _prepared(lambda: dist.broadcast(data, src=0), data, rank + 1, data, 1)
 
 
 def send_recv(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
@@ -121,11 +97,7 @@ def send_recv(count: int, dtype: torch.dtype, device: torch.device) -> Prepared:
         for work in works:
             work.wait()
 
-    return Prepared(
-        call=call,
-        reset=lambda checking: _mark(outgoing, rank + 1, checking),
-        wrong=lambda: _differing(incoming, (rank - 1) % n + 1),
-    )
+    return _prepared(call, outgoing, rank + 1, incoming, (rank - 1) % n + 1)
 
 
 OPERATIONS: Mapping[str, Prepare] = {

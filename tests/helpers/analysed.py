@@ -9,6 +9,7 @@ from pathlib import Path
 import gpuscope
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.schema.document import Report
+from gpuscope.trace.trace import Trace
 
 
 @lru_cache(maxsize=32)
@@ -20,3 +21,8 @@ def analysis(path: Path) -> Analysis:
 def report(path: Path) -> Report:
     """A copy of its report, the caller's own."""
     return deepcopy(analysis(path).report)
+
+
+def problems(trace: Trace) -> dict[str, int]:
+    """How often each occurred, by code."""
+    return {problem.code: problem.count for problem in trace.problems}

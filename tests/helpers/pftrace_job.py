@@ -26,10 +26,6 @@ def differing(one: Trace, other: Trace) -> dict[tuple[str, str], list[tuple[Any,
     return found
 
 
-def codes(trace: Trace) -> dict[str, int]:
-    return {problem.code: problem.count for problem in trace.problems}
-
-
 def counter(ts: int, name: str, value: float) -> Event:
     return {"ph": "C", "name": name, "pid": "GPU 0 Counters", "ts": ts, "args": {"": value}}
 

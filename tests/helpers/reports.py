@@ -65,9 +65,9 @@ def step_time(step_ms: Sequence[float]) -> dict[str, int] | None:
     }  # fmt: skip
 
 
-def parts(compute: int) -> dict[str, int]:
-    """All of it compute."""
-    return {"compute": compute, "exposed_communication": 0, "exposed_memory": 0, "idle": 0}
+def parts(compute: int, communication: int = 0, memory: int = 0, idle: int = 0) -> dict[str, int]:
+    """A breakdown."""
+    return {"compute": compute, "exposed_communication": communication, "exposed_memory": memory, "idle": idle}
 
 
 def suggestion(code: str, before_ms: float, after_ms: float, low_ms: float, high_ms: float) -> dict[str, Any]:

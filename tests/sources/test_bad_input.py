@@ -10,17 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from helpers.analysed import problems
 from helpers.kineto import call, kernel, write
 
 import gpuscope
 from gpuscope.errors import InputError, UsageError
 from gpuscope.report.view.first_lines import first_lines
 from gpuscope.sources import stream
-from gpuscope.trace.trace import Trace
-
-
-def codes(trace: Trace) -> dict[str, int]:
-    return {problem.code: problem.count for problem in trace.problems}
 
 
 def text_of(path: Path, *names: str) -> bytes:
@@ -69,10 +65,10 @@ def test_cut_off_is_refused_unless_partial(tmp_path: Path, zipped: bool) -> None
         gpuscope.open_trace(path)
     assert "--partial" in str(caught.value)
     trace = gpuscope.open_trace(path, partial=True)
-    assert codes(trace)["truncated"] == 1
+    assert problems(trace)["truncated"] == 1
     if not zipped:
         assert len(trace["device_events"]) == 3
-        assert codes(trace) == {"truncated": 1}
+        assert problems(trace) == {"truncated": 1}
 
 
 def test_one_broken_event_loses_no_other(tmp_path: Path) -> None:
@@ -81,7 +77,7 @@ def test_one_broken_event_loses_no_other(tmp_path: Path) -> None:
     path.write_bytes(content)
     trace = gpuscope.open_trace(path)
     assert trace.tables["device_events"]["name"].tolist() == ["a", "b", "d", "e"]
-    assert codes(trace) == {"undecodable_event": 1}
+    assert problems(trace) == {"undecodable_event": 1}
 
 
 def test_invalid_utf8_is_shown_as_such(tmp_path: Path) -> None:
@@ -89,7 +85,7 @@ def test_invalid_utf8_is_shown_as_such(tmp_path: Path) -> None:
     path.write_bytes(text_of(tmp_path / "whole.json", "ab").replace(b'"ab"', b'"a\xffb"'))
     trace = gpuscope.open_trace(path)
     assert trace.tables["device_events"]["name"].tolist() == ["a\ufffdb"]
-    assert codes(trace) == {"invalid_utf8": 1}
+    assert problems(trace) == {"invalid_utf8": 1}
 
 
 def test_utf16_with_bom(tmp_path: Path) -> None:
@@ -105,7 +101,7 @@ def test_nan_in_arguments(tmp_path: Path) -> None:
     path.write_bytes(content.replace(b'"stream": 7', b'"occupancy": -nan, "stream": 7', 1))
     trace = gpuscope.open_trace(path)
     assert trace.tables["device_events"]["stream"].tolist() == [7, 7]
-    assert codes(trace) == {}
+    assert problems(trace) == {}
 
 
 def test_impossible_times_do_not_make_an_idle_gpu(tmp_path: Path) -> None:
@@ -117,7 +113,7 @@ def test_impossible_times_do_not_make_an_idle_gpu(tmp_path: Path) -> None:
     )  # fmt: skip
     trace = gpuscope.open_trace(path)
     assert trace.breakdown(trace.lanes()[0].rows).window == 30_000
-    assert codes(trace) == {"impossible_time": 1, "negative_duration": 1, "bad_time": 1}
+    assert problems(trace) == {"impossible_time": 1, "negative_duration": 1, "bad_time": 1}
 
 
 def test_gzip_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +141,7 @@ def test_duplicate_correlation_ids_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "r.json", *events, kernel(10, 5, 5), kernel(30, 5, 5))
     trace = gpuscope.open_trace(path)
     assert trace["host_events"]["start"][trace["device_events"]["launch"]].tolist() == [0, 20_000]
-    assert codes(trace)["duplicate_correlation"] == 2
+    assert problems(trace)["duplicate_correlation"] == 2
 
 
 def test_any_prefix_of_a_trace_is_an_error_or_a_trace(tmp_path: Path) -> None:
@@ -170,7 +166,7 @@ def test_events_across_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = write(tmp_path / "rank0.json", *events, traceName="tail")
     trace = gpuscope.open_trace(path)
     assert trace.tables["device_events"]["name"].tolist() == names
-    assert codes(trace) == {}
+    assert problems(trace) == {}
     assert json.loads(path.read_text())["traceName"] == "tail"
 
 
@@ -191,13 +187,13 @@ def test_a_span_without_duration_is_not_zero_long(tmp_path: Path) -> None:
     del events[1]["dur"]
     trace = gpuscope.open_trace(write(tmp_path / "rank0.json", *events))
     assert len(trace["device_events"]) == 2
-    assert codes(trace) == {"bad_time": 1}
+    assert problems(trace) == {"bad_time": 1}
 
 
 def test_nesting_without_end(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_bytes(text_of(tmp_path / "whole.json", "a", "b").replace(b'"stream": 7', b'"x": ' + b"[" * 100_000, 1))
-    assert codes(gpuscope.open_trace(path, partial=True))["undecodable_event"] >= 1
+    assert problems(gpuscope.open_trace(path, partial=True))["undecodable_event"] >= 1
 
 
 def test_a_zero_length_kernel_alone(tmp_path: Path) -> None:

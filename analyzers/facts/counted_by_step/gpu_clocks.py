@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def gpu_clocks(trace: Trace, rank: int, steps: Sequence[int]) -> GpuClocks | Non
     """A rank's clocks over those of `steps` in which they were sampled; None where they were in none."""
     counted = recorded_steps(trace, rank, KEY)
     rows = [row for step in steps if (row := counted.get(step)) is not None and (row.get("samples") or 0) > 0]
-    samples = sum(_samples(rows))
+    samples = sum(row.get("samples") or 0 for row in rows)
     if not samples:
         return None
     held = {name: sum(row.get(name) or 0 for row in rows) / samples for name in CLOCK_HOLDERS}
@@ -57,10 +57,6 @@ def gpu_clocks(trace: Trace, rank: int, steps: Sequence[int]) -> GpuClocks | Non
         samples, _mean(rows, "sm_mhz"), watts / 1000 if watts is not None else None,
         {name: min(share, 1.0) for name, share in held.items() if share > 0},
     )  # fmt: skip
-
-
-def _samples(rows: Sequence[Mapping[str, int | None]]) -> Iterator[int]:
-    return (row.get("samples") or 0 for row in rows)
 
 
 def _mean(rows: Sequence[Mapping[str, int | None]], column: str) -> float | None:

@@ -22,9 +22,9 @@ from numpy.lib.format import read_array
 
 from gpuscope.analyzers.run.file_part import Options, Part
 from gpuscope.analyzers.run.reduction.packing import UnpackableError, fingerprint, pack, unpack
-from gpuscope.analyzers.run.reduction.shared_part import shared_tree
 from gpuscope.errors import InputError, UsageError
 from gpuscope.output import write
+from gpuscope.report.sharing import Replacing, hashed, texts
 from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.table import Array, constant, is_constant
@@ -216,3 +216,26 @@ class ReducedSource:
 
 
 SOURCE = ReducedSource()
+
+
+def shared_tree(part: Part, tree: Any) -> Any:
+    """`tree`, which is `part` packed, with its texts replaced.
+
+    Hosts and users get the first letters of a hash, so that parts made on several nodes still tell which ranks share a
+    host. Whoever knows a name can therefore check whether it is meant.
+    """
+    paths = [str(source.path) for source in part.trace.sources]
+    tree = Replacing(texts(tree), part.trace.hosts, paths, hashed).all(tree)
+    trace = tree["of"]["trace"]
+    trace["names"] = _distinct(trace["names"])
+    return tree
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Names are referred to by their place, and two of them may have become one."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return found

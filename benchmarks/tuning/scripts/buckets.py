@@ -11,14 +11,7 @@ def main() -> None:
     model = DistributedDataParallel(common.layers(60, 64), bucket_cap_mb=25 if args.fixed else 0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.randn(64, 64, generator=torch.Generator().manual_seed(rank))
-    clock = common.Clock()
-    for _ in range(args.steps):
-        loss = model(data).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.step()
-    clock.report(loss)
+    common.train(model, optimizer, data, args.steps)
 
 
 if __name__ == "__main__":

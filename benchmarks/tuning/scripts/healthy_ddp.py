@@ -11,14 +11,7 @@ def main() -> None:
     model = DistributedDataParallel(common.layers(12, 256), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.randn(512, 256, generator=torch.Generator().manual_seed(rank))
-    clock = common.Clock()
-    for _ in range(args.steps):
-        loss = model(data).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.step()
-    clock.report(loss)
+    common.train(model, optimizer, data, args.steps)
 
 
 if __name__ == "__main__":

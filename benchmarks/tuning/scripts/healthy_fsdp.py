@@ -14,14 +14,7 @@ def main() -> None:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.randn(1024, 512, generator=torch.Generator().manual_seed(rank))
-    clock = common.Clock()
-    for _ in range(args.steps):
-        loss = model(data).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.step()
-    clock.report(loss)
+    common.train(model, optimizer, data, args.steps)
 
 
 if __name__ == "__main__":

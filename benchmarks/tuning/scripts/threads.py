@@ -19,14 +19,7 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(*(block(128) for _ in range(12))))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.randn(512, 128, generator=torch.Generator().manual_seed(rank))
-    clock = common.Clock()
-    for _ in range(args.steps):
-        loss = model(data).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.step()
-    clock.report(loss)
+    common.train(model, optimizer, data, args.steps)
 
 
 if __name__ == "__main__":

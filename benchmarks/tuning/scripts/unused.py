@@ -26,14 +26,7 @@ def main() -> None:
     model = DistributedDataParallel(Mixed(), find_unused_parameters=not args.fixed)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     data = torch.randn(4, 16, generator=torch.Generator().manual_seed(rank))
-    clock = common.Clock()
-    for _ in range(args.steps):
-        loss = model(data).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.step()
-    clock.report(loss)
+    common.train(model, optimizer, data, args.steps)
 
 
 if __name__ == "__main__":

@@ -90,12 +90,6 @@ def bounds(track: Track, span: tuple[int, int]) -> tuple[int, int, int]:
     return min(low, inside), inside, max(high, inside)
 
 
-def count_in(track: Track, span: tuple[int, int]) -> int:
-    """How many events of the track overlap the span."""
-    low, inside, high = bounds(track, span)
-    return int((track.end[low:inside] > span[0]).sum()) + high - inside
-
-
 def _longest(track: Track, first: Times, count: Times, width: int) -> Times:
     """The longest event that starts in each cell; where none does, or it has a mark of its own, one that may run on."""
     place = np.maximum(first - 1, 0)

@@ -32,12 +32,8 @@ def courses(report: Report) -> list[Course]:
     if not entries:
         return []
     begin = min(entry["start_ns"] for entry in entries)
-    end = max(_end(entry) for entry in entries)
+    end = max((entry["start_ns"] + entry["bin_ns"] * len(entry["course"])) for entry in entries)
     return [_course(entry, begin, max(end - begin, 1)) for entry in entries[:LINES_SHOWN]]
-
-
-def _end(entry: LinkCounterEntry) -> int:
-    return entry["start_ns"] + entry["bin_ns"] * len(entry["course"])
 
 
 def _course(entry: LinkCounterEntry, begin: int, length: int) -> Course:

@@ -106,7 +106,7 @@ def paragraph(console: Console, text: Text, width: int, indent: int = 0, hang: i
 
 def _width(column: Column, kind: str, console: Console, options: ConsoleOptions) -> _Width:
     title = _plain(column.header)
-    cells = max((_longest(cell, console, options) for cell in column.cells), default=0)
+    cells = max((Measurement.get(console, options, cell).maximum for cell in column.cells), default=0)
     word = max((_longest_word(_plain(cell)) for cell in column.cells), default=0)
     return _Width(kind, cells, _longest_word(title), word, max(cells, cell_len(title), 1))
 
@@ -127,10 +127,6 @@ def _plain(cell: RenderableType) -> str:
     if isinstance(cell, Text):
         return cell.plain
     return cell if isinstance(cell, str) else str(getattr(cell, "text", ""))
-
-
-def _longest(cell: RenderableType, console: Console, options: ConsoleOptions) -> int:
-    return Measurement.get(console, options, cell).maximum
 
 
 def _longest_word(text: str) -> int:

@@ -106,7 +106,7 @@ def _breakdown(diff: Diff, writer: Writer) -> None:
         return
     summed = diff["step"]["basis"] != "steps"
     writer.heading("What moved, all ranks summed" if summed else "What moved, per step and rank")
-    table = writer.table("<part", ">before", ">after", ">change", ">95 % interval")
+    rows = []
     labels = {part.key: part.label for part in PARTS}
     for row in diff["breakdown"]:
         before, after = (
@@ -116,22 +116,20 @@ def _breakdown(diff: Diff, writer: Writer) -> None:
         bounded = low is not None and high is not None
         interval = f"{units.change(low)} to {units.change(high)}" if bounded else units.NONE
         label = next(text for key, text in labels.items() if key == row["part"])
-        cells = (label, units.duration(before), units.duration(after), units.change(after - before), interval)
-        table.add_row(*(writer.text(cell) for cell in cells))
-    writer.show(table)
+        rows.append((label, units.duration(before), units.duration(after), units.change(after - before), interval))
+    writer.rows(("<part", ">before", ">after", ">change", ">95 % interval"), rows)
 
 
 def _causes(diff: Diff, writer: Writer) -> None:
     rows = [row for row in diff["causes"] if row["change_ns"]][:SHOWN]
     if rows:
         writer.heading(f"Causes, per {_unit(diff)} and rank")
-        table = writer.table("<class", "<cause", ">before", ">after", ">change")
-        for row in rows:
-            class_name = CLASSES[row["class"]] if row["class"] else units.NONE
-            cells = (class_name, cause_label(row["cause"]), units.duration(row["before_ns"]),
-                     units.duration(row["after_ns"]), units.change(row["change_ns"]))  # fmt: skip
-            table.add_row(*(writer.text(cell) for cell in cells))
-        writer.show(table)
+        cells = [
+            (CLASSES[row["class"]] if row["class"] else units.NONE, cause_label(row["cause"]),
+             units.duration(row["before_ns"]), units.duration(row["after_ns"]), units.change(row["change_ns"]))
+            for row in rows
+        ]  # fmt: skip
+        writer.rows(("<class", "<cause", ">before", ">after", ">change"), cells)
     for word, codes in (
         ("New findings", diff["findings"]["new"]),
         ("Findings gone", diff["findings"]["gone"]),
@@ -147,34 +145,29 @@ def _collectives(diff: Diff, writer: Writer) -> None:
     if not rows:
         return
     writer.heading(f"Collectives, per {_unit(diff)}")
-    table = writer.table("~operation", "~group", ">count", ">wait", ">transfer")
+    cells = []
     for row in rows:
         sides = row["before"], row["after"]
-        cells = (
-            _pair(sides, lambda side: f"{side['count']:.4g}"),
+        cells.append((
+            row["op"], row["group"] or units.NONE, _pair(sides, lambda side: f"{side['count']:.4g}"),
             _pair(sides, lambda side: units.duration(side["wait_ns"])),
             _pair(sides, lambda side: units.duration(side["transfer_ns"])),
-        )  # fmt: skip
-        names = (writer.cell(row["op"]), writer.cell(row["group"] or units.NONE))
-        table.add_row(*names, *(writer.text(cell) for cell in cells))
-    writer.show(table)
+        ))  # fmt: skip
+    writer.rows(("~operation", "~group", ">count", ">wait", ">transfer"), cells)
 
 
 def _kernels(diff: Diff, writer: Writer) -> None:
-    rows = [row for row in diff["kernels"] if row["change_ns"]][:SHOWN]
+    rows = [row for row in diff["kernels"] if row["change_ns"]]
     if not rows:
         return
     writer.heading(f"Kernels that moved most, per {_unit(diff)} and rank")
-    table = writer.table(">before", ">after", ">change", ">count", "~kernel")
-    for row in rows:
-        counts = units.both(f"{row['before_count']:.4g}", f"{row['after_count']:.4g}")
-        times = units.duration(row["before_ns"]), units.duration(row["after_ns"])
-        cells = (*times, units.change(row["change_ns"]), counts)
-        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
-    writer.show(table)
-    more = sum(1 for row in diff["kernels"] if row["change_ns"]) - len(rows)
-    if more > 0:
-        writer.line(writer.text(f"and {units.count(more)} more (--json)", "dim"))
+    cells = [
+        (units.duration(row["before_ns"]), units.duration(row["after_ns"]), units.change(row["change_ns"]),
+         units.both(f"{row['before_count']:.4g}", f"{row['after_count']:.4g}"), row["name"])
+        for row in rows[:SHOWN]
+    ]  # fmt: skip
+    writer.rows((">before", ">after", ">change", ">count", "~kernel"), cells)
+    writer.more(len(rows) - SHOWN)
 
 
 def _operators(diff: Diff, writer: Writer) -> None:
@@ -184,18 +177,17 @@ def _operators(diff: Diff, writer: Writer) -> None:
     on_device = all(row["before_device_ns"] is not None and row["after_device_ns"] is not None for row in rows)
     place = "device" if on_device else "host"
     writer.heading(f"Operators that moved most, on the {place}, per {_unit(diff)} and rank")
-    table = writer.table(">before", ">after", ">change", ">calls", "~operator")
+    cells = []
     for row in rows[:SHOWN]:
         counts = units.both(f"{row['before_count']:.4g}", f"{row['after_count']:.4g}")
         before, after = (
             (row["before_device_ns"], row["after_device_ns"]) if on_device
             else (row["before_host_ns"], row["after_host_ns"])
         )  # fmt: skip
-        cells = (units.duration(before), units.duration(after), units.change(row["change_ns"]), counts)
-        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
-    writer.show(table)
-    if len(rows) > SHOWN:
-        writer.line(writer.text(f"and {units.count(len(rows) - SHOWN)} more (--json)", "dim"))
+        change = units.change(row["change_ns"])
+        cells.append((units.duration(before), units.duration(after), change, counts, row["name"]))
+    writer.rows((">before", ">after", ">change", ">calls", "~operator"), cells)
+    writer.more(len(rows) - SHOWN)
 
 
 def _unit(diff: Diff) -> str:

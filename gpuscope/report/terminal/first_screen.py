@@ -73,11 +73,8 @@ def places(report: Report, writer: Writer, shown: int) -> None:
         return
     writer.line("")
     stepped = ["<step"] if any(place.step for place in found) else []
-    table = writer.table("<rank", *stepped, ">at", ">lasts", "~what the trace shows there")
-    for place in found:
-        cells = [place.rank, *([place.step] if stepped else []), place.into, place.lasts]
-        table.add_row(*map(writer.text, cells), writer.cell(place.said))
-    writer.show(table)
+    rows = [(place.rank, *([place.step] if stepped else []), place.into, place.lasts, place.said) for place in found]
+    writer.rows(("<rank", *stepped, ">at", ">lasts", "~what the trace shows there"), rows)
 
 
 def rank_bars(found: Summary, writer: Writer) -> None:

@@ -29,22 +29,17 @@ def render(facts: dict[str, Any], writer: Writer | None = None) -> None:
 
 def _ranks(ranks: list[dict[str, Any]], writer: Writer) -> None:
     told = [key for key in _NAMES if any(entry[key] for entry in ranks)]
-    table = writer.table(">rank", ">device", *(f"~{_NAMES[key]}" for key in told), ">events", ">window", ">steps")
+    rows = []
     for entry in ranks:
         steps = entry["steps"]
         device = ("CPU" if entry["device_events"] else units.NONE) if entry["device"] is None else str(entry["device"])
-        numbers = (
-            units.count(entry["device_events"]),
-            units.duration(entry["window_ns"]),
+        rows.append((
+            str(entry["rank"]), device, *(entry[key] or units.NONE for key in told),
+            units.count(entry["device_events"]), units.duration(entry["window_ns"]),
             f"{len(steps)} ({steps[0]}..{steps[-1]})" if steps else "none",
-        )
-        table.add_row(
-            *(writer.text(cell) for cell in (str(entry["rank"]), device)),
-            *(writer.cell(entry[key] or units.NONE) for key in told),
-            *(writer.text(cell) for cell in numbers),
-        )
+        ))  # fmt: skip
     writer.line("")
-    writer.show(table)
+    writer.rows((">rank", ">device", *(f"~{_NAMES[key]}" for key in told), ">events", ">window", ">steps"), rows)
     for basis in sorted({entry["steps_basis"] for entry in ranks if entry["steps_basis"]}):
         writer.line(f"Steps from {basis}.")
 

@@ -106,20 +106,11 @@ def render(diff: Diff, platform: PlatformChange, writer: Writer) -> None:
         return
     writer.heading(f"What explains {units.change(diff['step']['change_ns'])}, per step and rank")
     titles, rows = explained_table(diff, platform)
-    _table(writer, rows, titles, "<" + ">" * (len(titles) - 1))
+    writer.rows((f"<{titles[0]}", *(f">{title}" for title in titles[1:])), rows)
     writer.line(writer.text(NOTE, "dim"), hang=2)
     writer.heading("Operators, the largest change first")
-    _table(writer, [pair_cells(pair) for pair in platform["pairs"][:SHOWN]], PAIRS, ">>>>>>~")
-    if len(platform["pairs"]) > SHOWN:
-        writer.line(writer.text(f"and {units.count(len(platform['pairs']) - SHOWN)} more (--json)", "dim"))
-
-
-def _table(writer: Writer, rows: list[tuple[str, ...]], titles: tuple[str, ...], kinds: str) -> None:
-    table = writer.table(*(kind + title for kind, title in zip(kinds, titles, strict=True)))
-    for row in rows:
-        table.add_row(*(writer.cell(text) if kind == "~" else writer.text(text)
-                        for text, kind in zip(row, kinds, strict=True)))  # fmt: skip
-    writer.show(table)
+    writer.rows((*(f">{title}" for title in PAIRS[:-1]), f"~{PAIRS[-1]}"), map(pair_cells, platform["pairs"][:SHOWN]))
+    writer.more(len(platform["pairs"]) - SHOWN)
 
 
 def _rate(side: OperatorSide, by_bytes: bool) -> str:

@@ -43,6 +43,8 @@ LEAST_NAME = 24
 """Cells of the narrowest column of names."""
 OPERATOR = 16
 """Cells that the operators have at least."""
+ELSEWHERE = "--html, --json"
+"""What shows the rows that a table leaves out."""
 
 
 def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
@@ -120,19 +122,15 @@ def _causes(report: Report, writer: Writer) -> None:
     writer.heading("Non-compute time by cause")
     stepped = any(row.per_step_ns is not None for row in rows)
     when = "per step" if stepped else "in all"
-    table = writer.table("<class", "<cause", f">{when}", ">share", "~affected ranks")
     everyone = sorted({entry["rank"] for entry in report["ranks"]})
-    for row in (row for row in rows if row.share_frac >= FAINT_FRAC):
-        where = "all" if row.ranks == everyone and len(everyone) > 1 else units.ranks(row.ranks)
-        table.add_row(
-            writer.text(CLASSES[row.class_name] if row.class_name else units.NONE),
-            writer.text(cause_label(row.cause)),
-            writer.text(units.duration(row.per_step_ns if stepped else row.total_ns)),
-            writer.text(units.share(row.share_frac)),
-            writer.cell(where),
-        )
-    if table.row_count:
-        writer.show(table)
+    cells = [
+        (CLASSES[row.class_name] if row.class_name else units.NONE, cause_label(row.cause),
+         units.duration(row.per_step_ns if stepped else row.total_ns), units.share(row.share_frac),
+         "all" if row.ranks == everyone and len(everyone) > 1 else units.ranks(row.ranks))
+        for row in rows if row.share_frac >= FAINT_FRAC
+    ]  # fmt: skip
+    if cells:
+        writer.rows(("<class", "<cause", f">{when}", ">share", "~affected ranks"), cells)
     if any(row.cause == "straggler" and row.share_frac >= FAINT_FRAC for row in rows):
         writer.line(writer.text("Straggler rows list the waiting ranks; the findings name the late ranks.", "dim"))
     faint = [row.cause for row in rows if row.share_frac < FAINT_FRAC]
@@ -188,19 +186,13 @@ def _collectives(report: Report, writer: Writer, shown: int) -> None:
     if not rows:
         return
     writer.heading("Collectives")
-    table = writer.table("~operation", "~group", ">count", ">bytes", ">wait", ">transfer", ">busbw")
-    for row in rows[:shown]:
-        cells = (
-            units.count(row["count"]),
-            units.size(row["bytes"]),
-            units.duration(row["wait_ns"]),
-            units.duration(row["transfer_ns"]),
-            units.bandwidth(row["busbw_gbps"]),
-        )
-        names = (writer.cell(row["op"]), writer.cell(row["group"] or units.NONE))
-        table.add_row(*names, *(writer.text(cell) for cell in cells))
-    writer.show(table)
-    _left_out(len(rows) - shown, writer)
+    cells = [
+        (row["op"], row["group"] or units.NONE, units.count(row["count"]), units.size(row["bytes"]),
+         units.duration(row["wait_ns"]), units.duration(row["transfer_ns"]), units.bandwidth(row["busbw_gbps"]))
+        for row in rows[:shown]
+    ]  # fmt: skip
+    writer.rows(("~operation", "~group", ">count", ">bytes", ">wait", ">transfer", ">busbw"), cells)
+    writer.more(len(rows) - shown, ELSEWHERE)
 
 
 def _slowdown(report: Report, writer: Writer) -> None:
@@ -256,12 +248,10 @@ def _kernels(report: Report, writer: Writer, shown: int) -> None:
     room = _room(columns, writer)
     operator = min(operator, max(room // 3, OPERATOR)) if operator else 0
     names = short_kernels([row["name"] for row in first], max(room - operator - 2, LEAST_NAME))
-    table = writer.table(*(f">{title}" for title in columns), "~kernel", *(["~launched by"] if operator else []))
-    for cells, name, launcher in zip(zip(*columns.values(), strict=True), names, operators, strict=True):
-        last = [writer.cell(launcher)] if operator else []
-        table.add_row(*map(writer.text, cells), writer.cell(name), *last)
-    writer.show(table)
-    _left_out(len(rows) - shown, writer)
+    launched = [operators] if operator else []
+    titles = [*(f">{title}" for title in columns), "~kernel", *(["~launched by"] if operator else [])]
+    writer.rows(titles, zip(*columns.values(), names, *launched, strict=True))
+    writer.more(len(rows) - shown, ELSEWHERE)
 
 
 def _room(columns: Mapping[str, Sequence[str]], writer: Writer) -> int:
@@ -277,11 +267,6 @@ def _ideal(report: Report, writer: Writer) -> None:
     """What an ideal step would take, and where this one is furthest from it."""
     for sentence in ideal_lines(report):
         writer.line(writer.text(sentence))
-
-
-def _left_out(number: int, writer: Writer) -> None:
-    if number > 0:
-        writer.line(writer.text(f"and {units.count(number)} more (--html, --json)", "dim"))
 
 
 def _doubts(report: Report, writer: Writer) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -126,6 +126,22 @@ class Writer:
         where room is short.
         """
         return Columns([(self.text(column[1:], "dim"), column[0]) for column in columns])
+
+    def rows(self, columns: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -> None:
+        """A `table` of these rows; a string in a `~` column is a name, to be cropped where room is short."""
+        table = self.table(*columns)
+        for row in rows:
+            pairs = zip(row, table.kinds, strict=True)
+            table.add_row(*(self._cell(cell, kind) if isinstance(cell, str) else cell for cell, kind in pairs))
+        self.show(table)
+
+    def _cell(self, text: str, kind: str) -> RenderableType:
+        return self.cell(text) if kind == "~" else self.text(text)
+
+    def more(self, number: int, where: str = "--json") -> None:
+        """How many rows were left out, if any, and what shows them."""
+        if number > 0:
+            self.line(self.text(f"and {units.count(number)} more ({where})", "dim"))
 
 
 class LimitedWriter(Writer):

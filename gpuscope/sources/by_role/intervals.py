@@ -13,7 +13,7 @@ from gpuscope.errors import InputError
 from gpuscope.problems import reading
 from gpuscope.sources.by_role.job_metrics import ALONE
 from gpuscope.sources.lines import integer, lines, read_objects
-from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import MOST_RANKS, NA, RolePlace
 from gpuscope.when_used import dataclass
@@ -34,7 +34,7 @@ class _Interval:
     dur: int
 
 
-class IntervalsSource:
+class IntervalsSource(Source):
     """Reads `role_times`, with a rank and a start each."""
 
     name = "rl-intervals"
@@ -43,10 +43,6 @@ class IntervalsSource:
     def sniff(self, path: Path, head: bytes) -> bool:
         """RL-Insight's keys, or rows of nsys' tables as JSON lines."""
         return path.is_file() and (_is_events(head) or _is_nsys(head))
-
-    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """None: the events name their ranks."""
-        return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a file. Raises `InputError` where it is cut off or no interval in it is named after a role."""

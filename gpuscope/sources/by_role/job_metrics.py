@@ -14,7 +14,7 @@ from gpuscope.sources.by_role.metric_lines import MARKS, OF_A_TRAINER, LineReade
 from gpuscope.sources.by_role.timer_names import FIGURES, OUTSIDE, PART, STEP, Framework, Timer, framework_of
 from gpuscope.sources.lines import lines
 from gpuscope.sources.pytorch.process_log import ProcessText
-from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 from gpuscope.when_used import dataclass
@@ -87,7 +87,7 @@ class _Steps:
         return not self.known.keys().isdisjoint(("sync_rollout_weights", "param_sync", "timing_s/param_sync"))
 
 
-class JobMetricsSource:
+class JobMetricsSource(Source):
     """Reads `role_times` and `role_figures`."""
 
     name = "rl-metrics"
@@ -104,10 +104,6 @@ class JobMetricsSource:
         if _is_telling(head):
             return True
         return len(head) >= 1 << 16 and _is_telling(_tail(path))
-
-    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """None: a log is of all ranks."""
-        return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a file. Raises `InputError` where no step in it has a timer of a role."""

@@ -10,12 +10,12 @@ from gpuscope.errors import InputError
 from gpuscope.problems import reading
 from gpuscope.sources.lines import integer
 from gpuscope.sources.nccl import NCCL_ALONE
-from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 
 
-class BenchSource:
+class BenchSource(Source):
     """Reads `measurements`."""
 
     name = "gpuscope-bench"
@@ -24,10 +24,6 @@ class BenchSource:
     def sniff(self, path: Path, head: bytes) -> bool:
         """The first keys of the document."""
         return path.is_file() and b'"tool": "collectives"' in head[:200] and b'"schema_version"' in head[:200]
-
-    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """None: a table is of all ranks."""
-        return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:  # noqa: ARG002
         """Read a file. Raises `InputError` where it is cut off or no row of it can be used."""

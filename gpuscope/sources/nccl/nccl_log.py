@@ -16,7 +16,7 @@ from gpuscope.sources.nccl.log_lines import Line, hosts, separate
 from gpuscope.sources.nccl.nccl_tests_rows import Tables
 from gpuscope.sources.pytorch.log_signs import is_telling
 from gpuscope.sources.pytorch.process_log import ProcessText
-from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.kinds import collective_op
@@ -30,7 +30,7 @@ _LOOK = 8 << 20
 """A job's own output can come before NCCL's first line: text is searched that far."""
 
 
-class NcclLogSource:
+class NcclLogSource(Source):
     """Reads `communicators`, `connections`, `choices` and, of nccl-tests, `measurements`."""
 
     name = "nccl-log"
@@ -43,10 +43,6 @@ class NcclLogSource:
         if _is_log(head):
             return True
         return len(head) >= 1 << 16 and _is_log(stream.head(path, _LOOK))
-
-    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """None: a log can be of any number of ranks, and names them."""
-        return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a log. Raises `InputError` where nothing of use is in it."""

@@ -17,7 +17,7 @@ from gpuscope.problems import collectives, reading
 from gpuscope.sources import lines
 from gpuscope.sources.lines import integer
 from gpuscope.sources.nccl import NCCL_ALONE
-from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.naming.kinds import collective_op, is_communication_kernel
 from gpuscope.trace.schema import NA, NS_PER_US
@@ -28,7 +28,7 @@ _WHOLE = {"all_gather", "reduce_scatter", "all_to_all"}
 Event = Mapping[str, Any]
 
 
-class ProfilerSource:
+class ProfilerSource(Source):
     """Reads `communicators`, `choices` and `measurements`."""
 
     name = "nccl-profiler"
@@ -39,10 +39,6 @@ class ProfilerSource:
         if not path.is_file() or not head.lstrip().startswith(b"{"):
             return False
         return lines.first_object(head).get("type") == "ProfilerLifecycle" or b'"ncclProfileColl"' in head
-
-    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """None: a file can be of several ranks."""
-        return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a file. Raises `InputError` where it holds no event."""

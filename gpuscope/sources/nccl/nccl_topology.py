@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from gpuscope.errors import InputError
 from gpuscope.hardware.link_rates import pcie
 from gpuscope.sources.nccl import NCCL_ALONE
-from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 
@@ -22,7 +22,7 @@ _KINDS = {"0x0302": "GPU ", "0x0300": "GPU ", "0x0200": "NIC ", "0x0207": "NIC "
 Link = dict[str, Any]
 
 
-class TopologySource:
+class TopologySource(Source):
     """Reads `topology`."""
 
     name = "nccl-topology"
@@ -32,10 +32,6 @@ class TopologySource:
         """XML whose root is `system` and which holds a CPU."""
         text = head.lstrip()
         return path.is_file() and text.startswith(b"<") and b"<system " in text and b"<cpu " in text
-
-    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """None: a topology is a host's, not a rank's."""
-        return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a file. Raises `InputError` where it is no whole XML, or declares entities."""

@@ -9,7 +9,7 @@ from gpuscope.errors import InputError
 from gpuscope.hardware.topology_matrix import parse_topology
 from gpuscope.sources import stream
 from gpuscope.sources.nccl import NCCL_ALONE
-from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 
@@ -17,7 +17,7 @@ _HEADER = re.compile(rb"^\W*(?:\[4m)?GPU0\s", re.MULTILINE)
 _ROW = re.compile(rb"^\W*GPU0\s+X\s", re.MULTILINE)
 
 
-class TopoMatrixSource:
+class TopoMatrixSource(Source):
     """Reads `topology`."""
 
     name = "nvidia-smi-topo"
@@ -26,10 +26,6 @@ class TopoMatrixSource:
     def sniff(self, path: Path, head: bytes) -> bool:
         """A matrix whose first row is GPU0's."""
         return path.is_file() and b"\0" not in head and bool(_HEADER.search(head)) and bool(_ROW.search(head))
-
-    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """None: a topology is a host's, not a rank's."""
-        return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a matrix. Raises `InputError` where it is not whole."""

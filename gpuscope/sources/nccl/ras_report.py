@@ -14,7 +14,7 @@ from typing import Any
 from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.sources.lines import integer
-from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 from gpuscope.when_used import dataclass
@@ -39,7 +39,7 @@ class RasRank:
     launched: int | None = None
 
 
-class RasSource:
+class RasSource(Source):
     """Reads `rank_progress`."""
 
     name = "nccl-ras"
@@ -54,10 +54,6 @@ class RasSource:
         if head.lstrip().startswith(b"{"):
             return b'"communicators_count"' in head and b'"missing_ranks_count"' in head
         return b"Job summary" in head and b"Communicators..." in head
-
-    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """None: it is of the whole job."""
-        return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a report. Raises `InputError` for one that is damaged."""

@@ -14,7 +14,7 @@ from gpuscope.sources.lines import lines
 from gpuscope.sources.pytorch import log_signs, stack_text
 from gpuscope.sources.pytorch.log_signs import SignReader
 from gpuscope.sources.pytorch.stack_text import Stack, StackReader
-from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role, Source, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import MOST_RANKS, NA
@@ -25,7 +25,7 @@ _LAST_NUMBER = re.compile(r"(\d{1,7})(?:\.[a-zA-Z]\w*)*$")
 ALONE = "logs and stacks show where a job hangs, not where its time goes"
 
 
-class JobLogSource:
+class JobLogSource(Source):
     """Reads `host_stacks`, `hang_signs` and `rank_progress`."""
 
     name = "job-log"
@@ -36,10 +36,6 @@ class JobLogSource:
         if path.is_dir() or path.suffix == ".py" or b"\0" in head or head.lstrip()[:1] in (b"{", b"<"):
             return False
         return _is_telling(head) or (len(head) >= 1 << 16 and _is_telling(_tail(path)))
-
-    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """None: a log may be of many ranks."""
-        return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a log. Raises `InputError` where nothing in it tells of a hang."""

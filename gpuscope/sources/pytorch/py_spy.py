@@ -10,13 +10,13 @@ from gpuscope.errors import InputError
 from gpuscope.sources.lines import integer
 from gpuscope.sources.pytorch.process_log import ALONE, add_stacks, rank_of_file
 from gpuscope.sources.pytorch.stack_text import FRAMES, Stack, frame
-from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 
 LARGEST = 64 << 20
 
 
-class PySpySource:
+class PySpySource(Source):
     """Reads `host_stacks`."""
 
     name = "py-spy"
@@ -25,10 +25,6 @@ class PySpySource:
     def sniff(self, path: Path, head: bytes) -> bool:
         """A JSON list of threads."""
         return path.is_file() and head.lstrip().startswith(b"[") and b'"owns_gil"' in head and b'"frames"' in head
-
-    def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002 - a protocol's signature
-        """The number of the file, unless it is that of the process, which reading tells."""
-        return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a dump. Raises `InputError` for one that is damaged."""

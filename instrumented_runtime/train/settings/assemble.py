@@ -10,7 +10,6 @@ from typing import Any
 from gpuscope.errors import InputError, UsageError
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
 from gpuscope.instrumented_runtime.train.settings.parallel_spec import parse_parallel
-from gpuscope.instrumented_runtime.train.settings.presets import PRESETS, Sections
 from gpuscope.instrumented_runtime.train.settings.sections import from_dict
 
 
@@ -63,3 +62,34 @@ def _read(file: Path) -> Sections:
         if not isinstance(values, dict):
             raise UsageError(f"--config: {file}: {section!r} is outside a section")
     return read
+
+
+Sections = dict[str, dict[str, Any]]
+
+_GPT2_VOCABULARY = 50_304  # 50,257 rounded up to a multiple of 128, for the tensor cores
+_ON_GPU: dict[str, Any] = {"precision": "bf16"}
+
+
+def _gpt(layers: int, width: int, heads: int, sequence: int, batch: int, experts: int = 0) -> Sections:
+    return {
+        "model": {
+            "layers": layers,
+            "width": width,
+            "heads": heads,
+            "vocabulary": _GPT2_VOCABULARY,
+            "experts": experts,
+        },
+        "data": {"sequence": sequence, "batch": batch},
+        "train": dict(_ON_GPU),
+    }
+
+
+PRESETS: dict[str, Sections] = {
+    "tiny": {},
+    "tiny-moe": {"model": {"experts": 4}},
+    "small": _gpt(12, 768, 12, 1024, 16),  # 124 M parameters without the head
+    "medium": _gpt(24, 1024, 16, 1024, 16),  # 350 M
+    "large": _gpt(36, 1280, 20, 1024, 16),  # 770 M
+    "h100": _gpt(24, 2048, 16, 2048, 8),  # 1.4 G: about 22 GB of weights and Adam, 40 GB of activations
+    "h100-moe": _gpt(12, 1024, 16, 2048, 8, experts=8),
+}

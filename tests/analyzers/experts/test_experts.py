@@ -17,7 +17,7 @@ from rich.console import Console
 
 import gpuscope
 from gpuscope.analyzers.experts.expert_tokens import first_layer
-from gpuscope.analyzers.experts.placement import loads, placed
+from gpuscope.analyzers.experts.experts import loads, placed
 from gpuscope.report.terminal import report_text
 
 RANKS, LAYERS, STEPS = 4, 2, 8

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.analysed import problems
 from helpers.kineto import Event, call, copy, kernel, note, op, span, write
 
 import gpuscope
@@ -16,10 +17,6 @@ from gpuscope.trace.trace import Trace
 
 def starts(trace: Trace) -> list[int]:
     return trace["device_events"]["start"].tolist()
-
-
-def codes(trace: Trace) -> dict[str, int]:
-    return {problem.code: problem.count for problem in trace.problems}
 
 
 def test_three_time_dialects_agree(tmp_path: Path) -> None:
@@ -103,7 +100,7 @@ def test_graph_kernels_share_a_launch(tmp_path: Path) -> None:
 
 def test_missing_launches_and_kernels_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "r.json", call(0, 2, 1), call(4, 2, 2), kernel(10, 5, 1), kernel(20, 5, 77))
-    assert codes(gpuscope.open_trace(path)) == {"launch_missing": 1, "kernel_missing": 1}
+    assert problems(gpuscope.open_trace(path)) == {"launch_missing": 1, "kernel_missing": 1}
 
 
 def test_collective_arguments(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.analysed import problems
 from helpers.nsys import BACKENDS, KERNEL, NVTX, Export, process
 
 import gpuscope
@@ -20,10 +21,6 @@ EPOCH = 1_700_000_000_000_000_000
 
 def names(trace: Trace, table: str, column: str = "name") -> list[str]:
     return [trace.names[code] for code in trace[table][column].tolist()]
-
-
-def codes(trace: Trace) -> dict[str, int]:
-    return {problem.code: problem.count for problem in trace.problems}
 
 
 def opened(tmp_path: Path, export: Export) -> Trace:
@@ -52,7 +49,7 @@ def test_every_backend_gives_the_same_trace(tmp_path: Path, backend: str) -> Non
     assert names(trace, "host_events") == ["by id \ufffd", "inline", "cudaLaunchKernel_v7000"] * 2
     assert device["launch"].tolist() == [2, NA, 5]  # each process's own call, not the other's of the same id
     assert trace["ranks"]["pid"].tolist() == [10, 20]
-    assert codes(trace) == {"launch_missing": 1, "invalid_utf8": 1}
+    assert problems(trace) == {"launch_missing": 1, "invalid_utf8": 1}
     assert trace.sources[0].format_version == "schema 3.17.2"
     assert trace.sources[0].facts["export_format"] == backend
 
@@ -88,7 +85,7 @@ def test_only_closed_ranges_count(tmp_path: Path) -> None:
         export.range(4, None, "no range", eventType=kind)
     trace = opened(tmp_path, export)
     assert names(trace, "host_events") == ["push/pop", "start/end"]
-    assert codes(trace) == {"range_never_closed": 1}
+    assert problems(trace) == {"range_never_closed": 1}
 
 
 def test_operators_of_emit_nvtx_lose_what_makes_each_name_unique(tmp_path: Path) -> None:
@@ -122,7 +119,7 @@ def test_migrations_are_read_once(tmp_path: Path) -> None:
     ]
     (lane,) = trace.lanes()
     assert trace.breakdown(lane.rows).exposed_memory == 20 + 10
-    assert codes(trace) == {}
+    assert problems(trace) == {}
 
 
 def test_graph_level_rows_count_as_compute_unless_their_nodes_are_there(tmp_path: Path) -> None:
@@ -134,7 +131,7 @@ def test_graph_level_rows_count_as_compute_unless_their_nodes_are_there(tmp_path
     trace = opened(tmp_path, export)
     assert names(trace, "device_events") == ["CUDA graph 3", "gemm"]
     assert trace["device_events"]["graph"].tolist() == [3, 3]
-    assert codes(trace)["graph_level"] == 1
+    assert problems(trace)["graph_level"] == 1
 
 
 def test_a_process_of_two_devices_is_two_ranks_whose_launches_all_resolve(tmp_path: Path) -> None:
@@ -151,7 +148,7 @@ def test_a_process_of_two_devices_is_two_ranks_whose_launches_all_resolve(tmp_pa
     assert host["rank"].tolist() == [0, 0, 0, 1, 1, 1]  # each rank has all that the process did …
     launches = [None if row == NA else int(row) for row in device["launch"]]
     assert launches == [0, None, 4]  # … and is linked to its own launches
-    assert codes(trace) == {"launch_missing": 1, "kernel_missing": 1}  # counted once, not once per rank
+    assert problems(trace) == {"launch_missing": 1, "kernel_missing": 1}  # counted once, not once per rank
 
 
 def two_processes() -> Export:
@@ -256,7 +253,7 @@ def test_a_launch_into_a_captured_stream_lost_no_kernel(tmp_path: Path) -> None:
     export.call(6, 7, 4, returnValue=2)  # failed: nothing was launched either
     export.call(8, 9, 5)
     export.kernel(20, 30, 5)
-    assert codes(opened(tmp_path, export)) == {"failed_call": 1}
+    assert problems(opened(tmp_path, export)) == {"failed_call": 1}
 
 
 @pytest.mark.parametrize(
@@ -276,7 +273,7 @@ def test_no_device_events_is_told_with_its_reason(tmp_path: Path, fill: object, 
     trace = opened(tmp_path, export)
     assert trace.ranks == [0]
     assert said in next(problem.message for problem in trace.problems if problem.code == "no_device_events")
-    assert ("kernels_not_recorded" in codes(trace)) == ("launched" in said)
+    assert ("kernels_not_recorded" in problems(trace)) == ("launched" in said)
 
 
 def test_an_export_of_some_tables_may_lack_those_of_devices(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from fuzzing.packets import mutated, packets_of
 from helpers import needs
+from helpers.analysed import problems
 from helpers.pftrace import framed, write_pftrace
-from helpers.pftrace_job import codes, differing, job
+from helpers.pftrace_job import differing, job
 
 import gpuscope
 from gpuscope import native
@@ -67,4 +68,4 @@ def test_a_file_in_small_pieces_gives_the_same_tables(
     monkeypatch.setattr(stream, "BLOCK", size)
     pieces = gpuscope.open_trace(path)
     assert differing(whole, pieces) == {}
-    assert codes(whole) == codes(pieces)
+    assert problems(whole) == problems(pieces)

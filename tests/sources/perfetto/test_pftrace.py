@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.analysed import problems
 from helpers.cli import call as command
 from helpers.kineto import Event, arrow, call, helper, kernel, node, span
 from helpers.pftrace import BASE_NS, PftraceWriter, framed, write_pftrace
-from helpers.pftrace_job import NCCL, codes, collective, counter, differing, job, rows
+from helpers.pftrace_job import NCCL, collective, counter, differing, job, rows
 
 import gpuscope
 from gpuscope.errors import InputError
@@ -99,7 +100,7 @@ def test_the_stream_of_an_awaited_event_is_that_of_the_last_launch(tmp_path: Pat
     for trace in pair(tmp_path, job()):
         waits = rows(trace, "syncs", "awaited_stream")
         assert [wait for wait in waits if wait is not None] == [7, 7, 7]
-        assert codes(trace)["awaited_stream_inferred"] == 3
+        assert problems(trace)["awaited_stream_inferred"] == 3
 
 
 def test_an_event_recorded_before_any_launch_is_on_no_known_stream(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_an_event_recorded_before_any_launch_is_on_no_known_stream(tmp_path: Pat
     ]  # fmt: skip
     for trace in pair(tmp_path, events):
         assert rows(trace, "syncs", "awaited_stream") == [None, None]
-        assert "awaited_stream_inferred" not in codes(trace)
+        assert "awaited_stream_inferred" not in problems(trace)
 
 
 def test_nodes_of_graphs_and_counters(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_nodes_of_graphs_and_counters(tmp_path: Path) -> None:
         assert (counters["value"] / counters["parts"]).tolist() == [350.0, 62.327, 80.5]
         lengths = (counters["end"] - counters["start"]).tolist()
         assert lengths == [0, 500_000, 500_000]  # a lone sample has no length, the last that of the one before it
-        assert codes(trace)["clocks_locked"] == 1
+        assert problems(trace)["clocks_locked"] == 1
 
 
 def test_dependencies_of_nodes_of_graphs(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_dropped_packets_are_lost_data_and_lower_the_confidence(tmp_path: Path) 
     before = gpuscope.analyze(tmp_path / "rank0.pftrace").report
     (tmp_path / "rank0.pftrace").write_bytes(content + framed(stats.SerializeToString()))
     trace = gpuscope.open_trace(tmp_path / "rank0.pftrace")
-    assert codes(trace)["records_dropped"] == 6
+    assert problems(trace)["records_dropped"] == 6
     assert trace["recording"]["dropped"].tolist() == [6]
     after = gpuscope.analyze(tmp_path / "rank0.pftrace").report
     assert after["verdict"]["confidence"] < before["verdict"]["confidence"]
@@ -242,7 +243,7 @@ def test_cut_off_is_refused_unless_partial(tmp_path: Path, zipped: bool) -> None
     with pytest.raises(InputError, match=r"ends inside|ends early|damaged"):
         gpuscope.open_trace(path)
     trace = gpuscope.open_trace(path, partial=True)
-    assert codes(trace)["truncated"] == 1
+    assert problems(trace)["truncated"] == 1
     assert len(trace["host_events"]) > 0
 
 
@@ -266,13 +267,13 @@ def test_a_begin_without_end_is_counted_and_shifts_no_other(tmp_path: Path) -> N
     path.write_bytes(b"".join(framed(packet.SerializeToString()) for packet in kept))
     trace = gpuscope.open_trace(path)
     assert rows(trace, "host_events", "correlation") == [2]
-    assert codes(trace)["unpaired_slice"] == 1
+    assert problems(trace)["unpaired_slice"] == 1
 
 
 def test_a_packet_that_is_no_message_is_counted(tmp_path: Path) -> None:
     content = write_pftrace(tmp_path / "rank0.pftrace", *job()).read_bytes()
     (tmp_path / "rank0.pftrace").write_bytes(content + framed(b"\x5a\x7f"))
-    assert codes(gpuscope.open_trace(tmp_path / "rank0.pftrace"))["undecodable_event"] == 1
+    assert problems(gpuscope.open_trace(tmp_path / "rank0.pftrace"))["undecodable_event"] == 1
 
 
 def test_packets_of_another_recorder_are_counted_and_named(tmp_path: Path) -> None:

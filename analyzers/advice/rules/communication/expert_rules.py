@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule, as_reported
 from gpuscope.analyzers.advice.settings import megatron_settings
-from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
-from gpuscope.schema.experts_section import ExpertGain
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
@@ -55,21 +53,11 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     even = section["gains"][0]
     limits = [one for one in section["gains"] if one["kind"] == "capacity"]
     told = EvenRouting(f"rank {most['rank']} receives", most["load"])
-    yield Proposal(finding, told, megatron_settings.AUX_LOSS.to("higher, or an expert bias"), outcome=_outcome(even))
+    yield Proposal(finding, told, megatron_settings.AUX_LOSS.to("higher, or an expert bias"), outcome=as_reported(even))
     for one in sorted(limits, key=lambda one: one["dropped_frac"]):
         factor = one["capacity_factor"] or 1.0
         limit = CapacityFactor(factor, units.share(one["dropped_frac"]))
-        yield Proposal(finding, limit, megatron_settings.CAPACITY_FACTOR.to(f"{factor:g}"), outcome=_outcome(one))
-
-
-def _outcome(gain: ExpertGain) -> Predicted | Refused:
-    told = gain["predicted"]
-    if told is None:
-        return Refused(gain["why_not"])
-    return Predicted(
-        told["step_ns_before"], told["step_ns_after"], told["low_ns"], told["high_ns"], told["basis"],
-        told["provenance"],
-    )  # fmt: skip
+        yield Proposal(finding, limit, megatron_settings.CAPACITY_FACTOR.to(f"{factor:g}"), outcome=as_reported(one))
 
 
 RULE = Rule("experts", (EvenRouting, CapacityFactor), propose, place=106)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpuscope.analyzers.advice.framework_settings import config
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule, as_reported
 from gpuscope.analyzers.advice.settings import rl_settings
 from gpuscope.analyzers.advice.settings.known import Known
-from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.schema.roles_section import RoleGain
@@ -131,7 +130,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         if finding["code"] in made.answers:
             setting = _setting(section["framework"], gain)
             at_most = None if gain["at_least_ns"] is None else max((case.step_ns or 0) - gain["at_least_ns"], 0)
-            yield Proposal(finding, made, setting, outcome=_outcome(gain), at_most=at_most)
+            yield Proposal(finding, made, setting, outcome=as_reported(gain), at_most=at_most)
 
 
 def _made(gain: RoleGain) -> Suggestion:
@@ -173,16 +172,6 @@ def _setting(framework: str, gain: RoleGain) -> Setting:
     elif change == "weight_sync":
         value = f"nccl; {rl_settings.WEIGHT_BUCKETS.name}=4096" if known else "by a collective"
     return config(_WORDS[change], value) if known is None else known.to(value)
-
-
-def _outcome(gain: RoleGain) -> Predicted | Refused:
-    told = gain["predicted"]
-    if told is None:
-        return Refused(gain["why_not"])
-    return Predicted(
-        told["step_ns_before"], told["step_ns_after"], told["low_ns"], told["high_ns"], told["basis"],
-        told["provenance"],
-    )  # fmt: skip
 
 
 RULE = Rule(

@@ -33,11 +33,10 @@ def section(report: Report, writer: Writer) -> None:
     for sentence in sentences(compilation):
         writer.line(sentence, hang=2)
     found = lines(compilation)
-    table = writer.table("<what", "<where", "<ranks", ">times", ">cost", "~why")
-    for line in found[:ROWS]:
-        cells = (line.kind, line.place, units.ranks(line.ranks), str(line.times), line.cost)
-        table.add_row(*map(writer.text, cells), writer.cell(line.why))
-    writer.show(table)
+    rows = [
+        (line.kind, line.place, units.ranks(line.ranks), str(line.times), line.cost, line.why) for line in found[:ROWS]
+    ]
+    writer.rows(("<what", "<where", "<ranks", ">times", ">cost", "~why"), rows)
     if len(found) > ROWS:
         writer.line(writer.text(f"and {units.plural(len(found) - ROWS, 'more line')} (--html, --json)", "dim"))
 

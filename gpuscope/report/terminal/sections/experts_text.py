@@ -26,16 +26,14 @@ def section(report: Report, writer: Writer) -> None:
     writer.heading("Experts")
     for sentence in sentences(experts, report.get("bandwidth", [])):
         writer.line(sentence, hang=2)
-    table = writer.table(">pass", ">bytes", ">busiest", ">rank", ">experts", ">imbalance", ">straggler", ">transfers")
     passes = sorted(experts["passes"], key=lambda one: -one["imbalance_ns"])
-    for one in passes[:PASSES_SHOWN]:
-        cells = (
-            str(one["number"]), units.memory(one["bytes"]), f"{one['imbalance']:.2f}×", str(one["busiest"]),
-            units.duration(one["experts_ns"]), units.duration(one["imbalance_ns"]),
-            units.duration(one["straggler_ns"]), units.duration(one["dispatch_ns"] + one["combine_ns"]),
-        )  # fmt: skip
-        table.add_row(*map(writer.text, cells))
-    writer.show(table)
+    rows = [
+        (str(one["number"]), units.memory(one["bytes"]), f"{one['imbalance']:.2f}×", str(one["busiest"]),
+         units.duration(one["experts_ns"]), units.duration(one["imbalance_ns"]), units.duration(one["straggler_ns"]),
+         units.duration(one["dispatch_ns"] + one["combine_ns"]))
+        for one in passes[:PASSES_SHOWN]
+    ]  # fmt: skip
+    writer.rows((">pass", ">bytes", ">busiest", ">rank", ">experts", ">imbalance", ">straggler", ">transfers"), rows)
     if len(passes) > PASSES_SHOWN:
         more = units.plural(len(passes) - PASSES_SHOWN, "more pass", "more passes")
         writer.line(writer.text(f"and {more} (--html, --json)", "dim"))

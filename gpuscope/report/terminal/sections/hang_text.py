@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import RenderableType
-
 from gpuscope.catalogue.hang_reasons import DOING, SOURCES
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.document import ProblemEntry, Report
@@ -108,10 +106,8 @@ def _hosts(hang: Hang, writer: Writer) -> None:
         groups.setdefault((DOING[host["doing"]], host["place"] or units.NONE), []).append(host["rank"])
     if groups:
         writer.heading("What the ranks' main threads were doing")
-        table = writer.table("<ranks", "<", "~at")
-        for (doing, place), ranks in sorted(groups.items(), key=lambda item: not first & set(item[1])):
-            table.add_row(writer.text(_some(ranks)), writer.text(doing), writer.cell(place))
-        writer.show(table)
+        ordered = sorted(groups.items(), key=lambda item: not first & set(item[1]))
+        writer.rows(("<ranks", "<", "~at"), [(_some(ranks), doing, place) for (doing, place), ranks in ordered])
     for host in hang.get("hosts", []):
         if host["rank"] in first:
             writer.line(f"rank {host['rank']}'s stack, innermost first:")
@@ -124,29 +120,20 @@ def _hosts(hang: Hang, writer: Writer) -> None:
         for sign in signs[:SIGNS_SHOWN]:
             of = "" if sign["rank"] is None else f"rank {sign['rank']}: "
             writer.line(f"{of}{sign['text']} ({sign['file']}:{sign['line']})", hang=4)
-        if len(signs) > SIGNS_SHOWN:
-            writer.line(writer.text(f"and {units.count(len(signs) - SIGNS_SHOWN)} more (--json)", "dim"))
+        writer.more(len(signs) - SIGNS_SHOWN)
 
 
 def _operations(operations: list[HangOperation], writer: Writer) -> None:
     if not operations:
         return
     writer.heading("Waits by operation")
-    table = writer.table("~operation", ">number", "~group", "<waiting", "<for", "<")
-    for entry in operations[:OPERATIONS_SHOWN]:
-        group = f"{entry['group']} {entry['description'] or ''}".rstrip()
-        table.add_row(
-            writer.cell(entry["op"]),
-            writer.text(str(entry["seq"])),
-            writer.cell(group),
-            writer.text(_some(entry["waiting"])),
-            writer.text(_some(entry["awaited"])),
-            writer.text(_REASONS[entry["reason"]]),
-        )
-    writer.show(table)
-    more = len(operations) - OPERATIONS_SHOWN
-    if more > 0:
-        writer.line(writer.text(f"and {units.count(more)} more (--json)", "dim"))
+    rows = [
+        (entry["op"], str(entry["seq"]), f"{entry['group']} {entry['description'] or ''}".rstrip(),
+         _some(entry["waiting"]), _some(entry["awaited"]), _REASONS[entry["reason"]])
+        for entry in operations[:OPERATIONS_SHOWN]
+    ]  # fmt: skip
+    writer.rows(("~operation", ">number", "~group", "<waiting", "<for", "<"), rows)
+    writer.more(len(operations) - OPERATIONS_SHOWN)
 
 
 def _some(ranks: list[int]) -> str:
@@ -171,13 +158,9 @@ def _last(hang: Hang, writer: Writer) -> None:
     first = {cause["rank"] for cause in hang["first_cause"]}
     writer.heading("Last operation each rank enqueued")
     ordered = sorted(hang["last"], key=lambda entry: (entry["rank"] not in first, entry["rank"]))
-    table = writer.table(">rank", "~operation", ">number", "~group", "<state", ">in flight")
-    for entry in ordered[:LAST_SHOWN]:
-        table.add_row(*_cells(entry, writer))
-    writer.show(table)
-    more = len(ordered) - LAST_SHOWN
-    if more > 0:
-        writer.line(writer.text(f"and {units.count(more)} more (--json)", "dim"))
+    titles = (">rank", "~operation", ">number", "~group", "<state", ">in flight")
+    writer.rows(titles, map(_cells, ordered[:LAST_SHOWN]))
+    writer.more(len(ordered) - LAST_SHOWN)
     for entry in ordered:
         if entry["rank"] in first and entry["frames"]:
             writer.line(f"rank {entry['rank']} enqueued it from:")
@@ -186,23 +169,9 @@ def _last(hang: Hang, writer: Writer) -> None:
                 writer.line(frame, indent=4, hang=2)
 
 
-def _cells(entry: HangLast, writer: Writer) -> list[RenderableType]:
+def _cells(entry: HangLast) -> tuple[str, ...]:
     if entry["op"] is None:
-        nothing = writer.text(units.NONE)
-        return [
-            writer.text(str(entry["rank"])),
-            writer.cell("none recorded"),
-            nothing,
-            nothing,
-            nothing,
-            writer.text("0"),
-        ]
+        return str(entry["rank"]), "none recorded", units.NONE, units.NONE, units.NONE, "0"
     group = f"{entry['group']} {entry['description'] or ''}".rstrip()
-    return [
-        writer.text(str(entry["rank"])),
-        writer.cell(entry["op"]),
-        writer.text(str(entry["seq"])),
-        writer.cell(group),
-        writer.text(entry["state"] or units.NONE),
-        writer.text(str(entry["in_flight"])),
-    ]
+    state = entry["state"] or units.NONE
+    return str(entry["rank"]), entry["op"], str(entry["seq"]), group, state, str(entry["in_flight"])

@@ -40,12 +40,9 @@ def section(report: Report, writer: Writer, *, brief: bool = False) -> None:
 
 
 def _table(entries: list[MemoryEntry], writer: Writer) -> None:
-    table = writer.table(">rank", ">device", ">peak in use", ">peak reserved", ">in use at end", ">reserved", "~from")
-    for entry in entries[:ENTRIES_SHOWN]:
-        table.add_row(*(writer.text(cell) for cell in numbers(entry)), writer.cell(PurePath(entry["path"]).name))
-    writer.show(table)
-    if len(entries) > ENTRIES_SHOWN:
-        writer.line(writer.text(f"and {units.count(len(entries) - ENTRIES_SHOWN)} more (--json)", "dim"))
+    titles = (">rank", ">device", ">peak in use", ">peak reserved", ">in use at end", ">reserved", "~from")
+    writer.rows(titles, [(*numbers(entry), PurePath(entry["path"]).name) for entry in entries[:ENTRIES_SHOWN]])
+    writer.more(len(entries) - ENTRIES_SHOWN)
 
 
 def numbers(entry: MemoryEntry) -> tuple[str, ...]:
@@ -63,12 +60,13 @@ def _details(entry: MemoryEntry, lines: int, writer: Writer, *, whole: bool, rep
         writer.text(memory_sentences.label(entry), "bold"), f"  {peak} in use at the peak{of}, by line:", hang=2
     )
     if entry["at_peak"]:
-        table = writer.table(">bytes", ">blocks", ">share", "~where")
-        for held in entry["at_peak"][:lines]:
-            share = units.share(held["bytes"] / max(entry["peak_allocated_bytes"], 1))
-            cells = (units.memory(held["bytes"]), units.count(held["blocks"]), share)
-            table.add_row(*map(writer.text, cells), writer.cell(memory_sentences.brief_where(held)))
-        writer.show(table)
+        whole_peak = max(entry["peak_allocated_bytes"], 1)
+        rows = [
+            (units.memory(held["bytes"]), units.count(held["blocks"]), units.share(held["bytes"] / whole_peak),
+             memory_sentences.brief_where(held))
+            for held in entry["at_peak"][:lines]
+        ]  # fmt: skip
+        writer.rows((">bytes", ">blocks", ">share", "~where"), rows)
         if more := memory_sentences.lines_left(entry, lines):
             writer.line(writer.text(more, "dim"))
         if kinds := memory_sentences.kinds(entry) if whole else "":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.console import RenderableType
+
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.compute_section import DeviceCounterEntry
 from gpuscope.schema.document import Report
@@ -75,19 +77,14 @@ def _nccl(nccl: Nccl, writer: Writer) -> None:
 def _choices(choices: Sequence[ChoiceEntry], writer: Writer) -> None:
     if not choices:
         return
-    table = writer.table("<operation", ">bytes", "<algorithm", "<protocol", ">channels", ">devices", ">count")
-    for entry in choices[:ROWS_SHOWN]:
-        cells = (
-            units.size(entry["bytes"]),
-            entry["algorithm"],
-            entry["protocol"],
-            _number(entry["channels"]),
-            _number(entry["ranks"]),
-            units.count(entry["count"]),
-        )
-        table.add_row(writer.text(entry["op"] or units.NONE), *(writer.text(cell) for cell in cells))
-    writer.show(table)
-    _more(len(choices), writer)
+    titles = ("<operation", ">bytes", "<algorithm", "<protocol", ">channels", ">devices", ">count")
+    rows = [
+        (entry["op"] or units.NONE, units.size(entry["bytes"]), entry["algorithm"], entry["protocol"],
+         _number(entry["channels"]), _number(entry["ranks"]), units.count(entry["count"]))
+        for entry in choices[:ROWS_SHOWN]
+    ]  # fmt: skip
+    writer.rows(titles, rows)
+    writer.more(len(choices) - ROWS_SHOWN)
 
 
 def _bandwidth(entries: Sequence[BandwidthEntry], writer: Writer) -> None:
@@ -99,7 +96,7 @@ def _bandwidth(entries: Sequence[BandwidthEntry], writer: Writer) -> None:
         writer.heading(f"Bandwidth measured by {', '.join(tools)}" if measured else "Bandwidth in the trace")
         shown = rows[:ROWS_SHOWN] if measured else _costliest(rows)
         _bandwidth_table(shown, len(tools) > 1 and measured, writer)
-        _more(len(rows), writer, len(shown))
+        writer.more(len(rows) - len(shown))
         for basis in dict.fromkeys(row["size_basis"] for row in rows if row["size_basis"]):
             writer.line(writer.text(f"≈ size estimated from {basis}, not recorded", "dim"), hang=2)
         _peaks(rows, writer)
@@ -114,15 +111,16 @@ def _bandwidth_table(rows: Sequence[BandwidthEntry], several: bool, writer: Writ
     rated = any(row["efficiency_frac"] is not None for row in rows)
     # Beside a tool's rows stands the table of choices.
     chosen = any(row["algorithm"] and row["tool"] == TRACE for row in rows)
-    columns = [">ranks", ">bytes", ">count", ">time"]
+    columns = ["<operation", ">ranks", ">bytes", ">count", ">time"]
     timed = any(row["tool"] != TRACE for row in rows) and not rated
     columns += [">algbw", ">busbw"] if timed else [">busbw"]
     columns += [">of peak"] if rated else []
     columns += ["<chosen"] if chosen else []
-    table = writer.table("<operation", *columns, "~")
+    shown = []
     for row in rows:
         bound = "≥ " if row["lower_bound"] and row["busbw_gbps"] is not None else ""
         cells = [
+            row["op"],
             str(row["group_size"]) if row["group_size"] else units.NONE,
             ("≈ " if row["size_basis"] else "") + units.size(row["bytes"]),
             units.count(row["count"]),
@@ -133,9 +131,8 @@ def _bandwidth_table(rows: Sequence[BandwidthEntry], several: bool, writer: Writ
         cells += [bound + units.share(row["efficiency_frac"])] if rated else []
         cells += [_choice(row)] if chosen else []
         words = (row["tool"] if several else "", row["run"] or "", row["variant"] or "", row["group"] or "")
-        by = " ".join(word for word in words if word)
-        table.add_row(writer.text(row["op"]), *(writer.text(cell) for cell in cells), writer.cell(by))
-    writer.show(table)
+        shown.append([*cells, " ".join(word for word in words if word)])
+    writer.rows([*columns, "~"], shown)
 
 
 def _choice(row: BandwidthEntry) -> str:
@@ -154,26 +151,27 @@ def _peaks(rows: Sequence[BandwidthEntry], writer: Writer) -> None:
 
 def _fits(entries: Sequence[FitEntry], writer: Writer) -> None:
     found = [entry for entry in entries if not entry["why"]]
-    if not found:
-        return
-    writer.heading("Cost by size: fixed cost + bytes / bandwidth")
-    table = writer.table("<operation", ">ranks", ">sizes", ">fixed", ">busbw", ">off by", "~")
-    for entry in found[:ROWS_SHOWN]:
-        fixed, fixed_error = entry["alpha_ns"], entry["alpha_error_ns"]
-        cells = (
-            str(entry["group_size"]),
-            str(entry["sizes"]),
-            units.duration(fixed) + (f" ± {units.duration(fixed_error)}" if fixed_error is not None else ""),
-            units.bandwidth(entry["busbw_gbps"])
-            + (f" ± {units.bandwidth(entry['busbw_error_gbps'])}" if entry["busbw_error_gbps"] is not None else ""),
-            units.share(entry["error_frac"]),
-        )
-        choice = f"{entry['algorithm']}/{entry['protocol']}" if entry["algorithm"] else ""
-        words = (entry["tool"] if entry["tool"] != TRACE else "", entry["run"] or "", choice, entry["group"] or "")
-        by = " ".join(word for word in words if word)
-        table.add_row(writer.text(entry["op"]), *(writer.text(cell) for cell in cells), writer.cell(by))
-    writer.show(table)
-    _more(len(found), writer)
+    if found:
+        writer.heading("Cost by size: fixed cost + bytes / bandwidth")
+        titles = ("<operation", ">ranks", ">sizes", ">fixed", ">busbw", ">off by", "~")
+        writer.rows(titles, [_fit(entry) for entry in found[:ROWS_SHOWN]])
+        writer.more(len(found) - ROWS_SHOWN)
+
+
+def _fit(entry: FitEntry) -> tuple[str, ...]:
+    fixed_error, busbw_error = entry["alpha_error_ns"], entry["busbw_error_gbps"]
+    choice = f"{entry['algorithm']}/{entry['protocol']}" if entry["algorithm"] else ""
+    words = (entry["tool"] if entry["tool"] != TRACE else "", entry["run"] or "", choice, entry["group"] or "")
+    return (
+        entry["op"],
+        str(entry["group_size"]),
+        str(entry["sizes"]),
+        units.duration(entry["alpha_ns"]) + (f" ± {units.duration(fixed_error)}" if fixed_error is not None else ""),
+        units.bandwidth(entry["busbw_gbps"])
+        + (f" ± {units.bandwidth(busbw_error)}" if busbw_error is not None else ""),
+        units.share(entry["error_frac"]),
+        " ".join(word for word in words if word),
+    )
 
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -183,15 +181,14 @@ COURSE = 25
 
 def _counters(heading: str, entries: Sequence[LinkCounterEntry | DeviceCounterEntry], writer: Writer) -> None:
     writer.heading(heading)
-    table = writer.table("<place", "~counter", ">mean", ">computing", ">exposed", ">peak", "<course")
+    rows: list[tuple[RenderableType, ...]] = []
     for entry in entries[:ROWS_SHOWN]:
         figures = (entry["mean"], entry.get("mean_while_computing"), entry["mean_while_exposed"], entry["peak"])
         cells = [_amount(value, entry["unit"]) for value in figures]  # type: ignore[arg-type]
-        place, counter = writer.text(entry["place"]), writer.cell(entry["counter"])
-        table.add_row(place, counter, *(writer.text(cell) for cell in cells), writer.cell(_course(entry["course"])))
-    writer.show(table)
+        rows.append((entry["place"], entry["counter"], *cells, writer.cell(_course(entry["course"]))))
+    writer.rows(("<place", "~counter", ">mean", ">computing", ">exposed", ">peak", "<course"), rows)
     writer.line(writer.text("mean while kernels compute, and while communication is exposed", "dim"))
-    _more(len(entries), writer)
+    writer.more(len(entries) - ROWS_SHOWN)
 
 
 def _amount(value: float | None, unit: str) -> str:
@@ -203,13 +200,13 @@ def _by_kernel(entries: Sequence[DeviceCounterEntry], writer: Writer) -> None:
     found = [(entry, kernel) for entry in entries if entry["unit"] == "%" for kernel in entry["kernels"]]
     if not found:
         return
-    table = writer.table(">rank", "~kernel", "~counter", ">mean", ">samples")
-    for entry, kernel in found[:ROWS_SHOWN]:
-        rank, mean = str(entry["rank"]), units.amount(kernel["mean"], entry["unit"])
-        table.add_row(writer.text(rank), writer.cell(kernel["name"]), writer.cell(entry["counter"]), writer.text(mean),
-                      writer.text(units.count(kernel["samples"])))  # fmt: skip
-    writer.show(table)
-    _more(len(found), writer)
+    rows = [
+        (str(entry["rank"]), kernel["name"], entry["counter"], units.amount(kernel["mean"], entry["unit"]),
+         units.count(kernel["samples"]))
+        for entry, kernel in found[:ROWS_SHOWN]
+    ]  # fmt: skip
+    writer.rows((">rank", "~kernel", "~counter", ">mean", ">samples"), rows)
+    writer.more(len(found) - ROWS_SHOWN)
 
 
 def _course(values: Sequence[float]) -> str:
@@ -222,34 +219,24 @@ def _course(values: Sequence[float]) -> str:
 
 def _traffic(entries: Sequence[TrafficEntry], writer: Writer) -> None:
     writer.heading("Messages between ranks")
-    table = writer.table(">from", ">to", ">count", ">bytes", ">time")
-    for entry in sorted(entries, key=lambda row: -row["dur_ns"])[:COSTLIEST]:
-        cells = (str(entry["rank"]), str(entry["peer"]), units.count(entry["count"]), units.size(entry["bytes"]),
-                 units.duration(entry["dur_ns"]))  # fmt: skip
-        table.add_row(*(writer.text(cell) for cell in cells))
-    writer.show(table)
-    _more(len(entries), writer, COSTLIEST)
+    rows = [
+        (str(entry["rank"]), str(entry["peer"]), units.count(entry["count"]), units.size(entry["bytes"]),
+         units.duration(entry["dur_ns"]))
+        for entry in sorted(entries, key=lambda row: -row["dur_ns"])[:COSTLIEST]
+    ]  # fmt: skip
+    writer.rows((">from", ">to", ">count", ">bytes", ">time"), rows)
+    writer.more(len(entries) - COSTLIEST)
 
 
 def _topology(entries: Sequence[TopologyEntry], writer: Writer) -> None:
     writer.heading("Links of the host")
-    table = writer.table("~from", "~to", "<link", ">width", ">rate")
-    for entry in entries[:ROWS_SHOWN]:
-        table.add_row(
-            writer.cell(entry["node"]),
-            writer.cell(entry["peer"]),
-            writer.text(entry["link"]),
-            writer.text(_number(entry["width"])),
-            writer.text(units.bandwidth(entry["rate_gbps"])),
-        )
-    writer.show(table)
-    _more(len(entries), writer)
+    rows = [
+        (entry["node"], entry["peer"], entry["link"], _number(entry["width"]), units.bandwidth(entry["rate_gbps"]))
+        for entry in entries[:ROWS_SHOWN]
+    ]
+    writer.rows(("~from", "~to", "<link", ">width", ">rate"), rows)
+    writer.more(len(entries) - ROWS_SHOWN)
 
 
 def _number(value: int | None) -> str:
     return units.NONE if value is None else str(value)
-
-
-def _more(rows: int, writer: Writer, shown: int = ROWS_SHOWN) -> None:
-    if rows > shown:
-        writer.line(writer.text(f"and {units.count(rows - shown)} more (--json)", "dim"))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from rich.console import RenderableType
+
 from gpuscope.catalogue.prediction_sentences import with_basis
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.document import Report
@@ -10,7 +14,7 @@ from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 STAGES_SHOWN = 16
-PARTS = ("warm_up", "steady", "drain", "imbalance")
+PARTS: tuple[Literal["warm_up", "steady", "drain", "imbalance"], ...] = ("warm_up", "steady", "drain", "imbalance")
 """Parts of a bubble, as labelled."""
 BUBBLE = "whatever keeps a stage from computing: neighbours, messages, its host"
 """What the bubble holds beyond the cause `pipeline_bubble`, which is exposed waiting for a neighbour alone."""
@@ -47,11 +51,11 @@ def section(report: Report, writer: Writer) -> None:
     rows = by_stage(pipeline)
     if not rows:
         return
-    table = writer.table(">stage", "<ranks", ">compute", *(f">{part.replace('_', '-')}" for part in PARTS))
-    for row in rows[:STAGES_SHOWN]:
-        cells = [units.share(frac) for frac in (row.compute_frac, *row.part_fracs)]
-        table.add_row(writer.text(str(row.stage)), writer.cell(units.ranks(row.ranks)), *map(writer.text, cells))
-    writer.show(table)
+    cells: list[tuple[RenderableType, ...]] = [
+        (str(row.stage), writer.cell(units.ranks(row.ranks)), *map(units.share, (row.compute_frac, *row.part_fracs)))
+        for row in rows[:STAGES_SHOWN]
+    ]
+    writer.rows((">stage", "<ranks", ">compute", *(f">{part.replace('_', '-')}" for part in PARTS)), cells)
     if len(rows) > STAGES_SHOWN:
         writer.line(writer.text(f"and {units.plural(len(rows) - STAGES_SHOWN, 'more stage')} (--html, --json)", "dim"))
 
@@ -89,12 +93,7 @@ def by_stage(pipeline: Pipeline) -> list[StageRow]:
     for stage in sorted({row["stage"] for row in rows}):
         own = [row for row in rows if row["stage"] == stage]
         whole = max(sum(row["dur_ns"] for row in own), 1)
-        parts = [
-            sum(row["bubble_ns"]["warm_up"] for row in own) / whole,
-            sum(row["bubble_ns"]["steady"] for row in own) / whole,
-            sum(row["bubble_ns"]["drain"] for row in own) / whole,
-            sum(row["bubble_ns"]["imbalance"] for row in own) / whole,
-        ]
+        parts = [sum(row["bubble_ns"][part] for row in own) / whole for part in PARTS]
         ranks = sorted({row["rank"] for row in own})
         found.append(StageRow(stage, ranks, sum(row["compute_ns"] for row in own) / whole, parts))
     return found

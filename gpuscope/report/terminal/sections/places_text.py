@@ -51,14 +51,13 @@ def _table(report: Report, entries: Sequence[PlaceEntry], writer: Writer, by: By
     rows = places.rows(entries, by)
     everything = sum(row.device_ns for row in rows)
     writer.heading(f"By {by} (sums over ranks)")
-    table = writer.table(">device", ">share", ">exposed comm.", ">idle", f"~{by}")
+    cells = []
     for row in rows[:shown]:
         share = row.device_ns / everything if everything else 0.0
         times = (row.device_ns, row.exposed_communication_ns, row.idle_ns)
         device, exposed, idle = (units.duration(ns) if ns else units.NONE for ns in times)
-        cells = (device, units.share(share), exposed, idle)
-        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row.name or _NONE[by]))
-    writer.show(table)
+        cells.append((device, units.share(share), exposed, idle, row.name or _NONE[by]))
+    writer.rows((">device", ">share", ">exposed comm.", ">idle", f"~{by}"), cells)
     if len(rows) > shown:
         writer.line(f"{len(rows) - shown} more: --top {len(rows)}")
     known = places.covered(entries, by)
@@ -80,11 +79,11 @@ def _tree(entries: Sequence[PlaceEntry], writer: Writer, shown: int | None) -> N
     least = LEAST_FRAC * everything if shown is None else 0
     kept = [entry for entry in entries if within[entry["id"]][0] + within[entry["id"]][2] >= least][:shown]
     writer.heading("By place (with all below it, sums over ranks)")
-    table = writer.table(">device", ">exposed comm.", ">idle", "~place")
-    for entry in kept:
-        cells = [units.duration(ns) if ns else units.NONE for ns in within[entry["id"]]]
-        name = f"{'  ' * depth[entry['id']]}{entry['name']}"
-        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(name))
-    writer.show(table)
+    rows = [
+        (*(units.duration(ns) if ns else units.NONE for ns in within[entry["id"]]),
+         f"{'  ' * depth[entry['id']]}{entry['name']}")
+        for entry in kept
+    ]  # fmt: skip
+    writer.rows((">device", ">exposed comm.", ">idle", "~place"), rows)
     if len(kept) < len(entries):
         writer.line(f"{len(entries) - len(kept)} smaller ones: --top {len(entries)}")

@@ -20,6 +20,8 @@ TIMES = 46
 """Columns that times and ranks take before the names of kernels."""
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKS_PLAIN = "_.-=+*#@"
+ELSEWHERE = "--json, --csv"
+"""What shows the rows that a table leaves out."""
 
 
 def sections(report: Report, writer: Writer, shown: int = 10) -> None:
@@ -44,17 +46,16 @@ def _kernel_ranks(report: Report, writer: Writer, shown: int) -> None:
     if not compared:
         return
     writer.heading("Longest kernels by rank (mean of a call)")
-    table = writer.table(">fastest", ">rank", ">median", ">slowest", ">rank", "~kernel")
+    found = []
     names = short_kernels([rows[0]["name"] for rows in compared[:shown]], max(writer.console.width - TIMES, 24))
     for rows, name in zip(compared, names, strict=False):
         rows = sorted(rows, key=lambda row: row["mean_ns"])
         low, high = rows[0], rows[-1]
         middle = median(row["mean_ns"] for row in rows)
-        cells = (units.duration(low["mean_ns"]), str(low["rank"]), units.duration(middle),
-                 units.duration(high["mean_ns"]), str(high["rank"]))  # fmt: skip
-        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(name))
-    writer.show(table)
-    _more(len(compared) - shown, writer)
+        found.append((units.duration(low["mean_ns"]), str(low["rank"]), units.duration(middle),
+                      units.duration(high["mean_ns"]), str(high["rank"]), name))  # fmt: skip
+    writer.rows((">fastest", ">rank", ">median", ">slowest", ">rank", "~kernel"), found)
+    writer.more(len(compared) - shown, ELSEWHERE)
 
 
 def _operators(report: Report, writer: Writer, shown: int) -> None:
@@ -64,13 +65,13 @@ def _operators(report: Report, writer: Writer, shown: int) -> None:
     on_device = any(row["device_self_ns"] is not None for row in rows)
     writer.heading("Operators (self: without those in them)")
     device = [">device self", ">device"] if on_device else []
-    table = writer.table(*device, ">host self", ">host", ">calls", "~operator")
+    cells = []
     for row in rows[:shown]:
         times = [row["device_self_ns"], row["device_ns"]] if on_device else []
-        cells = [units.duration(ns) for ns in (*times, row["host_self_ns"], row["host_ns"])]
-        table.add_row(*(writer.text(cell) for cell in (*cells, units.count(row["count"]))), writer.cell(row["name"]))
-    writer.show(table)
-    _more(len(rows) - shown, writer)
+        times += [row["host_self_ns"], row["host_ns"]]
+        cells.append((*map(units.duration, times), units.count(row["count"]), row["name"]))
+    writer.rows((*device, ">host self", ">host", ">calls", "~operator"), cells)
+    writer.more(len(rows) - shown, ELSEWHERE)
 
 
 def _phases(report: Report, writer: Writer) -> None:
@@ -80,12 +81,12 @@ def _phases(report: Report, writer: Writer) -> None:
     writer.heading(f"Phases{where}")
     on_device = rows[0]["device_ns"] is not None
     parts = [">device", ">compute", ">communication", ">memory"] if on_device else []
-    table = writer.table("<phase", ">host", *parts)
-    for row in rows:
-        keys = ("host_ns", *(("device_ns", "compute_ns", "communication_ns", "memory_ns") if on_device else ()))
-        phase = "in no phase" if row["phase"] == "none" else row["phase"]
-        table.add_row(writer.text(phase), *(writer.text(units.duration(row[key])) for key in keys))
-    writer.show(table)
+    keys = ("host_ns", *(("device_ns", "compute_ns", "communication_ns", "memory_ns") if on_device else ()))
+    cells = [
+        ("in no phase" if row["phase"] == "none" else row["phase"], *(units.duration(row[key]) for key in keys))
+        for row in rows
+    ]
+    writer.rows(("<phase", ">host", *parts), cells)
 
 
 def _ranges(report: Report, writer: Writer, shown: int) -> None:
@@ -93,13 +94,11 @@ def _ranges(report: Report, writer: Writer, shown: int) -> None:
     if not rows:
         return
     writer.heading(f"Ranges and modules{where}")
-    on_device = rows[0]["device_ns"] is not None
-    table = writer.table(">host", *([">device"] if on_device else []), ">count", "~range")
-    for row in rows[:shown]:
-        times = [units.duration(row["host_ns"]), *([units.duration(row["device_ns"])] if on_device else [])]
-        table.add_row(*(writer.text(cell) for cell in (*times, units.count(row["count"]))), writer.cell(row["name"]))
-    writer.show(table)
-    _more(len(rows) - shown, writer)
+    on_device = [">device"] if rows[0]["device_ns"] is not None else []
+    keys = ("host_ns", "device_ns") if on_device else ("host_ns",)
+    cells = [(*(units.duration(row[key]) for key in keys), units.count(row["count"]), row["name"]) for row in rows]
+    writer.rows((">host", *on_device, ">count", "~range"), cells[:shown])
+    writer.more(len(rows) - shown, ELSEWHERE)
 
 
 def _gaps(report: Report, writer: Writer, shown: int) -> None:
@@ -108,15 +107,14 @@ def _gaps(report: Report, writer: Writer, shown: int) -> None:
         return
     starts = arrangement.starts(report)
     writer.heading(f"Longest idle gaps{where}")
-    table = writer.table(">at", ">idle", ">step", "<cause", "~host meanwhile", "~ended by")
+    cells = []
     for row in rows[:shown]:
         at = arrangement.place_ns(row, starts)
-        cells = (units.NONE if at is None else units.offset(at), units.duration(row["dur_ns"]),
-                 units.NONE if row["step"] is None else str(row["step"]),
-                 row["cause"] or units.NONE)  # fmt: skip
-        names = (writer.cell(short_kernel(row[key]) if row[key] else units.NONE) for key in ("host", "after"))
-        table.add_row(*(writer.text(cell) for cell in cells), *names)
-    writer.show(table)
+        names = (short_kernel(row[key]) if row[key] else units.NONE for key in ("host", "after"))
+        cells.append((units.NONE if at is None else units.offset(at), units.duration(row["dur_ns"]),
+                      units.NONE if row["step"] is None else str(row["step"]),
+                      row["cause"] or units.NONE, *names))  # fmt: skip
+    writer.rows((">at", ">idle", ">step", "<cause", "~host meanwhile", "~ended by"), cells)
 
 
 def _streams(report: Report, writer: Writer, shown: int) -> None:
@@ -124,13 +122,13 @@ def _streams(report: Report, writer: Writer, shown: int) -> None:
     if not rows:
         return
     writer.heading(f"Streams{where}")
-    table = writer.table(">stream", ">operations", ">busy", ">idle", ">for the host", ">queued", ">longest")
-    for row in rows[:shown]:
-        keys = ("busy_ns", "idle_ns", "host_wait_ns", "queued_wait_ns", "longest_idle_ns")
-        cells = (_stream(row), units.count(row["operations"]), *(units.duration(row[key]) for key in keys))
-        table.add_row(*(writer.text(cell) for cell in cells))
-    writer.show(table)
-    _more(len(rows) - shown, writer)
+    keys = ("busy_ns", "idle_ns", "host_wait_ns", "queued_wait_ns", "longest_idle_ns")
+    cells = [
+        (_stream(row), units.count(row["operations"]), *(units.duration(row[key]) for key in keys))
+        for row in rows[:shown]
+    ]
+    writer.rows((">stream", ">operations", ">busy", ">idle", ">for the host", ">queued", ">longest"), cells)
+    writer.more(len(rows) - shown, ELSEWHERE)
 
 
 def _launches(report: Report, writer: Writer, shown: int) -> None:
@@ -138,24 +136,24 @@ def _launches(report: Report, writer: Writer, shown: int) -> None:
     rows = report.get("launches", [])
     if rows:
         writer.heading("Launches")
-        table = writer.table(">rank", ">launches", ">call", ">delay", ">kernel", ">short", ">slow calls", ">late")
+        cells = []
         for row in rows[:shown]:
             times = (units.duration(row[key]) for key in ("call_median_ns", "delay_median_ns", "kernel_median_ns"))
             counts = (units.count(row[key]) for key in ("short_kernels", "slow_calls", "late_starts"))
-            cells = (str(row["rank"]), units.count(row["launches"]), *times, *counts)
-            table.add_row(*(writer.text(cell) for cell in cells))
-        writer.show(table)
+            cells.append((str(row["rank"]), units.count(row["launches"]), *times, *counts))
+        writer.rows((">rank", ">launches", ">call", ">delay", ">kernel", ">short", ">slow calls", ">late"), cells)
         note = "Medians; short: kernels shorter than their call; slow calls from 50 µs, late starts from 100 µs."
         writer.line(writer.text(note, "dim"))
-        _more(len(rows) - shown, writer)
+        writer.more(len(rows) - shown, ELSEWHERE)
     queues, where = _of_one_rank(report.get("queues", []))
     if queues:
         writer.heading(f"Launch queue{where}")
-        table = writer.table(">stream", ">mean", ">max", ">empty", "<over time")
-        for row in queues[:shown]:
-            cells = (_stream(row), f"{row['mean']:.3g}", units.count(row["max"]), units.share(row["empty_frac"]))
-            table.add_row(*(writer.text(cell) for cell in cells), writer.text(spark(row, writer)))
-        writer.show(table)
+        cells = [
+            (_stream(row), f"{row['mean']:.3g}", units.count(row["max"]), units.share(row["empty_frac"]),
+             spark(row, writer))
+            for row in queues[:shown]
+        ]  # fmt: skip
+        writer.rows((">stream", ">mean", ">max", ">empty", "<over time"), cells)
 
 
 def spark(queue: QueueEntry | Mapping[str, Any], writer: Writer) -> str:
@@ -172,14 +170,13 @@ def _copies(report: Report, writer: Writer, shown: int) -> None:
     if not rows:
         return
     writer.heading(f"Copies{where}")
-    table = writer.table("<kind", ">size", ">count", ">bytes", ">time", ">bandwidth")
-    for row in rows[:shown]:
-        cells = (row["kind"], _sizes(row["least_bytes"], row["below_bytes"]), units.count(row["count"]),
-                 units.size(row["bytes"]), units.duration(row["dur_ns"]),
-                 units.bandwidth(row["bandwidth_gbps"]))  # fmt: skip
-        table.add_row(*(writer.text(cell) for cell in cells))
-    writer.show(table)
-    _more(len(rows) - shown, writer)
+    cells = [
+        (row["kind"], _sizes(row["least_bytes"], row["below_bytes"]), units.count(row["count"]),
+         units.size(row["bytes"]), units.duration(row["dur_ns"]), units.bandwidth(row["bandwidth_gbps"]))
+        for row in rows[:shown]
+    ]  # fmt: skip
+    writer.rows(("<kind", ">size", ">count", ">bytes", ">time", ">bandwidth"), cells)
+    writer.more(len(rows) - shown, ELSEWHERE)
 
 
 def _calls(report: Report, writer: Writer, shown: int) -> None:
@@ -187,13 +184,13 @@ def _calls(report: Report, writer: Writer, shown: int) -> None:
     if not rows:
         return
     writer.heading(f"Runtime calls{where}")
-    table = writer.table(">share", ">time", ">count", ">median", ">longest", "~call")
-    for row in rows[:shown]:
-        cells = (units.share(row["share_frac"]), units.duration(row["dur_ns"]), units.count(row["count"]),
-                 units.duration(row["median_ns"]), units.duration(row["max_ns"]))  # fmt: skip
-        table.add_row(*(writer.text(cell) for cell in cells), writer.cell(row["name"]))
-    writer.show(table)
-    _more(len(rows) - shown, writer)
+    cells = [
+        (units.share(row["share_frac"]), units.duration(row["dur_ns"]), units.count(row["count"]),
+         units.duration(row["median_ns"]), units.duration(row["max_ns"]), row["name"])
+        for row in rows[:shown]
+    ]  # fmt: skip
+    writer.rows((">share", ">time", ">count", ">median", ">longest", "~call"), cells)
+    writer.more(len(rows) - shown, ELSEWHERE)
 
 
 def _of_one_rank(rows: Iterable[Any]) -> tuple[Sequence[Any], str]:
@@ -217,8 +214,3 @@ def _sizes(least: int | None, below: int | None) -> str:
     if below is None:
         return f"from {units.memory(least)}"
     return f"below {units.memory(below)}" if not least else f"{units.memory(least)} to {units.memory(below)}"
-
-
-def _more(number: int, writer: Writer) -> None:
-    if number > 0:
-        writer.line(writer.text(f"and {units.count(number)} more (--json, --csv)", "dim"))

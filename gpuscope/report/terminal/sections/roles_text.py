@@ -25,13 +25,12 @@ def section(report: Report, writer: Writer) -> None:
         return
     roles = report["roles"]
     writer.heading("A step by role")
-    table = writer.table("<role", ">per step", ">share", ">half of it saves")
-    for one in roles["roles"]:
-        if one["share_frac"] >= FAINT:
-            times = (one["per_step_ns"], one["half_gains_ns"])
-            cells = (label(one["role"]), units.duration(times[0]), units.share(one["share_frac"]))
-            table.add_row(*map(writer.text, (*cells, units.duration(times[1]))))
-    writer.show(table)
+    rows = [
+        (label(one["role"]), units.duration(one["per_step_ns"]), units.share(one["share_frac"]),
+         units.duration(one["half_gains_ns"]))
+        for one in roles["roles"] if one["share_frac"] >= FAINT
+    ]  # fmt: skip
+    writer.rows(("<role", ">per step", ">share", ">half of it saves"), rows)
     for sentence in sentences(roles):
         writer.line(sentence, hang=2)
 

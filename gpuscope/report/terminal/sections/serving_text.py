@@ -23,10 +23,7 @@ def section(report: Report, writer: Writer) -> None:
         return
     serving = report["serving"]
     writer.heading("Serving by phase")
-    table = writer.table(f"<{HEAD[0]}", *(f">{name}" for name in HEAD[1:]))
-    for one in serving["phases"]:
-        table.add_row(*map(writer.text, row(one)))
-    writer.show(table)
+    writer.rows((f"<{HEAD[0]}", *(f">{name}" for name in HEAD[1:])), map(row, serving["phases"]))
     for sentence in sentences(serving):
         writer.line(sentence, hang=2)
 

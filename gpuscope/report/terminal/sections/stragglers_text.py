@@ -57,19 +57,13 @@ def _stragglers(report: Report, writer: Writer) -> None:
     writer.heading("Ranks that others waited for")
     stepped = any(row["per_step_ns"] is not None for row in rows)
     each = [">per step"] if stepped else []
-    table = writer.table(">rank", ">caused wait", *each, ">traced to it", "<recurrent", "~late in", "~doing")
+    cells = []
     for row in rows[:STRAGGLERS_SHOWN]:
         waits = [row["caused_wait_ns"], *([row["per_step_ns"]] if stepped else []), row["root_wait_ns"]]
-        table.add_row(
-            writer.text(str(row["rank"])),
-            *(writer.text(units.duration(wait)) for wait in waits),
-            writer.text("yes" if row["recurrent"] else "no"),
-            writer.cell(row["phase"] or units.NONE),
-            writer.cell(row["operation"] or units.NONE),
-        )
-    writer.show(table)
-    if len(rows) > STRAGGLERS_SHOWN:
-        writer.line(writer.text(f"and {units.count(len(rows) - STRAGGLERS_SHOWN)} more (--json)", "dim"))
+        cells.append((str(row["rank"]), *map(units.duration, waits), "yes" if row["recurrent"] else "no",
+                      row["phase"] or units.NONE, row["operation"] or units.NONE))  # fmt: skip
+    writer.rows((">rank", ">caused wait", *each, ">traced to it", "<recurrent", "~late in", "~doing"), cells)
+    writer.more(len(rows) - STRAGGLERS_SHOWN)
     writer.line(writer.text(CAUSED_WAIT, "dim"))
 
 
@@ -78,10 +72,8 @@ def _heatmap(report: Report, writer: Writer) -> None:
     if found is None:
         return
     writer.heading("Wait caused / suffered, by rank and step")
-    table = writer.table(">rank", *(f">step {step}" for step in found.steps))
-    for rank, cells in found.rows:
-        table.add_row(writer.text(str(rank)), *(writer.text(cell_words(cell)) for cell in cells))
-    writer.show(table)
+    rows = [(str(rank), *map(cell_words, cells)) for rank, cells in found.rows]
+    writer.rows((">rank", *(f">step {step}" for step in found.steps)), rows)
     if found.left_out:
         writer.line(writer.text(found.left_out, "dim"))
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpuscope.dashboards.data.open_runs import OpenRun
 from gpuscope.dashboards.data.range_statistics import range_statistics
-from gpuscope.dashboards.data.rows.detail_levels import Window, count_in, detail, range_max
+from gpuscope.dashboards.data.rows.detail_levels import Window, detail, range_max
 from gpuscope.dashboards.data.rows.track_tree import tree
 from gpuscope.dashboards.data.rows.tracks import Track, _depth, block_max, make_track
 from gpuscope.dashboards.data.window_columns import COLUMNS, TILE, window_columns
@@ -38,7 +38,6 @@ def test_few_events_are_sent_by_themselves() -> None:
 def test_what_only_touches_the_window_is_not_in_it() -> None:
     one = track((0, 10), (20, 30), (40, 50))
     assert detail(one, Window(10, 0, 30)).wide.tolist() == [1]
-    assert count_in(one, (10, 40)) == 1
 
 
 def test_narrow_events_are_merged_and_a_wide_one_stays() -> None:
