@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpuscope.errors import InputError
-from gpuscope.sources.source import Files, Role, all_sources, source_for, suffixes_of
+from gpuscope.sources.source import Files, Role, all_sources, source_for, source_of, suffixes_of
 
 RECORDS = (Role.RECORD, Role.HANG_RECORD)
 
@@ -28,7 +28,7 @@ def is_timeline(fmt: str) -> bool:
 def is_record(path: Path, *roles: Role) -> bool:
     """Whether a file is a record of one of these roles; without any, whether it is a record at all."""
     try:
-        return path.is_file() and source_for(path)[0].files.role in (roles or RECORDS)
+        return path.is_file() and source_of(path).files.role in (roles or RECORDS)
     except InputError:
         return False
 
@@ -46,7 +46,7 @@ def hang_records_below(folder: Path) -> list[Path]:
 def tells_of_hang(path: Path) -> bool:
     """Whether a file's format tells of hangs."""
     try:
-        files = source_for(path)[0].files if path.is_file() else None
+        files = source_of(path).files if path.is_file() else None
     except InputError:
         return False
     return files is not None and (files.role is Role.HANG_RECORD or files.hangs)

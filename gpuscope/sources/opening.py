@@ -39,6 +39,7 @@ from gpuscope.sources.source import (
     check_readable,
     rank_in_name,
     source_for,
+    source_of,
     suffixes_of,
 )
 from gpuscope.trace.builder import TraceBuilder
@@ -341,7 +342,7 @@ def _may_be_trace(path: Path) -> bool:
 
 def _is_trace(path: Path) -> bool:
     try:
-        return source_for(path)[0].files.role is Role.TIMELINE
+        return source_of(path).files.role is Role.TIMELINE
     except InputError:
         return False
 

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from difflib import get_close_matches
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -139,16 +139,41 @@ def source_for(path: Path) -> tuple[Source, bytes]:
 
     Raises `InputError` where the path is missing, empty, or of no known format.
     """
+    source = source_of(path)
+    return source, _head(path)
+
+
+def source_of(path: Path) -> Source:
+    """The source that reads `path`, told once per version of a file: a folder's files are asked for time and again.
+
+    Raises `InputError` as `source_for` does.
+    """
     check_readable(path)
-    head = b"" if path.is_dir() else stream.head(path)
-    for source in () if archives.is_tar(head) else all_sources():
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):  # what lies in it may change alone
+        return _recognised(path, all_sources())
+    return _told(path, all_sources(), status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache(1 << 14)
+def _told(path: Path, sources: tuple[Source, ...], *_version: int) -> Source:
+    return _recognised(path, sources)
+
+
+def _head(path: Path) -> bytes:
+    return b"" if path.is_dir() else stream.head(path)
+
+
+def _recognised(path: Path, sources: tuple[Source, ...]) -> Source:
+    head = _head(path)
+    for source in () if archives.is_tar(head) else sources:
         if source.sniff(path, head):
-            return source, head
+            return source
     if path.is_file() and path.stat().st_size == 0:
         raise InputError(f"{path}: is empty", hint="was the profiler still writing, or the disk full?")
     if (remedy := archives.remedy(path, head)) is not None:
         raise InputError(f"{path}: is an archive or packed file, not a trace", hint=remedy)
-    known = ", ".join(source.name for source in all_sources())
+    known = ", ".join(source.name for source in sources)
     raise InputError(f"{path}: unrecognised trace format", hint=f"known formats: {known}")
 
 

@@ -32,13 +32,13 @@ class TruncatedError(Exception):
     """The file ends in the middle of its compressed data."""
 
 
-def blocks(path: Path, advance: Callable[[int], None] | None = None) -> Iterator[bytes]:
-    """UTF-8 blocks of about 2 MiB. `advance` gets the number of compressed bytes read.
+def blocks(path: Path, advance: Callable[[int], None] | None = None, size: int = BLOCK) -> Iterator[bytes]:
+    """UTF-8 blocks of about `size` bytes. `advance` gets the number of compressed bytes read.
 
     Raises `TruncatedError` after the last whole block of a gzip file that was cut off, and `InputError` where
     the file can't be read or gunzips to absurdly much.
     """
-    raw = _gunzipped(path, advance) if _head(path, 2) == GZIP_MAGIC else _plain(path, advance)
+    raw = (_gunzipped if _head(path, 2) == GZIP_MAGIC else _plain)(path, advance, size)
     first = next(raw, b"")
     for bom, encoding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
         if first.startswith(bom):
@@ -52,7 +52,7 @@ def head(path: Path, size: int = 1 << 16) -> bytes:
     """The first `size` bytes of the text, for recognising formats; as many as there are when damaged."""
     found = b""
     with suppress(TruncatedError, InputError):
-        for block in blocks(path):
+        for block in blocks(path, size=size):
             found += block
             if len(found) >= size:
                 break
@@ -67,10 +67,10 @@ def _head(path: Path, size: int) -> bytes:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
 
 
-def _plain(path: Path, advance: Callable[[int], None] | None) -> Iterator[bytes]:
+def _plain(path: Path, advance: Callable[[int], None] | None, size: int) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
-            while block := file.read(BLOCK):
+            while block := file.read(size):
                 if advance:
                     advance(len(block))
                 yield block
@@ -78,11 +78,11 @@ def _plain(path: Path, advance: Callable[[int], None] | None) -> Iterator[bytes]
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
 
 
-def _gunzipped(path: Path, advance: Callable[[int], None] | None) -> Iterator[bytes]:
+def _gunzipped(path: Path, advance: Callable[[int], None] | None, most: int) -> Iterator[bytes]:
     size = path.stat().st_size
     done = reported = 0
     with path.open("rb") as compressed:
-        for block in _inflate(compressed, path):
+        for block in _inflate(compressed, path, most):
             done += len(block)
             if done > BOMB_FLOOR and done > BOMB_RATIO * size:
                 raise InputError(
@@ -96,8 +96,8 @@ def _gunzipped(path: Path, advance: Callable[[int], None] | None) -> Iterator[by
             yield block
 
 
-def _inflate(compressed: IO[bytes], path: Path) -> Iterator[bytes]:
-    """Members of a gzip file, one after another, in pieces of at most `BLOCK`."""
+def _inflate(compressed: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
+    """Members of a gzip file, one after another, in pieces of at most `most` bytes."""
     pending = b""
     try:
         while True:
@@ -106,7 +106,7 @@ def _inflate(compressed: IO[bytes], path: Path) -> Iterator[bytes]:
                 pending = pending or compressed.read(1 << 18)
                 if not pending:
                     raise TruncatedError(f"{path}: the gzip data ends early")
-                piece: bytes = inflator.decompress(pending, BLOCK)
+                piece: bytes = inflator.decompress(pending, most)
                 pending = inflator.unconsumed_tail
                 if piece:
                     yield piece
