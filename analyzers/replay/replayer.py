@@ -388,8 +388,9 @@ class Replayer:
         others = f"; {absent} ranks are not in the trace and assumed to be like these" if absent else ""
         inferred = self._graph.inferred if self._graph is not None else 0
         waits = f", {units.plural(inferred, 'wait')} between streams inferred" if inferred else ""
-        of = f" of {self.ranks} ranks, {len(self._stand_ins)} like one of these each," if self._stand_ins else ""
-        return f"{steps}{of} replayed, off by {self.error_frac:.1%} without the change{waits}{others}"
+        of = f" of {self.ranks} ranks, {len(self._stand_ins)} like one of these each," if self._stand_ins else ","
+        missed = f"{100 * self.error_frac:.1f} %"
+        return f"a replay of {steps}{of} which unchanged misses their time by {missed}{waits}{others}"
 
     @property
     def _error(self) -> float:

@@ -140,8 +140,9 @@ def _at_peers_pace(job: Grid, found: Slowdowns, place: Worker, step: int) -> Pre
     low, high = bounds([after, best], (error * after, MODEL_ERROR * (step - after)))
     return {
         "step_ns_before": step, "step_ns_after": round(after), "low_ns": low, "high_ns": high,
-        "basis": f"the operations of {units.plural(len(job.steps), 'step')} replayed, off by {error:.1%} without "
-        f"the change; those of rank {int(job.ranks[place])} at the mean of their peers, their own times included",
+        "basis": f"a replay of the operations of {units.plural(len(job.steps), 'step')}, which unchanged misses their "
+        f"time by {100 * error:.1f} %; those of rank {int(job.ranks[place])} at the mean of their peers, their own "
+        "times included",
         "provenance": "inferred",
     }  # fmt: skip
 

@@ -116,13 +116,16 @@ class Events:
         return self.first - room, self.last + room
 
     def steady_window(self, report: Report, ranks: Collection[int] | None) -> tuple[int, int] | None:
-        """From the start of the first steady step to the end of the last; None where there are none."""
-        spans = [
-            (self.clock.shown(one["rank"], one["start_ns"]), one["dur_ns"])
-            for one in report["steps"]
+        """From the start of the first steady step to the end of the last; None without two: the host's part of a single
+        one may lie before all of it."""
+        steady = [
+            one for one in report["steps"]
             if one["role"] == "steady" and one["step"] is not None and (ranks is None or one["rank"] in ranks)
-        ]
-        return (min(start for start, _ in spans), max(start + length for start, length in spans)) if spans else None
+        ]  # fmt: skip
+        if len({one["step"] for one in steady}) < 2:
+            return None
+        starts = [self.clock.shown(one["rank"], one["start_ns"]) for one in steady]
+        return min(starts), max(start + one["dur_ns"] for start, one in zip(starts, steady, strict=True))
 
     def steps_window(self, steps: tuple[int, int], ranks: Collection[int] | None) -> tuple[int, int] | None:
         """From the start of the first of these steps to the end of the last, as the host saw them."""

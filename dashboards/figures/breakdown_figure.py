@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
 from gpuscope.report.view import arrangement
-from gpuscope.report.view.step_bars import Changed, kinds, pieces
+from gpuscope.report.view.step_bars import Changed, kinds, pieces, seen
 from gpuscope.schema.document import RankEntry
 from gpuscope.words import palette, units
 
@@ -32,13 +32,14 @@ def bars(
     windows = [entry["window_ns"] for entry in ranks]
     size, unit = units.time_unit(step_ns) if step_ns else (0, "")
     whole = step_ns / size if step_ns else 100.0
-    fig = go.Figure()
+    fig, told = go.Figure(), seen(ranks)
     for kind in kinds(ranks):
         spent = [(own.get(kind.code, 0), window or 1) for own, window in zip(parts, windows, strict=True)]
         fig.add_bar(
             orientation="h", y=labels, x=[whole * ns / window for ns, window in spent], name=kind.label,
             text=[_words(ns / window, step_ns) for ns, window in spent], textposition="none",
-            marker_color=kind.look.colour, marker_line_width=0, marker_pattern=theme.pattern(kind.look.fill),
+            showlegend=kind.code in told, marker_color=kind.look.colour, marker_line_width=0,
+            marker_pattern=theme.pattern(kind.look.fill),
             hovertemplate="%{y}<br>" + kind.label + ": %{text}<extra></extra>",
             customdata=[place(entry, "" if kind.code == "compute" else kind.code) for entry in ranks],
         )  # fmt: skip
@@ -64,7 +65,7 @@ def _after(fig: go.Figure, change: Changed, size: int, dark: bool) -> None:
              "color": palette.PAGE["ink"][dark]}  # fmt: skip
     words = said if change.bound else f"{said} ({units.span(change.low, change.high, '–')})"
     fig.add_bar(
-        orientation="h", y=label, x=[change.after / size], showlegend=False, marker_color=palette.PAGE["good"][dark],
+        orientation="h", y=label, x=[change.after / size], showlegend=False, marker_color=palette.PAGE["good"][False],
         hovertemplate=f"{label[0]}: {words}<extra></extra>", error_x=None if change.bound else error, customdata=[""],
     )  # fmt: skip
     gain = f"−{units.duration(saved)} ({units.share(saved / change.before)})"

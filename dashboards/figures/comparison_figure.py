@@ -31,7 +31,7 @@ def parts(diff: Diff, dark: bool) -> go.Figure:
     fig = go.Figure()
     for part in PARTS:
         row = rows.get(part.key)
-        if row is None:
+        if row is None or not row["before_ns"] + row["after_ns"]:
             continue
         values = [row["before_ns"], row["after_ns"]]
         fig.add_bar(

@@ -22,23 +22,30 @@ LOOKS = (
 def compilations(compiles: Sequence[CompileEntry], dark: bool) -> go.Figure:
     """One row per rank, one bar per compilation of a frame."""
     timed = [one for one in compiles if one["start_ns"] is not None and one["dur_ns"] is not None]
-    first = min((one["start_ns"] or 0 for one in timed), default=0)
-    last = max(((one["start_ns"] or 0) + (one["dur_ns"] or 0) for one in timed), default=1)
-    size, unit = units.time_unit(last - first)
+    spans: dict[int, tuple[int, int]] = {}
+    for one in timed:
+        begun = one["start_ns"] or 0
+        low, high = spans.get(one["rank"], (begun, begun))
+        spans[one["rank"]] = min(low, begun), max(high, begun + (one["dur_ns"] or 0))
+    lows, highs = zip(*spans.values(), strict=True) if spans else ((0,), (1,))
+    apart = max(lows) > min(highs)  # logs of different starts: on one axis nothing could be seen
+    zero = {rank: low if apart else min(lows) for rank, (low, _) in spans.items()}
+    size, unit = units.time_unit(max((high - zero[rank] for rank, (_, high) in spans.items()), default=1))
     fig = go.Figure()
     for kind, colour, pattern in LOOKS:
         own = [one for one in timed if kind_of(one) == kind]
         if own:
             fig.add_bar(
                 orientation="h", y=[f"rank {one['rank']}" for one in own], name=kind,
-                base=[((one["start_ns"] or 0) - first) / size for one in own],
+                base=[((one["start_ns"] or 0) - zero[one["rank"]]) / size for one in own],
                 x=[(one["dur_ns"] or 0) / size for one in own],
                 marker={"color": colour, "line": {"width": 0.5, "color": "white"},
                         "pattern": {"shape": pattern, "size": 5, "fgopacity": 0.6, "fillmode": "overlay"}},
                 hovertext=[_hover(one) for one in own], hovertemplate="%{hovertext}<extra></extra>",
             )  # fmt: skip
     fig.update_layout(template=theme.template(dark), barmode="overlay", bargap=0.15)
-    fig.update_xaxes(title=f"time since the first compilation ({unit})")
+    whose = "each rank's" if apart else "the"
+    fig.update_xaxes(title=f"time since {whose} first compilation ({unit})")
     ranks = sorted({one["rank"] for one in timed})
     fig.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=[f"rank {rank}" for rank in ranks])
     return fig

@@ -24,7 +24,8 @@ def loads(passes: Sequence[ExpertPassEntry], dark: bool) -> go.Figure:
         go.Heatmap(
             x=[str(one["number"]) for one in passes], y=[str(rank) for rank in ranks], z=values, zmin=0.0,
             zmax=max(most, 2.0), colorscale=theme.SEQUENTIAL, xgap=1, ygap=1 if len(ranks) <= 64 else 0,
-            texttemplate="%{z:.2f}" if len(passes) <= WRITTEN else None, colorbar={"title": "times the mean"},
+            texttemplate="%{z:.2f}" if len(passes) <= WRITTEN else None,
+            colorbar={"title": "times the mean", "nticks": 4},
             customdata=[[units.memory(one["bytes"]) for one in passes]] * len(ranks),
             hovertemplate="rank %{y}, pass %{x}: %{z:.2f} times the mean of %{customdata}<extra></extra>",
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
+from gpuscope.dashboards.figures.steps_figure import whole_steps
 from gpuscope.schema.document import StepEntry
 from gpuscope.schema.serving_section import ServingBatch
 from gpuscope.words import palette, units
@@ -30,7 +31,7 @@ def steps(found: Sequence[StepEntry], dark: bool, leads_to: Callable[[StepEntry]
                 hovertemplate="step %{x}: %{text}<extra></extra>", customdata=[leads_to(step) for step in own],
             )  # fmt: skip
     fig.update_layout(template=theme.template(dark), showlegend=True, bargap=0.1, barmode="overlay")
-    fig.update_xaxes(title="step", tickformat="d")
+    fig.update_xaxes(title="step", tickformat="d", **whole_steps(step["step"] for step in found))
     fig.update_yaxes(title=f"step time ({unit})", rangemode="tozero")
     return fig
 

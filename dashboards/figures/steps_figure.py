@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
-from gpuscope.catalogue.cause_table import cause_label
+from gpuscope.catalogue.cause_table import cause_words
 from gpuscope.dashboards import theme
 from gpuscope.schema.document import StepEntry
 from gpuscope.words import units
@@ -60,12 +61,18 @@ def _extremes(steps: Sequence[StepEntry], dark: bool, leads_to: Callable[[StepEn
 
 def _finished(fig: go.Figure, steps: Sequence[StepEntry], dark: bool, unit: str) -> go.Figure:
     fig.update_layout(template=theme.template(dark), showlegend=len(fig.data) > 1, hovermode="closest")
-    numbers = {step["step"] for step in steps if step["step"] is not None}
-    few = len(numbers) > 0 and max(numbers) - min(numbers) <= 20  # else plotly would label half steps
-    fig.update_xaxes(title="step", tickformat="d", dtick=1 if few else None)
+    fig.update_xaxes(title="step", tickformat="d", **whole_steps(step["step"] for step in steps))
     fig.update_yaxes(title=f"step time ({unit})", rangemode="tozero")
     return fig
 
 
+def whole_steps(numbers: Iterable[int | None]) -> dict[str, Any]:
+    """An axis of few steps without half ones, which plotly would label, nor any before the first or after the last."""
+    own = {number for number in numbers if number is not None}
+    if not own or (last := max(own)) - (first := min(own)) > 20:
+        return {}
+    return {"dtick": 1, "tick0": first, "range": [first - 0.5, last + 0.5]}
+
+
 def _bound(step: StepEntry) -> str:
-    return BOUND[step["bound_by"]] + (f" ({cause_label(step['cause'])})" if step["cause"] else "")
+    return BOUND[step["bound_by"]] + (f" ({cause_words(step['cause'])})" if step["cause"] else "")

@@ -10,6 +10,7 @@ from dash import Dash, Input, Output, State, html
 from dash.development.base_component import Component
 
 from gpuscope.analyzers.changes import Predicted, Refused
+from gpuscope.catalogue.cause_table import finding_words
 from gpuscope.catalogue.prediction_sentences import (
     bound_change,
     bound_share,
@@ -24,7 +25,6 @@ from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, 
 from gpuscope.dashboards.figures import gains_figure
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.state import View, parse
-from gpuscope.report.view import arrangement
 from gpuscope.schema.document import PlanEntry, SuggestionEntry, UnpredictedEntry
 from gpuscope.words import units
 
@@ -84,7 +84,7 @@ def _suggestion(one: SuggestionEntry) -> Component:
 
 def _titled(action: str, finding: str, pairs: list[tuple[str, Any]]) -> Component:
     head = dmc.Group(
-        [dmc.Text(units.clean(action), fw=600), dmc.Text(f"for {arrangement.title(finding)}", size="sm", c="dimmed")],
+        [dmc.Text(units.clean(action), fw=600), dmc.Text(f"for {finding_words(finding)}", size="sm", c="dimmed")],
         gap="xs",
     )
     return html.Div([head, ui.facts(pairs)], className="finding", style={"marginBottom": 14})
@@ -118,6 +118,9 @@ def _whatif(shown: Shown) -> Iterator[Component]:
         yield ui.empty("What-if needs the trace", shown.run.why_no_events)
         return
     impossible = what_if.impossible()
+    if len(impossible) == len(SLIDERS) + len(SWITCHES):
+        yield ui.card("What if", dmc.Text("Nothing in this run can be replayed.", size="sm"), _why_not(impossible))
+        return
     yield ui.card(
         "What if",
         dmc.SimpleGrid([_slider(slider, shown, impossible) for slider in SLIDERS], cols={"base": 1, "lg": 2}),

@@ -13,6 +13,7 @@ from gpuscope.dashboards.page import Page, Shown
 from gpuscope.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
 from gpuscope.words import units
 
+SECTIONS = ("collectives", "bandwidth", "traffic", "nccl", "topology")
 BARS = 20
 """Operations drawn, longest first; the table has all."""
 
@@ -175,4 +176,10 @@ def _topology(shown: Shown) -> Iterator[Component]:
         )
 
 
-PAGE = Page("/communication", "Communication", 4, layout)
+PAGE = Page(
+    "/communication",
+    "Communication",
+    4,
+    layout,
+    has=lambda report: any(cast("dict[str, Any]", report).get(key) for key in SECTIONS),
+)

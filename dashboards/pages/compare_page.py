@@ -13,7 +13,7 @@ from dash.development.base_component import Component
 
 from gpuscope.analyzers.comparison.compare import Side, compare
 from gpuscope.analyzers.comparison.same_job import is_alike, shared_work
-from gpuscope.catalogue.cause_table import cause_label
+from gpuscope.catalogue.cause_table import cause_words
 from gpuscope.dashboards import ui
 from gpuscope.dashboards.data import run_history
 from gpuscope.dashboards.data.open_runs import OpenRun
@@ -183,7 +183,7 @@ def _causes(diff: Diff, dark: bool) -> Component:
     if not moved:
         return ui.empty("No cause moved", "Time that is not compute has the same causes with the same durations.")
     rows = [
-        {"cause": cause_label(row["cause"]), **_times(row["before_ns"], row["after_ns"])} for row in moved
+        {"cause": cause_words(row["cause"]), **_times(row["before_ns"], row["after_ns"])} for row in moved
     ]  # fmt: skip
     return ui.card(
         "Causes that moved",
@@ -230,7 +230,7 @@ def _proof(one: Proof) -> str:
     low, high = units.duration(one["low_ns"]), units.duration(one["high_ns"])
     held = one["held"] or "not measured"
     return (
-        f"{one['code']}: predicted {units.duration(one['predicted_ns'])} ({low} to {high}), measured "
+        f"{one['action']}: predicted {units.duration(one['predicted_ns'])} ({low} to {high}), measured "
         f"{units.duration(one['measured_ns'])}: {held}"
     )
 

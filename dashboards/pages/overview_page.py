@@ -8,6 +8,7 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
+from gpuscope.catalogue.cause_table import finding_words
 from gpuscope.dashboards import theme, ui
 from gpuscope.dashboards.evidence_pictures import pictures
 from gpuscope.dashboards.figures import breakdown_figure, steps_figure
@@ -202,7 +203,7 @@ def _finding(number: int, finding: FindingEntry, shown: Shown) -> Component:
     ]
     head = dmc.Group([
         ui.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
-        html.Span(arrangement.title(finding["code"]), title=finding["code"], className="finding-title"),
+        html.Span(finding_words(finding["code"]), title=finding["code"], className="finding-title"),
         dmc.Text(" · ".join(cost for cost in costs if cost), size="sm", c="dimmed", span=True),
     ], gap="xs")  # fmt: skip
     body: list[Any] = [dmc.Text(units.clean(finding["message"]), mb="xs")]

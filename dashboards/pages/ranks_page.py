@@ -119,7 +119,7 @@ def _ranks(shown: Shown) -> Component:
     )
     columns = [
         ui.column("rank", "rank", minWidth=90, maxWidth=130, pinned="left"),
-        ns["each"], ns["root"], ui.column("late", "late in", minWidth=150, tooltipField="late", flex=1), *shares,
+        ns["each"], ns["root"], ui.column("late", "late in", minWidth=190, tooltipField="late", flex=1), *shares,
         ns["step"], ui.number("overlap", "overlap", "overlap_text", minWidth=96), *device,
     ]  # fmt: skip
     return ui.card(
@@ -175,4 +175,4 @@ def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
     )
 
 
-PAGE = Page("/ranks", "Ranks", 3, layout, register)
+PAGE = Page("/ranks", "Ranks", 3, layout, register, lambda report: bool(report["ranks"] or report["steps"]))

@@ -35,7 +35,7 @@ COUNTER = "c"
 """The letter of a row of a counter, beside `event_details.LETTERS`."""
 BUTTONS = (
     ("in", "+", "Zoom in (W)"), ("out", "−", "Zoom out (S)"), ("left", "←", "Earlier (A)"), ("right", "→", "Later (D)"),
-    ("fit", "Fit", "Fit the selection (F)"), ("steady", "Steady steps", "Show the steady steps"),
+    ("fit", "Fit", "Fit the selection (F)"), ("steady", "Steady", "Show the steady steps"),
     ("all", "All", "All of the recording (0)"),
 )  # fmt: skip
 PICTURES = (
@@ -44,11 +44,12 @@ PICTURES = (
     ("html", "Share", "Save this view, with its events, as one file that anybody can open"),
 )
 JUMPS = (
-    ("gap", "Gap", "Next longest gap (G)"), ("late", "Late", "Next collective with a late rank (L)"),
-    ("step", "Slow", "Next slowest step (T)"),
-    ("follow", "Follow", "Launch, kernel, what it waited for, who was late (C)"),
+    ("gap", "gap", "The next longest time without work of a device or training thread (G)"),
+    ("late", "late rank", "The next collective that waits for a late rank, the longest wait first (L)"),
+    ("step", "slow step", "The next longest step (T)"),
+    ("follow", "Follow", "From the event selected to its launch, kernel, what it waited for, who was late (C)"),
 )  # fmt: skip
-ROW_JUMP = (("row", "Row", "Next row of the query (Q)"),)
+ROW_JUMP = (("row", "row", "Next row of the query (Q)"),)
 KEYS = (
     ("W S", "zoom in, out, where the pointer is"), ("A D", "earlier, later"), ("F", "fit the selection"),
     ("0", "the whole recording"),
@@ -180,7 +181,7 @@ def _tools(run: OpenRun, view: View, rows: bool) -> Component:
             id=ids.TIMELINE_SEARCH, value=view.extra.get("find", ""), debounce=300, size="xs", w=150,
             placeholder="Search by name  ( / )", **ui.attributes(aria_label="Search by name"),
         ),
-        html.Div(buttons, className="tools"), html.Div(jumping, className="tools"),
+        html.Div(buttons, className="tools"), html.Div([html.Span("Next"), *jumping], className="tools"),
         html.Button("Colour by name", className="tool", **ui.attributes(
             data_act="colour", aria_pressed="true" if by_name else "false")),
         html.Button("Critical path", className="tool", title="What each next thing waited for, up to the end (K)",
@@ -200,10 +201,13 @@ def _tools(run: OpenRun, view: View, rows: bool) -> Component:
 
 
 def _legend(events: Events, view: View) -> Component:
+    labels: dict[str, str] = {}
+    for look, (label, colour) in EVENT_STYLES.items():
+        if look in events.looks:
+            labels.setdefault(colour, label)  # communication, on a device or called by the host, is one colour
     swatches = [
-        html.Span([html.I(style={"background": colour}), label], className="swatch")
-        for look, (label, colour) in EVENT_STYLES.items() if look in events.looks
-    ]  # fmt: skip
+        html.Span([html.I(style={"background": colour}), label], className="swatch") for colour, label in labels.items()
+    ]
     return html.Div([
         html.Div(swatches, className="swatches"),
         html.Span("The darker a pixel, the busier; the line below it shows that anything runs there at all."),

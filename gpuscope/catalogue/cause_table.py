@@ -36,6 +36,17 @@ def class_of(code: str) -> Class | None:
     return BY_CODE[code].class_name
 
 
+def cause_words(code: str) -> str:
+    """`data loader`: for pages, which show no codes; the code of a cause that only a later version knows."""
+    cause = BY_CODE.get(code)
+    return code if cause is None else cause.label
+
+
+def finding_words(code: str) -> str:
+    """What a finding is called on a page: its cause's words, else its code as words."""
+    return next((one.label for one in CAUSES if one.finding_code == code), code.replace("_", " "))
+
+
 def cause_label(code: str) -> str:
     """`data loader (input)`: words first, then the code that definitions and JSON use, where the words lack it."""
     cause = BY_CODE.get(code)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Any, ClassVar
 
+from gpuscope.catalogue.cause_table import finding_words
 from gpuscope.catalogue.facts import facts_of
 from gpuscope.schema.document import FindingEntry
 from gpuscope.when_used import dataclass
@@ -106,4 +107,4 @@ def cost(finding: FindingEntry) -> str:
     """What a finding costs, in words: the beginning of a reason; the finding's own message says the rest."""
     if not finding["share_frac"]:
         return finding["message"]
-    return f"{finding['code']} takes {units.share(finding['share_frac'])} of the time"
+    return f"{finding_words(finding['code'])} takes {units.share(finding['share_frac'])} of the time"

@@ -213,7 +213,8 @@ class PipelineReplay:
         """What a prediction rests on."""
         steps = len({flush.step for flush in self.flushes})
         how = ", ".join(self._how(change) for change in changes)
-        return f"the pipelines of {steps} steps replayed, off by {self.error_frac:.1%} without the change; {how}"
+        missed = f"{100 * self.error_frac:.1f} %"
+        return f"a replay of the pipelines of {steps} steps, which unchanged misses their time by {missed}; {how}"
 
     def _how(self, change: PipelineChange) -> str:
         if isinstance(change, EvenStages):

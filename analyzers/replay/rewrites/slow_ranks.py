@@ -11,7 +11,6 @@ from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, Unreplaya
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, on_host, weights
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import Kind
-from gpuscope.words import units
 
 Sums = dict[int, dict[int, int]]
 """ns by rank and key."""
@@ -51,9 +50,10 @@ def _as_peers(graph: Graph, late: int, peers: Sequence[int], setting: Setting) -
         if which is host:
             columns = {name: np.rint(graph.nodes[name] * np.minimum(factor, 1)).astype(np.int64) for name in CAUSES}
     found = graph.with_nodes(dur=np.rint(dur).astype(np.int64), **columns)
+    like = f"rank {peers[0]}" if len(peers) == 1 else f"the median of its {len(peers)} peers"
     return Rewritten(
         found,
-        f"rank {late} with the median time of {units.plural(len(peers), 'peer')} between collectives",
+        f"rank {late} computes between collectives as long as {like}",
     )
 
 

@@ -77,24 +77,26 @@ class Moments:
         """By rank, how far its own clock is ahead, ns."""
 
     def around(self, one: Evidence, ranks: Sequence[int], start: int | None) -> Moment | None:
-        """The picture of `one`, with the `ranks` of its finding where clocks are comparable; None where its rank has no
-        window, whose start all times are relative to."""
+        """The picture of `one`, with the `ranks` of its finding where clocks are comparable: those it waits for stand
+        above it, others of its kind below. None where its rank has no window, whose start all times are relative to."""
         if start is None or one["dur_ns"] <= 0:
             return None
         margin = round(AROUND * one["dur_ns"])
         begin, end = one["start_ns"] - margin, one["start_ns"] + one["dur_ns"] + margin
         others = [rank for rank in ranks if rank != one["rank"] and rank in self.steps] if self.compared else []
-        shown = [one["rank"], *others[:OTHER_RANKS]]
+        accused = set() if one["rank"] in ranks else set(others)
+        shown = sorted([one["rank"], *others[:OTHER_RANKS]], key=lambda rank: rank not in accused)
         ahead = [self.offsets.get(str(rank), 0) - self.offsets.get(str(one["rank"]), 0) for rank in shown]
         lanes = [
-            self._lane(rank, TOP + i * LANE, begin + ahead[i], end + ahead[i], one) for i, rank in enumerate(shown)
+            self._lane(rank, TOP + i * LANE, begin + ahead[i], end + ahead[i], one, "▸ " * (rank in accused))
+            for i, rank in enumerate(shown)
         ]
         height = TOP + LANE * len(shown) + 12
         at = LEFT + (WIDTH - LEFT) / 2
         lasts = units.duration(one["dur_ns"])
         return Moment(height, lanes, units.offset(begin - start), units.offset(end - start), lasts, at)
 
-    def _lane(self, rank: int, y: int, begin: int, end: int, one: Evidence) -> Lane:
+    def _lane(self, rank: int, y: int, begin: int, end: int, one: Evidence, mark: str) -> Lane:
         def x(ns: int) -> float:
             return round(LEFT + (WIDTH - LEFT) * (min(max(ns, begin), end) - begin) / (end - begin), 1)
 
@@ -115,7 +117,7 @@ class Moments:
             (colour, "".join(_columns(shares, y + (row + 1) * ROW)))
             for row, colour, shares in self.busy(rank, begin, end, COLUMNS)
         ]
-        return Lane(f"rank {rank}", y, bounds, spans, paths)
+        return Lane(f"{mark}rank {rank}", y, bounds, spans, paths)
 
 
 def _columns(shares: Sequence[float], bottom: float) -> Iterator[str]:

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from gpuscope.catalogue import prediction_sentences, straggler_sentences
-from gpuscope.catalogue.cause_table import cause_label
+from gpuscope.catalogue.cause_table import cause_words, finding_words
 from gpuscope.catalogue.hang_reasons import DOING, SOURCES
 from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moment, Moments
@@ -29,7 +29,7 @@ from gpuscope.report.terminal.sections import (
 )
 from gpuscope.report.view import arrangement, headline, ideal_sentences, memory_sentences, why_verdict
 from gpuscope.report.view.first_figures import first_figures, fix_card
-from gpuscope.report.view.step_bars import changed, culprits, kinds
+from gpuscope.report.view.step_bars import changed, culprits, kinds, seen
 from gpuscope.report.view.summary import Summary, summary
 from gpuscope.schema.diff_document import Diff
 from gpuscope.schema.document import Evidence, KernelEntry, RankEntry, Report, StepEntry
@@ -77,7 +77,7 @@ def render(report: Report) -> str:
         fix=fix_card(first.lines),
         change=changed(first.lines.told),
         kinds=(drawn := kinds(report["ranks"])),
-        kind_fills=[(f"of-{kind.code}", kind.label) for kind in drawn],
+        kind_fills=[(f"of-{kind.code}", kind.label) for kind in drawn if kind.code in seen(report["ranks"])],
         culprits=culprits(report),
         part_fills=[(part.key, part.label) for part in PARTS],
         first_ranks=[
@@ -132,7 +132,7 @@ def render_comparison_cell(diff: Diff) -> str:
     labels: dict[str, str] = {part.key: part.label for part in PARTS}
     parts = [(labels.get(row["part"], row["part"]), row["before_ns"], row["after_ns"]) for row in diff["breakdown"]]
     causes = [
-        (cause_label(row["cause"]), row["before_ns"], row["after_ns"]) for row in diff["causes"] if row["change_ns"]
+        (cause_words(row["cause"]), row["before_ns"], row["after_ns"]) for row in diff["causes"] if row["change_ns"]
     ]
     moved = [(title, rows[:CAUSES_SHOWN]) for title, rows in (("part", parts), ("cause", causes)) if rows]
     return (
@@ -283,10 +283,10 @@ def page_environment() -> Environment:
         own_line=own_line,
         parts=PARTS,
         classes=CLASSES,
-        cause_label=cause_label,
+        cause_words=cause_words,
         cell_words=stragglers_text.cell_words,
         place_ns=arrangement.place_ns,
-        title=arrangement.title,
+        title=finding_words,
         caused_wait=straggler_sentences.CAUSED_WAIT,
         finding_cost_ns=arrangement.finding_cost_ns,
         slowdown_total=straggler_sentences.slowdown_total,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuscope.catalogue.cause_table import cause_label
+from gpuscope.catalogue.cause_table import cause_label, cause_words
 from gpuscope.report.terminal import platform_text
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.diff_document import CollectiveSide, Diff, DiffSide, Proof
@@ -67,7 +67,7 @@ def side_line(side: DiffSide) -> str:
             bounds = f" ± {units.duration(half)}"
         pieces.append(f"{units.plural(side['steps'], 'step')} of {units.duration(side['step_ns'])}{bounds}")
     bound = BOUND[side["bound_by"]].lower() if side["bound_by"] else "no verdict"
-    pieces.append(bound.replace("cpu", "CPU") + (f": {cause_label(side['cause'])}" if side["cause"] else ""))
+    pieces.append(bound.replace("cpu", "CPU") + (f": {cause_words(side['cause'])}" if side["cause"] else ""))
     return " · ".join(pieces)
 
 

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from statistics import median
 
-from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import Diagnosis, Evidence, FindingEntry, RankEntry, Report
 from gpuscope.schema.profile_sections import GapEntry
@@ -116,12 +115,6 @@ def rank_step_ns(report: Report, entry: RankEntry) -> int | None:
     steady = [step["dur_ns"] for step in own if step["role"] == "steady"]
     durations = steady if len(steady) > 1 else [step["dur_ns"] for step in own]
     return round(median(durations)) if durations else None
-
-
-def title(code: str) -> str:
-    """What a finding is called on a page: its cause's words, else its code as words."""
-    cause = next((one for one in CAUSES if one.finding_code == code), None)
-    return code.replace("_", " ") if cause is None else cause.label
 
 
 _SEVERITY = {"high": 0, "medium": 1, "low": 2}

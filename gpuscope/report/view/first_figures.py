@@ -33,9 +33,9 @@ def first_figures(report: Report, lines: FirstLines) -> list[Figure]:
 def _now(report: Report) -> Figure | None:
     if (step := report["step_time"]) is not None:
         spread = units.span(step["min_ns"], step["max_ns"], "–")
-        return Figure(
-            "Step now", units.duration(step["median_ns"]), f"{spread} in {units.plural(step['steps'], 'step')}"
-        )
+        many = units.plural(step["steps"], "step")
+        note = f"{spread} in {many}" if step["steps"] > 1 else f"of {many}"
+        return Figure("Step now", units.duration(step["median_ns"]), note)
     if report["ranks"]:
         longest = max(entry["window_ns"] for entry in report["ranks"])
         return Figure("Window", units.duration(longest), "no steps were found")
@@ -45,6 +45,10 @@ def _now(report: Report) -> Figure | None:
     reserved = entry["peak_reserved_bytes"]
     note = f"{units.memory(reserved)} reserved" if reserved else "in use"
     return Figure("Peak of memory", units.memory(entry["peak_allocated_bytes"]), note)
+
+
+def _signed(frac: float, digits: int) -> str:
+    return f"{'−' if frac < 0 else '+'}{100 * abs(frac):.{digits}f} %"
 
 
 def _after(lines: FirstLines) -> Figure | None:
@@ -58,10 +62,10 @@ def _after(lines: FirstLines) -> Figure | None:
         return None
     frac = one.after / one.before - 1
     if one.bound:
-        return Figure("At best", units.duration(one.after), f"{100 * frac:+.0f} % at most; not replayed")
+        return Figure("At best", units.duration(one.after), f"{_signed(frac, 0)} at most; not replayed")
     spread = units.span(one.low, one.high, "–")
     return Figure("After the fix" if lines.label == "fix" else "After the change", units.duration(one.after),
-                  f"{spread}, {100 * frac:+.1f} %")  # fmt: skip
+                  f"{spread}, {_signed(frac, 1)}")  # fmt: skip
 
 
 def _verdict(report: Report, lines: FirstLines) -> list[Figure]:
@@ -69,7 +73,7 @@ def _verdict(report: Report, lines: FirstLines) -> list[Figure]:
     if verdict["abstained"] or verdict["bound_by"] is None:
         return []
     of = " + ".join(summands(report)) or f"of the {whole(report)}"
-    of += ", mean over ranks" if len(report["ranks"]) > 1 else ""
+    of += ", mean of ranks" if len(report["ranks"]) > 1 else ""
     return [
         Figure(BOUND[verdict["bound_by"]], units.share(verdict["share_frac"]), of),
         Figure("Confidence in the verdict", f"{verdict['confidence']:.2g}", lines.grounds),

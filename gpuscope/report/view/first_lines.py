@@ -157,7 +157,8 @@ def _cost(report: Report, finding: FindingEntry) -> str:
 
 
 def _of_what(report: Report) -> str:
-    return "every step" if whole(report) == "step" else "the window"
+    what = "every step" if whole(report) == "step" else "the window"
+    return what + (", mean of ranks" if len(report["ranks"]) > 1 else "")
 
 
 # -- what to change

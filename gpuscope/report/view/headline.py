@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
-from gpuscope.catalogue.cause_table import BY_CODE, cause_label
+from gpuscope.catalogue.cause_table import cause_label, cause_words
 from gpuscope.report.view import arrangement
 from gpuscope.schema.document import Report
 from gpuscope.words import units
@@ -74,7 +74,7 @@ def _added(report: Report) -> tuple[list[str], int]:
 
 def _label(row: arrangement.CauseRow) -> str:
     code = UNDIVIDED_COMMUNICATION if (row.class_name, row.cause) == ("communication", UNATTRIBUTED) else row.cause
-    return BY_CODE[code].label if code in BY_CODE else cause_label(row.cause)
+    return cause_words(code)
 
 
 def _tenths(share_frac: float) -> int:

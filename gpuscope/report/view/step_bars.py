@@ -14,6 +14,8 @@ from gpuscope.when_used import dataclass
 from gpuscope.words.vocabulary import PARTS, PartKey
 
 COMPUTE = "compute"
+SEEN = 0.004
+"""Of a bar is a piece that one sees: what is below it on every rank has no place in the legend."""
 _ACCUSING = ("slow_worker", "slow_stage")
 """Findings whose ranks are at fault."""
 
@@ -65,6 +67,11 @@ def kinds(entries: Sequence[RankEntry]) -> list[Kind]:
     """Those that any of these ranks has."""
     present = {code for entry in entries for code, ns in pieces(entry).items() if ns}
     return [kind for kind in KINDS if kind.code in present]
+
+
+def seen(entries: Sequence[RankEntry]) -> set[str]:
+    """Codes of the pieces that can be told in any of these ranks' bars."""
+    return {code for one in entries for code, ns in pieces(one).items() if ns > SEEN * one["window_ns"]}
 
 
 def culprits(report: Report) -> list[int]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
-from gpuscope.catalogue.cause_table import BY_CODE, cause_label
+from gpuscope.catalogue.cause_table import BY_CODE, cause_words
 from gpuscope.catalogue.prediction_sentences import bound_share, gain_share, setting_words
 from gpuscope.catalogue.straggler_sentences import late_in
 from gpuscope.report.view import arrangement, blame, memory_sentences
@@ -143,7 +143,7 @@ def _causes(report: Report) -> list[CauseLine]:
         cause = UNDIVIDED_COMMUNICATION if (row.class_name, row.cause) == ("communication", UNATTRIBUTED) else row.cause
         code = BY_CODE[cause].finding_code if cause in BY_CODE else cause
         finding = next((one for one in report["findings"] if one["code"] == code), None)
-        label = BY_CODE[cause].label if cause in BY_CODE else cause_label(cause)
+        label = cause_words(cause)
         located = cause not in BY_CODE or BY_CODE[cause].located
         where = _where(report, finding) if finding is not None and located else ""
         words = finding is not None and finding["code"] == "straggler"

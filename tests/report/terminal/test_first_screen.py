@@ -29,7 +29,7 @@ NOT_TRIED: PipelineGain = {"micro_batches": 4, "predicted": None, "why_not": "a 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 
 INPUT_BOUND = """\
-The device waits for the data loader: 31 % of every step
+The device waits for the data loader: 31 % of every step, mean of ranks
 why   most of it in _MultiProcessingDataLoaderIter.__next__
 fix   DataLoader(num_workers)=4: 100.0 → 69.00 ms (69.00–80.00 ms)
 sure  0.8; kernels without a launch in run/rank1.json.gz
@@ -93,7 +93,7 @@ def test_a_late_rank_is_named_and_has_its_bar(many_ranks: Report) -> None:
         }
     ]  # fmt: skip
     many_ranks["verdict"]["cause"] = "straggler"
-    assert first_lines(many_ranks).what == "Rank 7 is late, the others wait for it: 37 % of every step"
+    assert first_lines(many_ranks).what == "Rank 7 is late, the others wait for it: 37 % of every step, mean of ranks"
     assert [line.label for line in summary(many_ranks).ranks if line.late] == ["63", "7"]
 
 
@@ -139,7 +139,7 @@ def test_on_a_sample_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     shown = run(capsys, "analyze", SAMPLES / "ddp_slow_rank", "--no-store").stdout
     assert len(shown.splitlines()) <= LINES
     what, why, *rest = shown.splitlines()
-    assert what == "Rank 1 is late, rank 0 waits for it: 26 % of every step"
+    assert what == "Rank 1 is late, rank 0 waits for it: 26 % of every step, mean of ranks"
     assert why.endswith("ms per step more: 24 aten::mm that only it runs")
     fix = " ".join("".join(rest[:2]).split())
     assert fix.startswith("fix remove the aten::mm that only rank 1 runs before forward, or share it: ")
@@ -201,7 +201,7 @@ def test_the_change_that_answers_the_reason_comes_first(input_bound: Report) -> 
     ]
     report["suggestions"] = in_order(report, changes)
     lines = first_lines(report)
-    assert lines.what == "Pipeline stages wait for their neighbours: 10 % of every step"
+    assert lines.what == "Pipeline stages wait for their neighbours: 10 % of every step, mean of ranks"
     assert lines.why == "2 micro-batches on 2 stages (1F1B)"
     assert (lines.label, lines.fix) == ("fix", "micro_batches=1: 100.0 → 90.00 ms (90.00–90.00 ms)")
     assert [line.setting for line in summary(report).changes] == ["even_stages=1", "compile=1"]

@@ -101,7 +101,10 @@ def test_where_ranks_take_turns_each_ones_share_of_the_waiting(many_ranks: Repor
     many_ranks["verdict"]["cause"] = "straggler"
     many_ranks["stragglers"] = [late(7, None, ""), late(9, None, "")]
     many_ranks["stragglers"][0]["root_wait_ns"] = 3
-    assert first_lines(many_ranks).what == "Ranks take turns being late, the others wait: 30 % of every step"
+    assert (
+        first_lines(many_ranks).what
+        == "Ranks take turns being late, the others wait: 30 % of every step, mean of ranks"
+    )
     assert why_it_is_so(many_ranks) == "rank 7 75 %, rank 9 25 % of the waiting"
 
 
