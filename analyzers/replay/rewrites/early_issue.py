@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gpuscope.analyzers.replay.graph import Edge, Graph, Node
+from gpuscope.analyzers.replay.graph import Edge, EdgeRow, Graph, Node
 from gpuscope.analyzers.replay.rewrite import nodes_by_call
 from gpuscope.trace.columns.table import Times
 
@@ -23,7 +23,8 @@ def waited_for(graph: Graph) -> Graph:
     if not len(waits):
         return graph
     returns = dict(zip(dst[why == Edge.SYNC].tolist(), lag[why == Edge.SYNC].tolist(), strict=True))
-    transfer, edges = nodes_by_call(graph, Node.TRANSFER), []
+    transfer = nodes_by_call(graph, Node.TRANSFER)
+    edges: list[EdgeRow] = []
     for rank in graph.ranks:
         own = waits[nodes["rank"][waits] == rank]
         issues = np.flatnonzero((why == Edge.LAUNCH) & graph.of(Node.ARRIVAL)[dst] & (nodes["rank"][dst] == rank))
