@@ -102,7 +102,9 @@ def layer_time(model: Model, layout: Layout, speed: Speed) -> LayerTime:
     if layout.overlap and speed.element:  # CUDA graphs do not hold two micro-batches that take turns
         speed = replace(speed, launched=HOST_SECONDS)
     if speed.launched:
-        handed = HANDED_OVER * layout.pipeline * layout.chunks if layout.pipeline > 1 else 0
+        # Where all-to-alls overlap, a forward and a backward pass are handed over in one.
+        each = HANDED_OVER / 2 if layout.overlap else HANDED_OVER
+        handed = each * layout.pipeline * layout.chunks if layout.pipeline > 1 else 0
         speed = replace(speed, launched=speed.launched * (model.moe_layers + handed) / model.layers)
     found = _layer(model, speed, tokens, layout.tensor, layout.expert, layout.recompute, layout.again)
     if layout.context == 1 or layout.exchange != RING or not speed.element:
