@@ -325,4 +325,4 @@ def register(app: Dash, runs: Runs) -> None:
         return _found(*of_state(state, find=text(wanted)[:MAX_SEARCH]))
 
 
-PAGE = Page(PATH, "Timeline", 2, layout, register)
+PAGE = Page(PATH, "Timeline", 2, layout, register, lambda run: run.events is not None)
