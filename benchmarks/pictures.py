@@ -29,7 +29,7 @@ DRAWN = """return document.querySelector('[data-page]')?.dataset.page === argume
 
 
 def main() -> int:
-    """Serve the sample run and photograph three of its pages."""
+    """Serve the sample run and photograph two of its pages."""
     driver = chromium(*SIZE)
     if driver is None:
         print("no chromium and chromedriver on PATH", file=sys.stderr)
@@ -49,19 +49,13 @@ def main() -> int:
 
 
 def _take(driver: Any, address: str) -> None:
-    def opened(path: str, query: str = "") -> None:
-        driver.get(f"{address}{path}{query}")
-        until(lambda: driver.execute_script(DRAWN, path))
-
-    opened("/", f"?token={TOKEN}")
+    driver.get(f"{address}/?token={TOKEN}")
+    until(lambda: driver.execute_script(DRAWN, "/"))
     _keep(driver, "overview", lambda: _height(driver))
     driver.execute_script("document.querySelector('a.meanwhile').click()")
     until(lambda: driver.execute_script(DRAWN, "/timeline") and driver.execute_script(COMPLETE))
     until(lambda: driver.execute_script("return document.querySelectorAll('#timeline-selected tr').length > 3"))
     _keep(driver, "timeline")
-    opened("/advice", "?replaced=1")
-    until(lambda: driver.execute_script("return document.body.innerText.includes('rank 1 as fast as its peers')"))
-    _keep(driver, "advice", lambda: _height(driver))
 
 
 def _height(driver: Any) -> int:

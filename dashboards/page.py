@@ -12,7 +12,6 @@ from dash.development.base_component import Component
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.state import View
 from gpuscope.plugins import listed
-from gpuscope.schema.document import Report
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Page:
     order: int
     layout: Callable[[Shown], Component]
     register: Callable[[Dash, Runs], None] = _nothing
-    has: Callable[[Report], bool] = lambda _: True
+    has: Callable[[OpenRun], bool] = lambda _: True
     """Whether a run has what the page shows: else its link stands below the others."""
 
 

@@ -189,7 +189,7 @@ def draw(path: str, shown: Shown) -> Component:
         if key not in ("ranks", "steps")  # their fields show it themselves
     ]
     notes += _unknown(shown.view, shown)
-    without = dcc.Store(id=ids.WITHOUT, data=[one.path for one in pages() if not one.has(shown.run.report)])
+    without = dcc.Store(id=ids.WITHOUT, data=[one.path for one in pages() if not one.has(shown.run)])
     return html.Div([without, *notes, _drawn(page, shown)], key=path + shown.view.query(), **attributes(data_page=path))
 
 

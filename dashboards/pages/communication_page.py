@@ -181,5 +181,5 @@ PAGE = Page(
     "Communication",
     4,
     layout,
-    has=lambda report: any(cast("dict[str, Any]", report).get(key) for key in SECTIONS),
+    has=lambda run: any(cast("dict[str, Any]", run.report).get(key) for key in SECTIONS),
 )

@@ -55,4 +55,4 @@ def _table(compilation: CompilationSection, shown: Shown) -> Component:
     )
 
 
-PAGE = Page("/compile", "Compile", 9, layout, has=lambda report: "compilation" in report)
+PAGE = Page("/compile", "Compile", 9, layout, has=lambda run: "compilation" in run.report)

@@ -50,4 +50,4 @@ def _table(experts: ExpertsSection, shown: Shown) -> Component:
 _Time = Literal["experts_ns", "imbalance_ns", "straggler_ns", "dispatch_ns", "combine_ns"]
 TIMES: tuple[_Time, ...] = get_args(_Time)
 
-PAGE = Page("/experts", "Experts", 6, layout, has=lambda report: "experts" in report)
+PAGE = Page("/experts", "Experts", 6, layout, has=lambda run: "experts" in run.report)

@@ -255,4 +255,4 @@ def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
     )
 
 
-PAGE = Page("/kernels", "Kernels", 10, layout, register, lambda report: bool(report["kernels"]))
+PAGE = Page("/kernels", "Kernels", 10, layout, register, lambda run: bool(run.report["kernels"]))

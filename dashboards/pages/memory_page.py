@@ -170,4 +170,4 @@ def _failures(entry: MemoryEntry) -> Iterator[Component]:
         yield ui.card("Out of memory", ui.sentences(lines))
 
 
-PAGE = Page("/memory", "Memory", 11, layout, has=lambda report: bool(report.get("memory")))
+PAGE = Page("/memory", "Memory", 11, layout, has=lambda run: bool(run.report.get("memory")))

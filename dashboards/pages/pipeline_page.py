@@ -122,4 +122,4 @@ def _bubbles(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
     )
 
 
-PAGE = Page("/pipeline", "Pipeline", 5, layout, has=lambda report: report.get("pipeline") is not None)
+PAGE = Page("/pipeline", "Pipeline", 5, layout, has=lambda run: run.report.get("pipeline") is not None)

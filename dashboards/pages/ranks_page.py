@@ -175,4 +175,4 @@ def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
     )
 
 
-PAGE = Page("/ranks", "Ranks", 3, layout, register, lambda report: bool(report["ranks"] or report["steps"]))
+PAGE = Page("/ranks", "Ranks", 3, layout, register, lambda run: bool(run.report["ranks"] or run.report["steps"]))

@@ -28,4 +28,4 @@ def layout(shown: Shown) -> Component:
     )
 
 
-PAGE = Page("/roles", "Roles", 8, layout, has=lambda report: "roles" in report)
+PAGE = Page("/roles", "Roles", 8, layout, has=lambda run: "roles" in run.report)

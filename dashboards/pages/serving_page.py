@@ -82,4 +82,4 @@ def _phases(serving: ServingSection, shown: Shown) -> Component:
     return ui.card("By phase", ui.grid(rows, columns, "phases", shown.dark), note="Means; the step a median.")
 
 
-PAGE = Page("/serving", "Serving", 7, layout, has=lambda report: "serving" in report)
+PAGE = Page("/serving", "Serving", 7, layout, has=lambda run: "serving" in run.report)

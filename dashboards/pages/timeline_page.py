@@ -182,7 +182,7 @@ def _tools(run: OpenRun, view: View, rows: bool) -> Component:
             placeholder="Search by name  ( / )", **ui.attributes(aria_label="Search by name"),
         ),
         html.Div(buttons, className="tools"), html.Div([html.Span("Next"), *jumping], className="tools"),
-        html.Button("Colour by name", className="tool", **ui.attributes(
+        html.Button("Colours", className="tool", title="A colour for each name", **ui.attributes(
             data_act="colour", aria_pressed="true" if by_name else "false")),
         html.Button("Critical path", className="tool", title="What each next thing waited for, up to the end (K)",
                     **ui.attributes(data_act="path", aria_pressed="true" if view.extra.get("path") else "false")),
@@ -325,4 +325,4 @@ def register(app: Dash, runs: Runs) -> None:
         return _found(*of_state(state, find=text(wanted)[:MAX_SEARCH]))
 
 
-PAGE = Page(PATH, "Timeline", 2, layout, register)
+PAGE = Page(PATH, "Timeline", 2, layout, register, lambda run: run.events is not None)

@@ -56,6 +56,14 @@ def test_a_section_as_csv(pair: OpenRun) -> None:
     assert answer.headers["Content-Disposition"] == 'attachment; filename="ranks.csv"'
 
 
+def test_pages_without_data_are_told(slow_rank: OpenRun) -> None:
+    bare = replace(
+        slow_rank, events=None, report={**slow_rank.report, "kernels": [], "collectives": [], "bandwidth": []}
+    )
+    lost = {one.path for one in pages() if one.has(slow_rank) and not one.has(bare)}
+    assert lost == {"/timeline", "/kernels", "/communication"}
+
+
 def test_two_dashboards_share_nothing(pair: OpenRun, slow_rank: OpenRun) -> None:
     first, second = viewer(pair), viewer(slow_rank, token="another")
     assert first.get("/download/2/ranks.csv").status_code == 200

@@ -9,7 +9,7 @@ from gpuscope.dashboards.figures import breakdown_figure, heatmap_figure, kernel
 from gpuscope.dashboards.pages import ranks_page
 from gpuscope.report.view import arrangement
 from gpuscope.report.view.first_lines import first_lines
-from gpuscope.report.view.step_bars import changed, culprits, pieces
+from gpuscope.report.view.step_bars import SEEN, changed, culprits, pieces
 
 
 def test_the_pieces_of_a_bar_sum_to_the_window(slow_rank: OpenRun, pair: OpenRun) -> None:
@@ -27,6 +27,9 @@ def test_the_late_rank_is_marked_and_the_change_stands_beneath(slow_rank: OpenRu
     after = next(bar for bar in fig.data if list(bar.y) == ["after the change"])
     assert after.x[0] == change.after / 1e6  # ms, as the bars above
     assert sum(bar.x[1] for bar in fig.data if len(bar.y) > 1) == pytest.approx(change.before / 1e6)
+    in_legend = {bar.name: max(bar.x) for bar in fig.data if len(bar.y) > 1 and bar.showlegend}
+    assert "data loader" not in in_legend  # 0.2 % of the step: no eye finds it
+    assert min(in_legend.values()) > SEEN * change.before / 1e6
 
 
 def test_of_many_ranks_who_makes_others_wait_stands_alone() -> None:
@@ -44,6 +47,13 @@ def test_steps_are_drawn_per_rank(slow_rank: OpenRun) -> None:
     fig = steps_figure.series(slow_rank.report["steps"], dark=False)
     assert [trace.name for trace in fig.data] == ["rank 0", "rank 1"]
     assert list(fig.data[0].x) == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "ends"), [([None, 7], [6.5, 7.5]), ([0, 3, 2], [-0.5, 3.5]), ([], None), ([0, 21], None)]
+)
+def test_an_axis_of_few_steps_has_whole_ones(numbers: list[int | None], ends: list[float] | None) -> None:
+    assert steps_figure.whole_steps(numbers).get("range") == ends
 
 
 def test_a_heatmap_starts_at_nothing_and_leaves_gaps_empty() -> None:

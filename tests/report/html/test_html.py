@@ -212,6 +212,9 @@ def test_a_small_timeline_around_evidence(input_bound: Report) -> None:
     assert later is not None
     assert later.lanes[1].spans[0].x < peer.spans[0].x  # rank 1's clock is ahead by 10 ms
     assert later.lanes[0] == own
+    late = Moments(input_bound, evidence).around(evidence[0], [1], input_bound["ranks"][0]["start_ns"])
+    assert late is not None
+    assert [lane.label for lane in late.lanes] == ["▸ rank 1", "rank 0"]  # who is waited for stands first
 
 
 def test_where_events_are_at_hand_a_picture_is_as_high_as_a_rank_is_busy(hostile: Report) -> None:
