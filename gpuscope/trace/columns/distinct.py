@@ -47,7 +47,10 @@ def distinct(values: Array) -> tuple[Times, Times]:
     place = np.subtract(values, low, dtype=np.int64)
     present = np.zeros(span, np.bool_)
     present[place] = True
-    return np.flatnonzero(present) + low, (np.cumsum(present) - 1)[place]
+    found = np.flatnonzero(present)
+    place_of = np.empty(span, np.int32)  # only what is looked up is written
+    place_of[found] = np.arange(len(found))
+    return found + low, place_of[place].astype(np.int64)
 
 
 def mapped(values: Array, known: Array, to: Array) -> Array:
