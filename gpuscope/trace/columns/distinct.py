@@ -92,7 +92,8 @@ def distinct_rows(*columns: Array) -> tuple[Times, Times]:
     which = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         found, place = distinct(column)
-        _, which = distinct(which * max(len(found), 1) + place)
+        if len(found) > 1:
+            _, which = distinct(which * len(found) + place)
     first = np.empty(int(which.max(initial=-1)) + 1, np.int64)
     first[which[::-1]] = np.arange(len(which))[::-1]
     return first, which
