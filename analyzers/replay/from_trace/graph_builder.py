@@ -112,7 +112,7 @@ class Builder:
         self.nodes["release"][first] = origin
         chain = np.arange(first, first + len(point))
         self.join(chain[:-1], chain[1:], 0, Edge.PROGRAM)
-        return chain[np.append(~behind[1:], True)]
+        return np.asarray(chain[np.append(~behind[1:], True)], np.int64)
 
     def finish(self, marks: Sequence[int]) -> Graph:
         """The graph."""
