@@ -217,12 +217,8 @@ class _Lane:
                 time = column[rows[block]]
                 gap = places(gaps.start, time) - 1
                 found.append(time[(gap >= 0) & (time < gaps.end[np.maximum(gap, 0)])])
-        cuts = distinct_values(np.concatenate(found))
-        low, high = np.searchsorted(cuts, gaps.start, "right"), np.searchsorted(cuts, gaps.end)
-        count = np.maximum(high - low, 0)
-        gap = np.repeat(np.arange(len(count)), count)
-        inside = cuts[np.arange(len(gap)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(low, count)]
-        return Spans(_merged(gaps.start, inside), _merged(inside, gaps.end))
+        cuts = distinct_values(np.concatenate(found))  # each is inside a gap, and these are apart
+        return Spans(_merged(gaps.start, cuts), _merged(cuts, gaps.end))
 
 
 def _merged(first: Times, second: Times) -> Times:

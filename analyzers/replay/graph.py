@@ -201,9 +201,10 @@ class Graph:
         self, nodes: Sequence[dict[str, int]], edges: Sequence[tuple[int, int, int, int]], calls: Iterable[Call] = ()
     ) -> Graph:
         """With further nodes (numbered from `len(self)` on), edges (src, dst, lag, why) and calls."""
+        more = node_columns(nodes) if nodes else {}
         return replace(
             self,
-            nodes={name: np.concatenate((self.nodes[name], column)) for name, column in node_columns(nodes).items()},
+            nodes=self.nodes | {name: np.concatenate((self.nodes[name], column)) for name, column in more.items()},
             edges={name: np.concatenate((self.edges[name], column)) for name, column in edge_columns(edges).items()},
             calls=(*self.calls, *calls),
         )
@@ -263,17 +264,27 @@ _DEFAULTS = {
 }
 
 
+def node_defaults() -> dict[str, int]:
+    """What stands in each column of a node where nothing is given."""
+    return {name: _DEFAULTS.get(name, 0) for name in NODE_COLUMNS}
+
+
 def node_columns(nodes: Sequence[dict[str, int]]) -> dict[str, Times]:
     """Columns from nodes given as dicts; what is not given is 0, or absent."""
-    absent = {name: _DEFAULTS.get(name, 0) for name in NODE_COLUMNS}
-    values = chain.from_iterable((absent | node).values() for node in nodes)  # in the order of `absent`
-    table = np.fromiter(values, np.int64).reshape(len(nodes), len(absent))
-    return {name: table[:, place].copy() for place, name in enumerate(NODE_COLUMNS)}
+    found = {name: np.full(len(nodes), absent, np.int64) for name, absent in node_defaults().items()}
+    alike: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    for place, node in enumerate(nodes):
+        alike[tuple(node)].append(place)
+    for names, places in alike.items():
+        rows = np.array([tuple(nodes[place].values()) for place in places], np.int64)
+        for name, column in zip(names, rows.T, strict=True):
+            found[name][places] = column
+    return found
 
 
 def edge_columns(edges: Sequence[tuple[int, int, int, int]]) -> dict[str, Times]:
     """Columns from edges given as (src, dst, lag, why)."""
-    table = np.array(edges, np.int64).reshape(-1, len(EDGE_COLUMNS))
+    table = np.fromiter(chain.from_iterable(edges), np.int64).reshape(-1, len(EDGE_COLUMNS))
     return {name: table[:, place].copy() for place, name in enumerate(EDGE_COLUMNS)}
 
 

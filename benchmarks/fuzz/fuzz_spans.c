@@ -98,15 +98,21 @@ static void nests(void)
     size_t count = wild.count, asked = any(MOST);
     int64_t *thread = room(count, 8), *of = room(asked, 8), *at = room(asked, 8), *found = room(asked, 8);
     int64_t *parents = room(count, 8);
-    uint8_t *wanted = room(count, 1);
+    int32_t *narrow = room(count, 4), *of_narrow = room(asked, 4);
+    uint8_t *wanted = room(count, 1), is_narrow = any(2) != 0;
     for (size_t place = 0; place < count; place++)
         thread[place] = any(9) ? (int64_t)any(3) : instant(1), wanted[place] = (uint8_t)any(2);
+    for (size_t place = 0; place < count; place++)
+        narrow[place] = (int32_t)thread[place];
     for (size_t place = 0; place < asked; place++)
         of[place] = any(9) ? (int64_t)any(3) : instant(1), at[place] = instant(1);
-    gs_nested spans = {wild.start, wild.end, thread, wanted, count, (int64_t)any(4)};
-    if (!gs_innermost(&spans, of, at, asked, found) || !gs_parents(&spans, parents))
+    for (size_t place = 0; place < asked; place++)
+        of_narrow[place] = (int32_t)of[place];
+    gs_threads by = {is_narrow ? NULL : thread, narrow}, asked_by = {is_narrow ? NULL : of, of_narrow};
+    gs_nested spans = {wild.start, wild.end, by, wanted, count, (int64_t)any(4)};
+    if (!gs_innermost(&spans, asked_by, at, asked, found) || !gs_parents(&spans, parents))
         abort();
-    free(thread), free(of), free(at), free(found), free(parents), free(wanted);
+    free(thread), free(of), free(at), free(found), free(parents), free(wanted), free(narrow), free(of_narrow);
     spans_free(&wild);
 }
 

@@ -14,6 +14,11 @@ def _whole(*columns: Integers) -> tuple[Integers, ...]:
     return tuple(np.ascontiguousarray(column, np.int64) for column in columns)
 
 
+def _threads(column: Integers) -> Integers:
+    """Numbers of threads, as wide as they are kept."""
+    return np.ascontiguousarray(column, column.dtype if column.dtype == np.int32 else np.int64)
+
+
 def _integers(data: bytearray) -> Integers:
     return np.frombuffer(data, np.int64)
 
@@ -49,7 +54,8 @@ def group(values: Integers, group_of: Integers, groups: int) -> Integers:
 def parents(start: Integers, end: Integers, thread: Integers, candidates: Wanted) -> Integers:
     """As `plain.parents`."""
     threads = max(int(thread.max(initial=-1)) + 1, 0)
-    return _integers(core.parents(*_whole(start, end, thread), np.ascontiguousarray(candidates), threads))
+    own = *_whole(start, end), _threads(thread), np.ascontiguousarray(candidates)
+    return _integers(core.parents(*own, threads))
 
 
 def innermost(
@@ -57,8 +63,8 @@ def innermost(
 ) -> Integers:
     """As `plain.innermost`."""
     threads = max(int(at_thread.max(initial=-1)) + 1, 0)
-    own = _whole(start, end, thread)
-    return _integers(core.innermost(*own, np.ascontiguousarray(candidates), threads, *_whole(at_thread, at)))
+    own = *_whole(start, end), _threads(thread), np.ascontiguousarray(candidates)
+    return _integers(core.innermost(*own, threads, _threads(at_thread), *_whole(at)))
 
 
 def in_order(

@@ -400,6 +400,21 @@ static void release(buffers *all)
         PyBuffer_Release(&all->views[--all->taken]);
 }
 
+/* Numbers of threads, `count` of them, in 64 bits or in 32. */
+static int take_threads(buffers *all, PyObject *from, size_t count, gs_threads *threads)
+{
+    Py_buffer *view = &all->views[all->taken];
+    void *items = take(all, from, 4, &(size_t){SIZE_MAX});
+    if (!items)
+        return 0;
+    int wide = (size_t)view->len != count * 4;
+    threads->wide = wide ? items : NULL, threads->narrow = wide ? NULL : items;
+    if (!wide || (size_t)view->len == count * 8)
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "columns differ in length");
+    return 0;
+}
+
 static int take_spans(buffers *all, PyObject *const columns[4], long long threads, gs_nested *spans)
 {
     spans->count = SIZE_MAX;
@@ -409,7 +424,7 @@ static int take_spans(buffers *all, PyObject *const columns[4], long long thread
     }
     spans->threads = threads;
     return (spans->start = take(all, columns[0], 8, &spans->count)) && (spans->end = take(all, columns[1], 8, &spans->count))
-           && (spans->thread = take(all, columns[2], 8, &spans->count))
+           && take_threads(all, columns[2], spans->count, &spans->thread)
            && (spans->candidates = take(all, columns[3], 1, &spans->count));
 }
 
@@ -420,13 +435,14 @@ static PyObject *py_innermost(PyObject *self, PyObject *args)
     buffers all = {.taken = 0};
     gs_nested spans;
     size_t instants = SIZE_MAX;
-    const int64_t *thread_of, *instant;
+    gs_threads thread_of;
+    const int64_t *instant;
     (void)self;
     if (!PyArg_ParseTuple(args, "OOOOLOO:innermost", &columns[0], &columns[1], &columns[2], &columns[3], &threads, &at_thread,
                           &at))
         return NULL;
-    if (take_spans(&all, columns, threads, &spans) && (thread_of = take(&all, at_thread, 8, &instants))
-        && (instant = take(&all, at, 8, &instants))
+    if (take_spans(&all, columns, threads, &spans) && (instant = take(&all, at, 8, &instants))
+        && take_threads(&all, at_thread, instants, &thread_of)
         && (result = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(instants * 8)))) {
         int64_t *found = (int64_t *)(void *)PyByteArray_AsString(result);
         int done;
@@ -866,7 +882,7 @@ static int fill(PyObject *module)
     PyObject *type = PyType_FromSpec(&codes_spec);
     int done = type ? PyModule_AddObjectRef(module, "Codes", type) : -1;
     Py_XDECREF(type);
-    return done < 0 ? done : PyModule_AddIntConstant(module, "INTERFACE", 4); /* as gpuscope.native has it */
+    return done < 0 ? done : PyModule_AddIntConstant(module, "INTERFACE", 5); /* as gpuscope.native has it */
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill}, {0, NULL}};

@@ -60,8 +60,13 @@ static void groups_free(groups *of)
     free(of->rows), free(of->bounds);
 }
 
+static inline uint64_t thread_of(gs_threads threads, size_t row)
+{
+    return threads.wide ? (uint64_t)threads.wide[row] : (uint64_t)(int64_t)threads.narrow[row];
+}
+
 /* Of the rows [from, to). `asked`, of `threads` + 1 items, says which threads matter; NULL where all do. */
-static int by_thread(const int64_t *thread, const uint8_t *wanted, const int64_t *keys, size_t from, size_t to,
+static int by_thread(gs_threads thread, const uint8_t *wanted, const int64_t *keys, size_t from, size_t to,
                      int64_t threads, const uint8_t *asked, groups *of)
 {
     size_t total = 0, *found;
@@ -75,12 +80,13 @@ static int by_thread(const int64_t *thread, const uint8_t *wanted, const int64_t
         return 0;
     total = 0;
     for (size_t row = from; row < to; row++) { /* without a branch: what is wanted follows no pattern */
-        uint64_t own = (uint64_t)thread[row] < (uint64_t)threads ? (uint64_t)thread[row] : (uint64_t)threads;
+        uint64_t own = thread_of(thread, row);
+        own = own < (uint64_t)threads ? own : (uint64_t)threads;
         found[total] = row;
         total += (!wanted || wanted[row]) & (own < (uint64_t)threads) & (!asked || asked[own]);
     }
     for (size_t place = 0; place < total; place++)
-        bounds[thread[found[place]]]++;
+        bounds[thread_of(thread, found[place])]++;
     size_t most = 0;
     for (size_t which = 0, sum = 0; which <= (size_t)threads; which++) {
         size_t own = bounds[which];
@@ -89,12 +95,12 @@ static int by_thread(const int64_t *thread, const uint8_t *wanted, const int64_t
     }
     if (most == total) { /* all are of one thread: in order already */
         for (size_t place = 0; place < total; place++)
-            bounds[thread[found[place]]]++;
+            bounds[thread_of(thread, found[place])]++;
         of->rows = found;
     } else {
         of->rows = malloc((total + 1) * sizeof *of->rows);
         for (size_t place = 0; of->rows && place < total; place++)
-            of->rows[bounds[thread[found[place]]]++] = found[place];
+            of->rows[bounds[thread_of(thread, found[place])]++] = found[place];
         free(found);
         if (!of->rows)
             return 0;
@@ -348,7 +354,7 @@ static int sweep_spans(const gs_nested *spans, const question *of, size_t asked)
     return done;
 }
 
-int gs_innermost(const gs_nested *spans, const int64_t *at_thread, const int64_t *at, size_t instants, int64_t *found)
+int gs_innermost(const gs_nested *spans, gs_threads at_thread, const int64_t *at, size_t instants, int64_t *found)
 {
     groups asked = {NULL, NULL};
     question of = {&asked, at, found};

@@ -5,9 +5,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Threads' numbers, in 64 bits or in 32. */
+typedef struct {
+    const int64_t *wide;
+    const int32_t *narrow;
+} gs_threads;
+
 /* Spans of all threads in any order; `thread` numbers them from 0 to `threads` - 1 (others are left out). */
 typedef struct {
-    const int64_t *start, *end, *thread;
+    const int64_t *start, *end;
+    gs_threads thread;
     const uint8_t *candidates; /* which of them count; NULL for all */
     size_t count;
     int64_t threads;
@@ -15,7 +22,7 @@ typedef struct {
 
 /* For each instant on a thread the row of the innermost candidate that covers it, or INT64_MIN.
  * Ranges nest; the depth of an instant says which it is: gpuscope.trace.launch_links.innermost. 0 without memory. */
-int gs_innermost(const gs_nested *spans, const int64_t *at_thread, const int64_t *at, size_t instants, int64_t *found);
+int gs_innermost(const gs_nested *spans, gs_threads at_thread, const int64_t *at, size_t instants, int64_t *found);
 
 /* For each span the row of the innermost one of its thread that encloses it, or INT64_MIN; one without length has and is
  * none: gpuscope.analyzers.profile.call_tree.parents. 0 without memory. */

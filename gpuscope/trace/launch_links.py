@@ -132,12 +132,12 @@ def unmatched(device: Table, host: Table, launching: Mask, cut_off: bool) -> tup
 def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:
     """The innermost of the `candidates` that covers instant `at` on `thread`, or NA; shape as `at`. Ranges of one
     thread nest."""
-    rows = np.flatnonzero(candidates)
-    if not len(rows) or not len(at):
+    count = np.count_nonzero(candidates)
+    if not count or not len(at):
         return np.full(len(at), NA, np.int64)
-    if 4 * len(rows) >= len(host):
+    if 4 * count >= len(host):
         return native.innermost(host["start"], host["end"], host["thread"], candidates, thread, at)
-    # Then the others are not even looked at.
+    rows = np.flatnonzero(candidates)  # then the others are not even looked at
     start, end, own = (host[name][rows] for name in ("start", "end", "thread"))
     found = native.innermost(start, end, own, np.ones(len(rows), np.bool_), thread, at)
     return np.where(found == NA, NA, rows[np.where(found == NA, 0, found)])

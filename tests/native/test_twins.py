@@ -41,7 +41,8 @@ def apart(draw: Draw) -> list[Any]:
 
 def spans(draw: Draw) -> list[Any]:
     start, length, thread, wanted = columns(draw(SPANS), 4)
-    return [start, start + length, thread, wanted.astype(np.bool_)]
+    width = draw(st.sampled_from([np.int32, np.int64]))
+    return [start, start + length, thread.astype(width), wanted.astype(np.bool_)]
 
 
 def many_spans(seed: int) -> list[Any]:
@@ -186,6 +187,9 @@ def test_what_is_no_column_is_refused() -> None:
     four = np.zeros(4, np.int64)
     with pytest.raises(ValueError, match="differ in length"):
         core.innermost(four, four[:3], four, np.ones(4, np.bool_), 1, four, four)
+    for threads, asked in ((four[:3], four), (four[:3].astype(np.int32), four), (four, four[:1].astype(np.int32))):
+        with pytest.raises(ValueError, match="differ in length"):
+            core.innermost(four, four, threads, np.ones(4, np.bool_), 1, asked, four)
     with pytest.raises(ValueError, match="whole items"):
         core.innermost(b"123", four, four, np.ones(4, np.bool_), 1, four, four)
     with pytest.raises(ValueError, match="outside the text"):

@@ -19,7 +19,7 @@ from gpuscope.analyzers.device_time.kernels.launching_operators import label
 from gpuscope.schema.compute_section import OperatorWorkEntry
 from gpuscope.trace.columns.distinct import distinct, distinct_rows, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, picked
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, constant, picked
 from gpuscope.trace.launch_links import innermost, outermost
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
@@ -129,7 +129,9 @@ def _of_events(codes: Array, events: Times) -> Array:
 def _named(trace: Trace, events: Times) -> tuple[Array, Array]:
     """Codes of the names and of the input shapes of host events."""
     host, shapes = trace["host_events"], trace["shapes"]
-    dims = np.full(len(host), NO_NAME, np.int64)
+    if not len(shapes):
+        return _names_of(host, events), constant(NO_NAME, len(events), np.int64)
+    dims = np.full(len(host), NO_NAME, np.int32)
     dims[shapes["event"]] = shapes["dims"]
     return _names_of(host, events), _of_events(dims, events)
 

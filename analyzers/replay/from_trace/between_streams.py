@@ -18,7 +18,7 @@ _OPTIMIZER = ("Optimizer.step", "gpuscope::optimizer", "optimizer")
 
 
 def between_streams(
-    builder: Builder, ops: Operations, nodes: list[tuple[int, int]], delays: Delays,
+    builder: Builder, ops: Operations, nodes: tuple[Times, Times], delays: Delays,
     pairs: dict[tuple[int, int], int],
 ) -> None:  # fmt: skip
     """Operation → one that waited for it, with the ns that the host had between them."""
@@ -32,9 +32,10 @@ def between_streams(
     held &= np.array(list(pairs.values()), np.int64) == 0
     seen = delay[held & (delay >= 0) & (delay <= HAND_OVER_NS)]
     lag = median(seen, delays.event)
+    first, last = (own.tolist() for own in nodes)
     for (src, dst), host in pairs.items():
         most = max(0, int(ops.start[dst] - ops.end[src]))
-        builder.edge(nodes[src][1], nodes[dst][0], min(lag + host, most), Edge.EVENT)
+        builder.edge(last[src], first[dst], min(lag + host, most), Edge.EVENT)
 
 
 def recorded_pairs(trace: Trace, rank: int, ops: Operations) -> dict[tuple[int, int], None] | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
-from gpuscope.analyzers.device_time.kernels.kernel_facts import KernelFacts, kernel_facts
+from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
 from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import gradient_hooks
 from gpuscope.analyzers.replay.from_trace.between_streams import (
     between_streams,
@@ -24,7 +24,7 @@ from gpuscope.analyzers.replay.from_trace.gradients import with_gradients
 from gpuscope.analyzers.replay.from_trace.graph_builder import (
     ISSUES,
     Builder,
-    Point,
+    Points,
     backward,
     causes,
     not_before,
@@ -43,8 +43,9 @@ from gpuscope.analyzers.replay.graph import (
     Node,
     Trait,
     UnreplayableError,
+    node_defaults,
 )
-from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, join, measure_within, subtract, union
 from gpuscope.trace.launch_links import innermost
@@ -75,10 +76,10 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     for cause in CAUSES:
         unlaunching = subtract(unlaunching, parts[cause])
     parts |= {"staging": _staging(trace, ops), "unlaunching": unlaunching}
-    ends = builder.host(points, points[0].at, parts)
+    ends = builder.host(points, int(points.at[0]), parts)
     delays = delays_of(ops)
     nodes = _device_nodes(trace, builder, ops, step_of, backward(trace, rows))
-    issued = ops.at[[place for place, pair in enumerate(nodes) if builder.nodes[pair[0]].get("call", NONE) >= 0]]
+    issued = ops.at[builder.nodes["call"][nodes[0]] >= 0]
     hooks = gradient_hooks(trace, rows)
     builder.calls = with_gradients(trace, view.lane.rank, hooks, builder.calls, issued, window.start)
     _order(builder, ops, nodes, ends, launcher, delays)
@@ -95,7 +96,7 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
         }
         inferred = len(pairs)
     between_streams(builder, ops, nodes, delays, {**dict.fromkeys(pairs, 0), **known})
-    waits(trace, builder, ops, nodes, ends, waiter, returns)
+    waits(trace, builder, ops, nodes[1].tolist(), ends[waiter].tolist(), returns)
     return replace(builder.finish(_marks(builder, ops, nodes, window)), inferred=inferred)
 
 
@@ -138,70 +139,80 @@ def _staging(trace: Trace, ops: Operations) -> Spans:
     return union(np.minimum(host["start"][calls] + COPY_CALL_NS, host["end"][calls]), host["end"][calls])
 
 
-def _points(ops: Operations, step_of: Times, returns: Returns, threads: Times) -> tuple[list[Point], Times, list[int]]:
+def _points(ops: Operations, step_of: Times, returns: Returns, threads: Times) -> tuple[Points, Times, Times]:
     """What the host does in order; per operation the place of its launch (or `NONE`), per return its place. `threads`:
     of host events."""
     linked = np.flatnonzero(ops.call != NA)
-    _, first = np.unique(ops.call[linked], return_index=True)
-    entries = [(int(ops.at[op]), 0, int(op)) for op in linked[first].tolist()]
-    entries += [(int(end), 1, place) for place, end in enumerate(returns.end.tolist())]
-    entries.sort()
-    points: list[Point] = []
-    place_of: dict[int, int] = {}
-    waiter = [-1] * len(returns.rows)
-    step, thread = 0, NA
-    for at, what, which in entries:
-        row = int((returns.rows if what else ops.launch)[which])
-        before, thread = thread, thread if row == NA else int(threads[row])
-        turned = thread != before != NA
-        if what == 0:
-            step = int(step_of[which])
-            place_of[int(ops.call[which])] = len(points)
-            points.append(Point(at, at, step=step, turned=turned))
-        else:
-            waiter[which], begin = len(points), int(returns.begin[which])
-            points.append(Point(at, begin, True, returns.labels[which], step, returns.sites[which], turned))
-    launcher = np.array([place_of.get(call, NONE) for call in ops.call.tolist()], np.int64)
-    return points, launcher, waiter
+    calls, first = np.unique(ops.call[linked], return_index=True)
+    launches = linked[first]
+    at = np.concatenate((ops.at[launches], returns.end))
+    # Of one instant launches first, each kind in its own order.
+    which = np.concatenate((launches, np.arange(len(returns.end))))
+    order = np.lexsort((which, np.arange(len(at)) >= len(launches), at))
+    waits = order >= len(launches)
+    # A return is of the step of the launch before it.
+    before = np.maximum.accumulate(np.where(waits, NONE, np.arange(len(order))))
+    step = np.where(before == NONE, 0, np.append(step_of[launches], 0 * returns.end)[order][before])
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    launcher, waiter = np.full(len(ops.call), NONE, np.int64), place[len(launches) :]
+    launcher[linked] = place[np.searchsorted(calls, ops.call[linked])]
+    own = (order[waits] - len(launches)).tolist()
+    begin = np.concatenate((ops.at[launches], returns.begin))[order]
+    labels, sites = ([texts[one] for one in own] for texts in (returns.labels, returns.sites))
+    row = np.concatenate((ops.launch[launches], returns.rows))[order]
+    last = np.maximum.accumulate(np.where(row == NA, NONE, np.arange(len(row))))
+    thread = np.where(last == NONE, NA, threads[np.where(last == NONE, 0, row[last])])
+    previous = np.append(NA, thread[:-1])
+    turned = (thread != previous) & (previous != NA)
+    return Points(at[order], begin, step, waits, labels, sites, turned), launcher, waiter
 
 
 def _device_nodes(
     trace: Trace, builder: Builder, ops: Operations, step_of: Times, behind: Spans
-) -> list[tuple[int, int]]:
-    """(first, last) node of each operation: one, or the arrival and transfer of a collective."""
-    table, names, device = trace["collectives"], trace.names, trace["device_events"]
-    row_of = {event: row for row, event in enumerate(table["event"].tolist()) if event != NA}
+) -> tuple[Times, Times]:
+    """The first and last node of each operation: one, or the arrival and transfer of a collective."""
+    collective, memory = ops.work == Kind.COMMUNICATION, ops.work == Kind.MEMORY
+    call = np.full(len(ops.rows), NONE, np.int64)
+    call[collective] = _calls(trace, builder, ops, step_of, behind)
+    label, copied = np.full(len(ops.rows), NONE, np.int64), trace["device_events"].at("copy_kind", ops.rows[memory])
+    places = {code: builder.label(trace.names[code]) for code in dict.fromkeys(copied.tolist())}
+    label[memory] = [places[code] for code in copied.tolist()]
+    columns = {
+        "lane": ops.stream, "step": step_of, "work": ops.work, "call": call, "label": label,
+        "bytes": np.where(memory, np.maximum(trace["device_events"].at("bytes", ops.rows), 0), 0),
+        **_of_kernels(trace, ops),
+    }  # fmt: skip
+    of = np.repeat(np.arange(len(ops.rows)), 1 + collective)
+    transfer = np.append(False, of[1:] == of[:-1])
+    arrival = collective[of] & ~transfer
+    kind = np.where(transfer, Node.TRANSFER, np.where(arrival, Node.ARRIVAL, Node.DEVICE))
+    start, end = ops.start[of], np.where(arrival, ops.start[of], ops.end[of])
+    low = builder.add(
+        kind, len(of), dur=end - start, start=start, end=end, **{name: own[of] for name, own in columns.items()}
+    )
+    first = low + np.flatnonzero(~transfer)
+    builder.join(first[collective], first[collective] + 1, 0, Edge.JOIN)
+    return first, first + collective
+
+
+def _calls(trace: Trace, builder: Builder, ops: Operations, step_of: Times, behind: Spans) -> list[int]:
+    """The place of the call of each collective among the operations, or `NONE`."""
+    row_of = {event: row for row, event in enumerate(trace["collectives"]["event"].tolist()) if event != NA}
     in_backward = measure_within(behind, ops.at, ops.at + 1) > 0
     began = np.full(int(step_of.max(initial=0)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(began, step_of[in_backward], ops.at[in_backward])
     behind_it = ~in_backward & (ops.at > began[step_of])
     begun = passes(behind, ops.at[ops.work == Kind.COMPUTE], ops.at).tolist()
     costs = _issue_costs(trace, ops).tolist()
-    found: list[tuple[int, int]] = []
-    columns = (ops.rows, ops.start, ops.end, ops.stream, step_of, ops.work)
-    facts = kernel_facts(trace)
-    for event, start, end, stream, step, work in zip(*(column.tolist() for column in columns), strict=True):
-        common = {"lane": stream, "step": step, "work": work}
-        if work != Kind.COMMUNICATION:
-            label = builder.label(_copy_label(names, device, event)) if work == Kind.MEMORY else NONE
-            size = max(0, int(device["bytes"][event])) if work == Kind.MEMORY else 0
-            own = _kernel(facts, device, event) if work == Kind.COMPUTE else {"traits": _traits(facts, event)}
-            node = builder.node(
-                Node.DEVICE, dur=end - start, start=start, end=end, label=label, bytes=size, **own, **common
-            )
-            found.append((node, node))
+    found: list[int] = []
+    for place in np.flatnonzero(ops.work == Kind.COMMUNICATION).tolist():
+        row = row_of.get(int(ops.rows[place]))
+        if row is None:
+            found.append(NONE)
             continue
-        row = row_of.get(event)
-        place, call = len(found), NONE
-        if row is not None:
-            own_call = call_of(trace, row, bool(in_backward[place]))
-            call = builder.call(
-                replace(own_call, behind=bool(behind_it[place]), passes=begun[place], issue=costs[place])
-            )
-        arrival = builder.node(Node.ARRIVAL, start=start, end=start, call=call, **common)
-        transfer = builder.node(Node.TRANSFER, dur=end - start, start=start, end=end, call=call, **common)
-        builder.edge(arrival, transfer, 0, Edge.JOIN)
-        found.append((arrival, transfer))
+        own = call_of(trace, row, bool(in_backward[place]))
+        found.append(builder.call(replace(own, behind=bool(behind_it[place]), passes=begun[place], issue=costs[place])))
     return found
 
 
@@ -221,28 +232,23 @@ def _issue_costs(trace: Trace, ops: Operations) -> Times:
     return costs
 
 
-def _kernel(facts: KernelFacts, device: Table, event: int) -> dict[str, int]:
-    """The columns of a kernel's node."""
+def _of_kernels(trace: Trace, ops: Operations) -> dict[str, Times]:
+    """The columns of kernels' nodes; of copies, too, what they are part of."""
+    facts, rows = kernel_facts(trace), ops.rows
+    kernel = ops.work == Kind.COMPUTE
+    traits = (
+        (Trait.LAYOUT, facts.layout[rows]), (Trait.ATTENTION, facts.attention[rows]),
+        (Trait.FLASH_2, facts.flash_2[rows]), (Trait.ODD, np.isin(rows, list(facts.odd))),
+        (Trait.GRADIENT_COPY, facts.gradient_copy[rows]),
+    )  # fmt: skip
+    found = sum(trait * own.astype(np.int64) for trait, own in traits)
+    columns = {"category": facts.category, "precision": facts.precision, "floor": facts.floor, "chain": facts.chain}
+    absent = node_defaults()
     return {
-        "kernel": int(device["name"][event]), "category": int(facts.category[event]),
-        "precision": int(facts.precision[event]), "floor": int(facts.floor[event]), "chain": int(facts.chain[event]),
-        "traits": _traits(facts, event),
-    }  # fmt: skip
-
-
-def _traits(facts: KernelFacts, event: int) -> int:
-    return int(
-        Trait.LAYOUT * int(facts.layout[event])
-        | Trait.ATTENTION * int(facts.attention[event])
-        | Trait.FLASH_2 * int(facts.flash_2[event])
-        | Trait.ODD * int(event in facts.odd)
-        | Trait.GRADIENT_COPY * int(facts.gradient_copy[event])
-    )
-
-
-def _copy_label(names: NamePool, device: Table, event: int) -> str:
-    code = int(device["copy_kind"][event])
-    return "" if code == NO_NAME else names[code]
+        "kernel": np.where(kernel, trace["device_events"].at("name", rows), absent["kernel"]),
+        **{name: np.where(kernel, own[rows], absent[name]) for name, own in columns.items()},
+        "traits": np.where(ops.work == Kind.COMMUNICATION, 0, found),
+    }
 
 
 def call_of(trace: Trace, row: int, behind: bool) -> Call:
@@ -259,39 +265,36 @@ def call_of(trace: Trace, row: int, behind: bool) -> Call:
 
 
 def _order(
-    builder: Builder, ops: Operations, nodes: list[tuple[int, int]], ends: list[int], launcher: Times,
-    delays: Delays,
-) -> None:  # fmt: skip
+    builder: Builder, ops: Operations, nodes: tuple[Times, Times], ends: Times, launcher: Times, delays: Delays
+) -> None:
     """Launch → operation, and operation → the next of its stream."""
-    copies = [label.startswith(("HtoD", "DtoH")) for label in builder.labels]
-    seen: set[int] = set()
+    first, last = nodes
+    copies = np.array([label.startswith(("HtoD", "DtoH")) for label in builder.labels] + [False])
+    linked = np.flatnonzero(launcher >= 0)
+    builder.nodes["release"][first[launcher < 0]] = ops.start[launcher < 0]
     # A host that is ahead issued the window's first operation long before what precedes the window let it begin.
-    builder.nodes[nodes[0][0]]["release"] = int(ops.start[0])
-    for place, (first, _) in enumerate(nodes):
-        before = int(ops.before[place])
-        if before >= 0:
-            builder.edge(nodes[before][1], first, delays.queue, Edge.STREAM)
-        point = int(launcher[place])
-        if point < 0:
-            builder.nodes[first]["release"] = int(ops.start[place])
-            continue
-        lag = int(delays.launch[ops.work[place]])
-        call = int(ops.launch[place])
-        free = before < 0 or ops.end[before] <= ops.at[place]
-        crossing = builder.nodes[first].get("label", NONE) >= 0 and copies[builder.nodes[first]["label"]]
-        if crossing and free and call not in seen:
-            lag = max(0, int(ops.start[place] - ops.at[place]))  # the host stages the copy
-        seen.add(call)
-        builder.edge(ends[point], first, lag, Edge.LAUNCH)
+    builder.nodes["release"][first[0]] = ops.start[0]
+    free = (ops.before < 0) | (ops.end[ops.before] <= ops.at)
+    first_of_call = np.zeros(len(first), np.bool_)
+    first_of_call[linked[np.unique(ops.launch[linked], return_index=True)[1]]] = True
+    staged = copies[builder.nodes["label"][first]] & free & first_of_call  # the host stages the copy
+    lag = np.where(staged, np.maximum(0, ops.start - ops.at), delays.launch[ops.work])
+    behind = np.flatnonzero(ops.before >= 0)
+    order = np.argsort(np.concatenate((behind, linked)), kind="stable")
+    src = np.concatenate((last[ops.before[behind]], ends[launcher[linked]]))
+    lags = np.concatenate((np.full(len(behind), delays.queue), lag[linked]))
+    why = np.repeat([Edge.STREAM, Edge.LAUNCH], [len(behind), len(linked)])
+    builder.join(src[order], first[np.concatenate((behind, linked))[order]], lags[order], why[order])
 
 
-def _marks(builder: Builder, ops: Operations, nodes: list[tuple[int, int]], window: Window) -> list[int]:
+def _marks(builder: Builder, ops: Operations, nodes: tuple[Times, Times], window: Window) -> list[int]:
     """The first operation of each step, and the end of the last one."""
     places = np.searchsorted(ops.start, [step.start for step in window.steps])
-    marks = [nodes[place][0] for place in places.tolist()]
+    first, end = nodes
+    marks: list[int] = first[places].tolist()
     if not window.closed:
-        return [*marks, nodes[int(np.searchsorted(ops.start, window.end))][0]]
-    last = builder.node(Node.MARK, start=int(ops.end.max()), end=int(ops.end.max()), step=len(window.steps) - 1)
+        return [*marks, int(first[np.searchsorted(ops.start, window.end)])]
+    last = builder.add(Node.MARK, 1, start=int(ops.end.max()), end=int(ops.end.max()), step=len(window.steps) - 1)
     for which in np.unique(ops.stream):
-        builder.edge(nodes[int(np.flatnonzero(ops.stream == which)[-1])][1], last, 0, Edge.STREAM)
+        builder.edge(int(end[np.flatnonzero(ops.stream == which)[-1]]), last, 0, Edge.STREAM)
     return [*marks, last]

@@ -1,4 +1,4 @@
-"""Builds one rank's graph node by node: the chain of its host, what the host launches, what it waits for."""
+"""Builds one rank's graph: the chain of its host, what the host launches, what it waits for."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from dataclasses import field
 import numpy as np
 
 from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import EVALUATED, in_hooks
-from gpuscope.analyzers.replay.graph import CAUSES, NONE, Call, Edge, Graph, Node, edge_columns, node_columns
+from gpuscope.analyzers.replay.graph import (
+    CAUSES,
+    NODE_COLUMNS,
+    NONE,
+    Call,
+    Edge,
+    Graph,
+    Node,
+    edge_columns,
+    node_columns,
+    node_defaults,
+)
 from gpuscope.catalogue.cause_table import COVERING
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union
 from gpuscope.trace.schema import Category
 from gpuscope.trace.trace import Trace
@@ -26,19 +37,20 @@ _BACKWARD = (EVALUATED, "gpuscope::backward")
 
 
 @dataclass(frozen=True)
-class Point:
-    """Something the host does at an instant: a launch or issue, or the return of a call that waited."""
+class Points:
+    """What the host does at instants, in order: a launch or issue, or the return of a call that waited."""
 
-    at: int
+    at: Times
     """ns: when it launches or issues; when the call returned."""
-    begin: int
+    begin: Times
     """ns: when a call that waits began; `at` of everything else."""
-    waits: bool = False
-    label: str = ""
-    step: int = 0
-    site: str = ""
-    """The place of the program that waits."""
-    turned: bool = False
+    step: Times
+    waits: Mask
+    labels: Sequence[str]
+    """Of those that wait."""
+    sites: Sequence[str]
+    """The places of the program where they do."""
+    turned: Mask
     """By another thread than what is before it."""
 
 
@@ -47,19 +59,26 @@ class Builder:
     """Nodes and edges of one rank so far."""
 
     rank: int
-    nodes: list[dict[str, int]] = field(default_factory=list)
+    nodes: dict[str, Times] = field(default_factory=lambda: node_columns([]))
     edges: list[tuple[int, int, int, int]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
 
-    def node(self, kind: Node, **columns: int) -> int:
-        """Add a node; its number."""
-        self.nodes.append({"kind": kind, "rank": self.rank, **columns})
-        return len(self.nodes) - 1
+    def add(self, kind: Node | Times, count: int, **columns: int | Times) -> int:
+        """Add so many nodes; the number of the first. What is not given is absent."""
+        given = {**node_defaults(), "kind": kind, "rank": self.rank, **columns}
+        for name in NODE_COLUMNS:
+            self.nodes[name] = np.concatenate((self.nodes[name], np.full(count, given[name], np.int64)))
+        return len(self.nodes["kind"]) - count
 
     def edge(self, src: int, dst: int, lag: int, why: Edge) -> None:
         """`dst` starts at the earliest `lag` ns after `src` ends."""
         self.edges.append((src, dst, lag, why))
+
+    def join(self, src: Times, dst: Times, lag: int | Times, why: Edge | Times) -> None:
+        """As `edge`, one for each `src`."""
+        lags, whys = (np.full(len(src), column, np.int64).tolist() for column in (lag, why))
+        self.edges += zip(src.tolist(), dst.tolist(), lags, whys, strict=True)
 
     def label(self, text: str) -> int:
         """The place of a label."""
@@ -70,39 +89,35 @@ class Builder:
         self.calls.append(call)
         return len(self.calls) - 1
 
-    def host(self, points: Sequence[Point], origin: int, parts: Mapping[str, Spans]) -> list[int]:
+    def host(self, points: Points, origin: int, parts: Mapping[str, Spans]) -> Times:
         """The chain of the host from `origin` on; per point the node whose end is that point.
 
         Before a point that waits stands a segment of what the host did until then; the wait itself takes its
         whole measured time here, and `waited` shortens it where an operation explains it.
         """
-        begin = np.array([origin, *(point.at for point in points[:-1])], np.int64)
-        end = np.array([max(point.begin, before) for point, before in zip(points, begin.tolist(), strict=True)])
-        columns = {name: measure_within(spans, begin, end) for name, spans in parts.items()}
-        found: list[int] = []
-        for place, point in enumerate(points):
-            low, high = int(begin[place]), int(end[place])
-            node = self.node(
-                Node.HOST, dur=high - low, start=low, end=high, step=point.step, turned=point.turned,
-                **{name: int(column[place]) for name, column in columns.items()},
-            )  # fmt: skip
-            if found:
-                self.edge(found[-1], node, 0, Edge.PROGRAM)
-            else:
-                self.nodes[node]["release"] = origin
-            if point.waits:
-                segment, node = node, self.node(
-                    Node.WAIT, dur=point.at - high, start=high, end=point.at, step=point.step,
-                    label=self.label(point.label), site=self.label(point.site),
-                )  # fmt: skip
-                self.edge(segment, node, 0, Edge.PROGRAM)
-            found.append(node)
-        return found
+        begin = np.append(origin, points.at[:-1])
+        end = np.maximum(points.begin, begin)
+        point = np.repeat(np.arange(len(begin)), 1 + points.waits)
+        behind = np.append(False, point[1:] == point[:-1])  # the wait behind its segment
+        low, high = np.where(behind, end[point], begin[point]), np.where(behind, points.at[point], end[point])
+        named = np.full((2, len(point)), NONE, np.int64)
+        for place, *texts in zip(np.flatnonzero(behind).tolist(), points.labels, points.sites, strict=True):
+            named[:, place] = [self.label(text) for text in texts]
+        columns = {name: np.where(behind, 0, measure_within(own, begin, end)[point]) for name, own in parts.items()}
+        first = self.add(
+            np.where(behind, Node.WAIT, Node.HOST), len(point), dur=high - low, start=low, end=high,
+            step=points.step[point], label=named[0], site=named[1],
+            turned=np.where(behind, 0, points.turned[point]), **columns,
+        )  # fmt: skip
+        self.nodes["release"][first] = origin
+        chain = np.arange(first, first + len(point))
+        self.join(chain[:-1], chain[1:], 0, Edge.PROGRAM)
+        return np.asarray(chain[np.append(~behind[1:], True)], np.int64)
 
     def finish(self, marks: Sequence[int]) -> Graph:
         """The graph."""
         return Graph(
-            node_columns(self.nodes), edge_columns(self.edges), tuple(self.calls), tuple(self.labels),
+            self.nodes, edge_columns(self.edges), tuple(self.calls), tuple(self.labels),
             {self.rank: np.array(marks, np.int64)},
         )  # fmt: skip
 

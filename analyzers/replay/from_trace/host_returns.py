@@ -92,10 +92,10 @@ def _labels(trace: Trace, calls: Times, rows: Times) -> list[str]:
 
 
 def waits(
-    trace: Trace, builder: Builder, ops: Operations, nodes: list[tuple[int, int]], ends: list[int],
-    waiter: list[int], returns: Returns,
+    trace: Trace, builder: Builder, ops: Operations, last: list[int], waiters: list[int], returns: Returns
 ) -> None:  # fmt: skip
-    """Operation → the call that waited for it: on each stream the last one launched before and done by then."""
+    """Operation → the call that waited for it: on each stream the last one launched before and done by then. `last`:
+    the node of each operation that ends with it; `waiters`: that of each call."""
     copied = {int(call): place for place, call in enumerate(ops.launch.tolist()) if call != NA}
     own_copy = np.array([copied.get(call, NONE) for call in returns.rows.tolist()], np.int64)
     own_copy[returns.queue | returns.drains] = NONE
@@ -110,9 +110,9 @@ def waits(
             same[key].append(place)
     for place in np.flatnonzero(returns.drains).tolist():
         own = max(0, int(returns.end[place]) - max(int(returns.begin[place]), reached[place]))
-        builder.nodes[ends[waiter[place]]] |= {"dur": own, "allocator": own}
+        builder.nodes["dur"][waiters[place]] = builder.nodes["allocator"][waiters[place]] = own
         for source in sources[place]:
-            builder.edge(nodes[source][1], ends[waiter[place]], 0, Edge.SYNC)
+            builder.edge(last[source], waiters[place], 0, Edge.SYNC)
     for key, places in same.items():
         held = [place for place in places if reached[place] > returns.begin[place] + CLOCK_NS]
         delay = median(np.array([returns.end[place] - reached[place] for place in held], np.int64), 0)
@@ -120,15 +120,15 @@ def waits(
         # With room in the queue a launch waits for nothing; what it costs itself is the host's.
         own = 0 if key[0] == NO_NAME else min(median(np.array(free, np.int64), CALL_NS), CALL_NS)
         for place in held:
-            node = builder.nodes[ends[waiter[place]]]
-            node["dur"] = min(node["dur"], own)
+            node = waiters[place]
+            lasts = builder.nodes["dur"][node] = min(int(builder.nodes["dur"][node]), own)
             for source in sources[place]:
-                builder.edge(nodes[source][1], ends[waiter[place]], delay - node["dur"], Edge.SYNC)
+                builder.edge(last[source], node, delay - lasts, Edge.SYNC)
         # One that came when all was done waits once the host comes sooner.
         for place in set(places).difference(held) if key[0] != NO_NAME else ():
             for source in sources[place]:
                 slack = int(returns.begin[place] - ops.end[source])
-                builder.edge(nodes[source][1], ends[waiter[place]], min(delay - own, slack), Edge.SYNC)
+                builder.edge(last[source], waiters[place], min(delay - own, slack), Edge.SYNC)
 
 
 def _waited_for(ops: Operations, returns: Returns, own_copy: Times) -> list[list[int]]:

@@ -18,7 +18,7 @@ from gpuscope.analyzers.replay.from_trace.gradients import with_gradients
 from gpuscope.analyzers.replay.from_trace.graph_builder import (
     ISSUES,
     Builder,
-    Point,
+    Points,
     backward,
     causes,
     mean,
@@ -78,10 +78,10 @@ def thread_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     parts = {**causes(trace, rows, threads), "compute": _compute(trace, view)}
     points, issues, marks, waiters = _points(window, collectives, waits)
     ends = builder.host(points, window.start, parts)
-    _carry_out(trace, builder, collectives, [ends[place] for place in issues], backward(trace, own))
+    _carry_out(trace, builder, collectives, ends[issues], backward(trace, own))
     builder.calls = with_gradients(trace, rank, hooks, builder.calls, collectives.issued, window.start)
-    _wait(trace, builder, collectives, waits, [ends[place] for place in waiters], (own, ends, points))
-    return builder.finish([_mark(builder, ends, place) for place in marks])
+    _wait(trace, builder, collectives, waits, ends[waiters].tolist(), (own, ends, points))
+    return builder.finish([_mark(builder, int(ends[place])) for place in marks])
 
 
 def _within(trace: Trace, rows: Times, window: Window) -> Mask:
@@ -208,26 +208,28 @@ class _Waits:
 
 def _points(
     window: Window, collectives: Collectives, waits: list[Wait]
-) -> tuple[list[Point], list[int], list[int], list[int]]:
+) -> tuple[Points, list[int], list[int], list[int]]:
     """What the thread does in order; the places of issues, of step begins (and the end) and of waits."""
-    entries = [(at, 0, place) for place, at in enumerate(collectives.issued.tolist())]
     bounds = [*(step.start for step in window.steps), window.end]
+    entries = [(at, 0, place) for place, at in enumerate(collectives.issued.tolist())]
     entries += [(at, 1, place) for place, at in enumerate(bounds)]
     entries += [(wait.end, 2, place) for place, wait in enumerate(waits)]
-    entries.sort()
-    points: list[Point] = []
-    places: tuple[list[int], ...] = ([0] * len(collectives.issued), [0] * len(bounds), [0] * len(waits))
-    step = 0
-    for at, what, which in entries:
-        if what == 1:
-            step = min(which, len(window.steps) - 1)
-        places[what][which] = len(points)
-        wait = waits[which] if what == 2 else None
-        points.append(Point(at, wait.begin if wait else at, wait is not None, wait.label if wait else "", step))
+    at, what, which = (np.array(column, np.int64) for column in zip(*sorted(entries), strict=True))
+    places: list[list[int]] = []
+    for kind in range(3):  # in order of the entries' own places
+        own = np.flatnonzero(what == kind)
+        places.append(own[np.argsort(which[own])].tolist())
+    begun = np.maximum.accumulate(np.where(what == 1, which, 0))
+    step = np.minimum(begun, len(window.steps) - 1)
+    asked = [waits[place] for place in which[what == 2].tolist()]
+    begin = at.copy()
+    begin[what == 2] = [wait.begin for wait in asked]
+    labels = [wait.label for wait in asked]
+    points = Points(at, begin, step, what == 2, labels, [""] * len(asked), np.zeros(len(at), np.bool_))
     return points, places[0], places[1], places[2]
 
 
-def _carry_out(trace: Trace, builder: Builder, collectives: Collectives, issuers: list[int], behind: Spans) -> None:
+def _carry_out(trace: Trace, builder: Builder, collectives: Collectives, issuers: Times, behind: Spans) -> None:
     """Issue → arrival → transfer, in order on each of gloo's threads. The nodes stand in `builder.calls` order."""
     in_backward = measure_within(behind, collectives.issued, collectives.issued + 1) > 0
     last: dict[int, int] = {}
@@ -235,22 +237,30 @@ def _carry_out(trace: Trace, builder: Builder, collectives: Collectives, issuers
     queued: list[int] = []
     free: list[int] = []
     edges: list[tuple[int, int, Edge]] = []
-    for place, row in enumerate(collectives.rows.tolist()):
-        start, end = int(collectives.start[place]), int(collectives.end[place])
-        issued, thread = int(collectives.issued[place]), int(collectives.thread[place])
-        call = builder.call(replace(call_of(trace, row, bool(in_backward[place])), issue=int(collectives.cost[place])))
-        step = builder.nodes[issuers[place]]["step"]
-        common = {"lane": thread, "call": call, "work": int(Kind.COMMUNICATION), "step": step}
-        arrival = builder.node(Node.ARRIVAL, start=start, end=start, **common)
-        transfer = builder.node(Node.TRANSFER, dur=end - start, start=start, end=end, **common)
-        builder.edge(arrival, transfer, 0, Edge.JOIN)
-        busy = bool(collectives.worker[place]) and ended.get(thread, issued) > issued
+    count = len(collectives.rows)
+    cost = collectives.cost.tolist()
+    calls = [
+        builder.call(replace(call_of(trace, row, bool(in_backward[place])), issue=cost[place]))
+        for place, row in enumerate(collectives.rows.tolist())
+    ]
+    of, arrives = np.repeat(np.arange(count), 2), np.arange(2 * count) % 2 == 0
+    start_of, end_of = collectives.start[of], np.where(arrives, collectives.start[of], collectives.end[of])
+    low = builder.add(
+        np.where(arrives, Node.ARRIVAL, Node.TRANSFER), 2 * count, dur=end_of - start_of, start=start_of, end=end_of,
+        lane=collectives.thread[of], call=np.array(calls, np.int64)[of], work=int(Kind.COMMUNICATION),
+        step=builder.nodes["step"][issuers][of],
+    )  # fmt: skip
+    columns = (collectives.start, collectives.end, collectives.issued, collectives.thread, collectives.worker, issuers)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for arrival, (start, end, issued, thread, worker, issuer) in zip(range(low, low + 2 * count, 2), rows, strict=True):
+        builder.edge(arrival, arrival + 1, 0, Edge.JOIN)
+        busy = worker and ended.get(thread, issued) > issued
         (queued if busy else free).append(start - (ended[thread] if busy else issued))
-        edges.append((issuers[place], arrival, Edge.LAUNCH))
-        if collectives.worker[place]:
+        edges.append((issuer, arrival, Edge.LAUNCH))
+        if worker:
             if thread in last:
                 edges.append((last[thread], arrival, Edge.STREAM))
-            last[thread], ended[thread] = transfer, end
+            last[thread], ended[thread] = arrival + 1, end
     dispatch, pause = mean(free, DISPATCH_NS), mean(queued, QUEUE_NS)
     for src, dst, why in edges:
         builder.edge(src, dst, pause if why == Edge.STREAM else dispatch, why)
@@ -258,15 +268,16 @@ def _carry_out(trace: Trace, builder: Builder, collectives: Collectives, issuers
 
 def _wait(
     trace: Trace, builder: Builder, collectives: Collectives, waits: list[Wait], waiters: list[int],
-    chain: tuple[Times, list[int], list[Point]],
+    chain: tuple[Times, Times, Points],
 ) -> None:  # fmt: skip
-    transfer_of = {node["call"]: place for place, node in enumerate(builder.nodes) if node["kind"] == Node.TRANSFER}
+    transfers = np.flatnonzero(builder.nodes["kind"] == Node.TRANSFER)
+    transfer_of = dict(zip(builder.nodes["call"][transfers].tolist(), transfers.tolist(), strict=True))
     reached = [max((int(collectives.end[place]) for place in wait.sources), default=NA) for wait in waits]
     blocked = [at > wait.begin for at, wait in zip(reached, waits, strict=True)]
     woke = mean([wait.end - at for at, wait, held in zip(reached, waits, blocked, strict=True) if held], WOKE_NS)
     for wait, node, held in zip(waits, waiters, blocked, strict=True):
         if held:
-            builder.nodes[node]["dur"] = 0
+            builder.nodes["dur"][node] = 0
         for place in wait.sources:
             builder.edge(transfer_of[place], node, woke if held else 0, Edge.SYNC)
     seen = {place for wait in waits for place in wait.sources}
@@ -275,26 +286,25 @@ def _wait(
 
 def _unseen(
     trace: Trace, builder: Builder, collectives: Collectives, places: list[int], transfer_of: dict[int, int],
-    chain: tuple[Times, list[int], list[Point]],
+    chain: tuple[Times, Times, Points],
 ) -> None:  # fmt: skip
     """What was done in time, so that its wait left no mark: the optimizer, or the end, can't do without."""
     host, (own, ends, points) = trace["host_events"], chain
     named = own[trace.names.matching(lambda name: name.startswith(_OPTIMIZER))[host["name"][own]]]
     begins = np.sort(host["start"][named])
-    at_points = np.array([point.at for point in points], np.int64)
     for place in places:
         at = int(np.searchsorted(begins, collectives.issued[place], "right"))
         since = max(int(collectives.end[place]), int(begins[at]) if at < len(begins) else 0)
-        point = int(np.searchsorted(at_points, since, "left"))
-        if point < len(points):
+        point = int(np.searchsorted(points.at, since, "left"))
+        if point < len(points.at):
             # To the point's end: the segment before it may begin earlier than the operation was done.
-            segment = ends[point]
-            builder.edge(transfer_of[place], segment, -builder.nodes[segment]["dur"], Edge.SYNC)
+            segment = int(ends[point])
+            builder.edge(transfer_of[place], segment, -int(builder.nodes["dur"][segment]), Edge.SYNC)
 
 
-def _mark(builder: Builder, ends: list[int], place: int) -> int:
+def _mark(builder: Builder, end: int) -> int:
     """A node that begins where the segment up to a point ends."""
-    at = builder.nodes[ends[place]]["end"]
-    mark = builder.node(Node.MARK, start=at, end=at, step=builder.nodes[ends[place]]["step"])
-    builder.edge(ends[place], mark, 0, Edge.PROGRAM)
+    at, step = (int(builder.nodes[name][end]) for name in ("end", "step"))
+    mark = builder.add(Node.MARK, 1, start=at, end=at, step=step)
+    builder.edge(end, mark, 0, Edge.PROGRAM)
     return mark

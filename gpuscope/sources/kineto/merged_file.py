@@ -22,6 +22,7 @@ from gpuscope.sources.kineto.event_columns import EventColumns
 from gpuscope.sources.kineto.text.chrome_json import Complete, Document, Event, Losses, Metadata
 from gpuscope.sources.named_ranks import engine_ranks
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.schema import Category
 
 _LABEL = re.compile(r"\[(?P<label>[^\[\]]+)\] ?(?P<pid>.*)", re.DOTALL)
@@ -46,7 +47,7 @@ def processes(columns: EventColumns) -> set[Any]:
     for table, _, values in columns.chunks:
         if table == "host_events":
             worked = (values["category"] == Category.OP) | (values["category"] == Category.RUNTIME)
-            working.update(values["thread"][worked].tolist())
+            working.update(distinct_values(values["thread"][worked]).tolist())
     return {pid for number, (pid, _) in enumerate(columns.threads) if number in working}
 
 

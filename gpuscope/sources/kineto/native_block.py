@@ -61,7 +61,7 @@ class Native:
             return None
         names = text_codes(self._name_codes, text, found["names"], self._name)
         threads = _texts(text, found["processes"]), _texts(text, found["threads"])
-        places = np.array([self._place(pair) for pair in zip(*threads, strict=True)], np.int64)
+        places = np.array([self._place(pair) for pair in zip(*threads, strict=True)], np.int32)
         drawn = _texts(text, found["row_processes"]), _texts(text, found["row_threads"])
         for table in ("device", "host", "sync"):
             rows = self._rows(found[table], names, text)

@@ -47,7 +47,10 @@ def distinct(values: Array) -> tuple[Times, Times]:
     place = np.subtract(values, low, dtype=np.int64)
     present = np.zeros(span, np.bool_)
     present[place] = True
-    return np.flatnonzero(present) + low, (np.cumsum(present) - 1)[place]
+    found = np.flatnonzero(present)
+    place_of = np.empty(span, np.int32)  # only what is looked up is written
+    place_of[found] = np.arange(len(found))
+    return found + low, place_of[place].astype(np.int64)
 
 
 def mapped(values: Array, known: Array, to: Array) -> Array:
@@ -89,7 +92,8 @@ def distinct_rows(*columns: Array) -> tuple[Times, Times]:
     which = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         found, place = distinct(column)
-        _, which = distinct(which * max(len(found), 1) + place)
+        if len(found) > 1:
+            _, which = distinct(which * len(found) + place)
     first = np.empty(int(which.max(initial=-1)) + 1, np.int64)
     first[which[::-1]] = np.arange(len(which))[::-1]
     return first, which
