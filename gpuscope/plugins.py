@@ -6,15 +6,16 @@ name, and what is in them is loaded when asked for.
 
 from __future__ import annotations
 
+import os
 import pkgutil
+import sys
 from collections.abc import Iterator
-from functools import cache
+from contextlib import suppress
+from functools import cache, reduce
+from glob import escape, glob
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+from typing import Any
 
 COMMANDS = "gpuscope.commands"
 SOURCES = "gpuscope.sources"
@@ -37,17 +38,32 @@ def followed(before: Any, after: Any) -> str:
 
 
 @cache
-def plugins(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name, not loaded yet."""
-    return {entry.name: entry for entry in installed().select(group=group)}
+def plugins(group: str) -> dict[str, str]:
+    """The entry points of a group by name, as `module:attribute`, not loaded yet."""
+    found: dict[str, str] = {}
+    for of, name, place in installed():
+        if of == group:
+            found.setdefault(name, place)
+    return found
 
 
 @cache
-def installed() -> Any:
-    """Of every group: looking for one reads as many files as looking for all."""
-    from importlib.metadata import entry_points  # imports the parsers of mail and CSV
-
-    return entry_points()
+def installed() -> tuple[tuple[str, str, str], ...]:
+    """Of gpuscope's groups: group, name and `module:attribute`, by `sys.path`. Read here: `importlib.metadata` imports
+    the parsers of mail and CSV, and reads them of every distribution."""
+    found: list[tuple[str, str, str]] = []
+    for folder in dict.fromkeys(sys.path):
+        for listed_in in sorted(glob(f"{escape(folder or os.curdir)}/*.*-info/entry_points.txt")):
+            group = text = ""
+            with suppress(OSError):
+                text = Path(listed_in).read_text(encoding="utf-8", errors="replace")
+            for line in text.splitlines():
+                name, given, place = (part.strip() for part in line.partition("="))
+                if name.startswith("["):
+                    group = name.strip("[] ")
+                elif given and group.startswith("gpuscope.") and not name.startswith(("#", ";")):
+                    found.append((group, name, place.partition("[")[0].strip()))
+    return tuple(found)
 
 
 @cache
@@ -62,10 +78,10 @@ def load(group: str, name: str) -> Any:
     if group == COMMANDS and name in own_commands():
         return import_module(own_commands()[name]).command
     try:
-        entry = plugins(group)[name]
+        module, _, attribute = plugins(group)[name].partition(":")
     except KeyError:
         raise LookupError(f"nothing installed provides {name!r} in {group!r}; reinstall gpuscope") from None
-    return entry.load()
+    return reduce(getattr, attribute.split(".") if attribute else (), import_module(module))
 
 
 def listed(package: str, attribute: str) -> list[Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import EntryPoint
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -66,24 +65,21 @@ class Notes(Lines):
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Install distributions that each bring one source."""
-    entries: list[EntryPoint] = []
+    entries: list[tuple[str, str, str]] = []
     real = plugins.installed()
 
     def add(source: object) -> None:
         module: Any = ModuleType(f"distribution{len(entries)}")
         module.SOURCE = source
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        entries.append(EntryPoint(module.__name__, f"{module.__name__}:SOURCE", plugins.SOURCES))
+        entries.append((plugins.SOURCES, module.__name__, f"{module.__name__}:SOURCE"))
         forget()
 
     def forget() -> None:
         plugins.plugins.cache_clear()
         all_sources.cache_clear()
 
-    def select(group: str) -> Sequence[EntryPoint]:
-        return entries if group == plugins.SOURCES else real.select(group=group)
-
-    monkeypatch.setattr(plugins, "installed", lambda: SimpleNamespace(select=select))
+    monkeypatch.setattr(plugins, "installed", lambda: (*real, *entries))
     yield add
     forget()
 
