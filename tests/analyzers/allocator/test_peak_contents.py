@@ -14,6 +14,7 @@ import gpuscope
 from gpuscope.report.html import html_report
 from gpuscope.report.terminal import first_screen, report_text
 from gpuscope.report.terminal.screen import Writer
+from gpuscope.report.view.memory_sentences import to_record
 from gpuscope.schema.document import Report
 from gpuscope.trace.naming.stack_frames import FRAME_TEXT, StackKind, kind_of, own_line
 from tests.helpers.allocator import EPOCH_US, MIB, Entry, events, segment, snapshot
@@ -222,3 +223,10 @@ def test_many_failed_requests_are_counted_and_a_few_told(tmp_path: Path) -> None
     assert (len(entry["failures"]), entry["failures_left"]) == (16, 284)
     assert "284 more failed requests" in html_report.render(report)
     assert "297 more failed requests" in screen(report)
+
+
+def test_stacks_are_asked_for_of_python_alone() -> None:
+    """With those of C++ a snapshot took minutes in place of seconds."""
+    unknown = {"kind": StackKind.NO_STACK.value, "bytes": 10}
+    told = to_record({"peak_by_kind": [unknown], "peak_allocated_bytes": 10})  # type: ignore[typeddict-item]
+    assert '_record_memory_history(stacks="python")' in told
