@@ -16,8 +16,9 @@ _SAMPLES, _SAMPLE = 16, 1 << 16
 def content_key(path: Path, *asked: object) -> str | None:
     """A key for what is made of a file when `asked` so; None for what is no file, or can't be read.
 
-    Of the content it takes the size, the time of the last change, and pieces from all over it: to read gigabytes again
-    would take as long as to parse them. What is made may hold the path, so that is part of it too.
+    Of the content it takes the size, the times of the last change (one of which no program can set back), and pieces
+    from all over it: to read gigabytes again would take as long as to parse them. What is made may hold the path, so
+    that is part of it too.
     """
     digest = hashlib.blake2b(digest_size=20)
     try:
@@ -28,7 +29,7 @@ def content_key(path: Path, *asked: object) -> str | None:
                 digest.update(file.read(_SAMPLE))
     except OSError:
         return None
-    parts = (path.absolute(), status.st_size, status.st_mtime_ns, program(), *asked)
+    parts = (path.absolute(), status.st_size, status.st_mtime_ns, status.st_ctime_ns, program(), *asked)
     digest.update("\0".join(map(str, parts)).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 

@@ -86,6 +86,20 @@ def test_a_changed_file_is_read_again(trace: Path) -> None:
     assert len(kept_files()) == 6
 
 
+def test_a_change_that_neither_size_nor_time_nor_samples_show_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(4 << 20))
+    before, key = path.stat(), content_key.content_key(path)
+    with path.open("r+b") as file:
+        file.seek(100_000)
+        file.write(b"1")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # of a coarse clock
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert content_key.content_key(path) != key
+
+
 def test_other_code_is_another_program(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look(trace)
     monkeypatch.setattr(content_key, "program", lambda: "another")
