@@ -32,13 +32,13 @@ class TruncatedError(Exception):
     """The file ends in the middle of its compressed data."""
 
 
-def blocks(path: Path, advance: Callable[[int], None] | None = None, size: int = BLOCK) -> Iterator[bytes]:
-    """UTF-8 blocks of about `size` bytes. `advance` gets the number of compressed bytes read.
+def blocks(path: Path, advance: Callable[[int], None] | None = None, size: int = 0) -> Iterator[bytes]:
+    """UTF-8 blocks of about `size` bytes, by default of `BLOCK`. `advance` gets the number of compressed bytes read.
 
     Raises `TruncatedError` after the last whole block of a gzip file that was cut off, and `InputError` where
     the file can't be read or gunzips to absurdly much.
     """
-    raw = (_gunzipped if _head(path, 2) == GZIP_MAGIC else _plain)(path, advance, size)
+    raw = (_gunzipped if _head(path, 2) == GZIP_MAGIC else _plain)(path, advance, size or BLOCK)
     first = next(raw, b"")
     for bom, encoding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
         if first.startswith(bom):
