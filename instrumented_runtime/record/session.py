@@ -143,7 +143,7 @@ class Session:
 
     def _advance(self) -> None:
         for capture in list(self._captures):
-            if type(capture).step is not Quiet.step and not self._attempt(capture, "step", self.steps):
+            if not isinstance(capture, Quiet) and not self._attempt(capture, "step", self.steps):
                 self._captures.remove(capture)
         self.steps += 1
         self.at_exit = None
