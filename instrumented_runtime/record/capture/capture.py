@@ -23,7 +23,7 @@ class Capture(Protocol):
 
 
 class Quiet:
-    """A capture that ignores steps."""
+    """A capture that ignores steps, and is not called for them."""
 
     def step(self, step: int) -> None:
         del step
