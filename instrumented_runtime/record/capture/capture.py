@@ -23,7 +23,7 @@ class Capture(Protocol):
 
 
 class Quiet:
-    """A capture that ignores steps, and is not called for them."""
+    """A capture that ignores steps."""
 
     def step(self, step: int) -> None:
         del step
