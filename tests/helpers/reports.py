@@ -27,8 +27,8 @@ def report(*step_ms: float, ranks: int = 2, **changed: Any) -> Report:
         "verdict": {"bound_by": "compute", "cause": None, "share_frac": 1.0, "confidence": 0.9, "abstained": False,
                     "cause_abstained": False, "why": "", "limits": []},
         "ranks": [rank_entry(rank, window, len(step_ms)) for rank in range(ranks)],
-        "steps": steps(step_ms, ranks), "step_time": step_time(step_ms), "steps_provenance": "measured",
-        "steps_basis": "synthetic", "collectives": [], "stragglers": [], "kernels": [], "findings": [],
+        "steps": steps(step_ms, ranks), "step_time": step_time(step_ms), "steps_basis": "synthetic",
+        "steps_provenance": "measured", "collectives": [], "stragglers": [], "kernels": [], "findings": [],
         "suggestions": [], "problems": [], "analyzers": [],
     }  # fmt: skip
     return cast(Report, document | changed)
