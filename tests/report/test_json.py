@@ -13,10 +13,8 @@ from gpuscope.report.json_report import dumps
 from gpuscope.schema.document import Report
 
 
-def test_round_trip_keeps_order_and_values(input_bound: Report) -> None:
-    back = json.loads(dumps(input_bound))
-    assert back == input_bound
-    assert list(back) == list(input_bound)
+def test_round_trip_keeps_values(input_bound: Report) -> None:
+    assert json.loads(dumps(input_bound)) == input_bound
 
 
 def test_no_nan_no_numpy_no_broken_text(input_bound: Report) -> None:
