@@ -3,7 +3,8 @@ an improvement, and its losses are those of the baseline.
 
 One run shows most changes to gain nothing, and a large gain: one beyond what runs differ by on a busy machine. What
 looks faster but is not as clear, or gains nothing but should for certain, is run again, at most `ROUNDS` times, beside
-the best each time (best, change, best, change), so that what drifts meets both.
+the best each time (best, change, best, change), so that what drifts meets both. Where the budget ends before, a change
+that is predicted to gain for certain and is ahead by more than equal runs differ stays: both say the same.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 
 from gpuscope.instrumented_runtime.tune import losses
 from gpuscope.instrumented_runtime.tune.candidates import LEAST_GAIN
-from gpuscope.instrumented_runtime.tune.measured import Run, better_known
+from gpuscope.instrumented_runtime.tune.measured import Run, better_known, step_ns
 from gpuscope.instrumented_runtime.tune.noise import Noise, assumed, change, near, noise, with_prior
 from gpuscope.schema.tune_document import Outcome
 from gpuscope.welch import Interval
@@ -49,6 +50,11 @@ class Judgement:
     sure: float = 1.0
     """The ratio of the steps that it should lead to at least: that there is no gain takes runs that contradict it."""
 
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether the interval alone shows the gain."""
+        return _decisive(self.interval)
+
 
 @dataclass
 class Standing:
@@ -79,13 +85,10 @@ def judge(
     standing.groups.append(made.runs)
     for number in range(rounds):
         if number and not ready and not _beside(standing, take, made):
-            return made
+            return _at_the_end(standing, made)
         run = ready.pop(0) if ready else take("trial")
         if run is None:
-            made.outcome = "budget"
-            if made.runs:  # the best may have been run again
-                _weigh(standing, made)
-            return made
+            return _at_the_end(standing, made)
         if run.failed is not None:
             made.outcome, made.detail = run.failed, run.detail
             if run.refused:
@@ -107,6 +110,22 @@ def judge(
             return made
     made.settled = rounds >= ROUNDS
     return made
+
+
+def _at_the_end(standing: Standing, made: Judgement) -> Judgement:
+    """The budget is spent."""
+    made.outcome = "budget"
+    if made.runs:  # the best may have been run again
+        _weigh(standing, made)
+    if made.outcome == "budget" and made.runs and made.sure < 1 and ahead(standing, made.runs):
+        made.outcome = "faster"
+    return made
+
+
+def ahead(standing: Standing, runs: Sequence[Run]) -> bool:
+    """Whether these runs are faster than the best by more than equal runs differ, nine times in ten."""
+    apart = assumed(standing.noise(runs)).apart(len(standing.best), len(runs))
+    return math.log(step_ns(standing.best) / step_ns(runs)) > apart
 
 
 def _weigh(standing: Standing, made: Judgement) -> Noise | None:

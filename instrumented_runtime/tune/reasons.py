@@ -12,6 +12,8 @@ from gpuscope.words import units
 def why(made: Judgement) -> str:
     """The sentence for what became of a change."""
     match made.outcome:
+        case "faster" if not made.beyond_chance:
+            return f"the budget ended; faster by more than equal runs differ, as surely predicted ({_interval(made)})"
         case "faster":
             return f"the whole 95 % interval, {_interval(made)}, lies beyond {units.share(LEAST_GAIN)}"
         case "no_gain":

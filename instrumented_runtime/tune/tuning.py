@@ -17,6 +17,7 @@ from gpuscope.instrumented_runtime.tune.decision import (
     ROUNDS,
     Judgement,
     Standing,
+    ahead,
     clearly_faster,
     confirmed,
     judge,
@@ -149,7 +150,7 @@ class Session:
             self.kept, self.best, self.trying = [*kept], before, joined(sure)
             alone = self._try(self.trying).outcome
             if alone == "faster":
-                apart = self._together(rest, made.runs) != "budget" or not self._ahead(made.runs)
+                apart = self._together(rest, made.runs) != "budget" or not ahead(self.standing, made.runs)
             else:
                 apart = alone != "budget" and self._together(rest) == "faster"
         finally:  # also where Ctrl-C ends it
@@ -160,11 +161,6 @@ class Session:
                 self.kept, self.best = [*kept, all_of_them], best
         self._seen.update(one.changes for one in members)
         return "faster"
-
-    def _ahead(self, runs: Sequence[Run]) -> bool:
-        """Whether these runs are faster than the best by more than what runs of the same settings differ by."""
-        apart = assumed(self.standing.noise(runs)).apart(len(self.best), len(runs))
-        return math.log(step_ns(self.best) / step_ns(runs)) > apart
 
     def _able(self, members: Sequence[Candidate], run: Run) -> list[Candidate]:
         """Those of several that a run could make, if any; each of the others then has a row of its own."""
