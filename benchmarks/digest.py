@@ -121,11 +121,11 @@ def standard_error(values: Sequence[float]) -> float:
 @click.option("--seconds", default=0, help="Begin no run after so many seconds.")
 def switched(work: Path, only: str, length: int, seconds: int) -> None:
     """Five scripts whose digest is turned on and off every other step: the difference between neighbours, and the CPU
-    time of gpuscope's own calls in those with."""
+    time of gpuscope's own calls in those with, that of freeing the job's results apart."""
     work.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + seconds if seconds else float("inf")
-    click.echo("| script | steps | step, ms | wall | CPU | own calls | bytes, median and most |")
-    click.echo("|---|---|---|---|---|---|---|")
+    click.echo("| script | steps | step, ms | wall | CPU | own calls | results freed | bytes, median and most |")
+    click.echo("|---|---|---|---|---|---|---|---|")
     for kind in KINDS:
         if only not in kind:
             continue
@@ -144,8 +144,9 @@ def switched(work: Path, only: str, length: int, seconds: int) -> None:
                 differences = [50 * sum(one[which] * (1 if one[2] else -1) for one in four) / middle for four in fours]
                 told.append(_mean_and_range(differences))
             step = statistics.median(one[0] for one in times) / 1e6
-            own = [100 * one[3] / step / 1e6 for one in times if one[2]]
-            told.append(f"{statistics.fmean(own):.2f} ± {student(0.05, len(own) - 1) * standard_error(own):.2f} %")
+            for which in (3, 4):
+                own = [100 * one[which] / step / 1e6 for one in times if one[2]]
+                told.append(f"{statistics.fmean(own):.2f} ± {student(0.05, len(own) - 1) * standard_error(own):.2f} %")
             click.echo(f"| {kind} | {len(times)} | {step:.1f} | {' | '.join(told)} | {_bytes(work, f'{kind}-run')} |")
 
 

@@ -24,6 +24,7 @@ from gpuscope.sources.run_manifest import REQUEST, window_request
 
 SIGNAL = "SIGUSR2"
 _WINDOW = "window.json"
+_NO_WINDOW = b"{}"  # an empty file would be taken for a broken trace
 POLL_S = 0.5
 """Steps shorter than this don't look for a request each time: the run folder may be on shared storage."""
 AHEAD_S = 2.0
@@ -61,20 +62,18 @@ class OnDemand:
         self._looked = 0.0
         self._first_end: float | None = None
         self._steps = 0
+        self._told = _NO_WINDOW
 
     def start(self, folder: RankFolder) -> None:
         """Listen for the file and the signal; nothing is recorded yet."""
         self._folder = folder
         self._leads = folder.part.rank == 0
+        self._request, self._window_file = str(folder.path / REQUEST), str(folder.path / PARTS / _WINDOW)
         if self._leads:
-            self._window_file.write_text("{}", encoding="utf-8")  # an empty file would be taken for a broken trace
+            Path(self._window_file).write_bytes(_NO_WINDOW)
         if not listen(folder.path):
             folder.problem("signal_taken", f"{SIGNAL} has a handler of the script's own: `touch RUN/{REQUEST}` instead",
                            severity="info")  # fmt: skip
-
-    @property
-    def _window_file(self) -> Path:
-        return self._folder.path / PARTS / _WINDOW
 
     def step(self, step: int) -> None:
         """Go on with an open window; else look for a request."""
@@ -128,22 +127,26 @@ class OnDemand:
         """Turn a request into a window, once it is known how long a step takes."""
         if self._steps < TIMED:
             return
-        request = self._folder.path / REQUEST
         try:
-            text = request.read_text(encoding="utf-8", errors="replace").strip()
-            request.unlink()
+            with open(self._request, encoding="utf-8", errors="replace") as file:
+                text = file.read().strip()
+            os.unlink(self._request)
         except OSError:
             return
         per_step = (now - (self._first_end or now)) / self._steps
         ahead = max(2, math.ceil((AHEAD_S + POLL_S) / max(per_step, 1e-6)))
         asked = window_request(text)
         window = Window(self._seen + 1, step + 1 + ahead, asked.steps or self._active, asked.ranks)
-        self._window_file.write_text(json.dumps(asdict(window)), encoding="utf-8")
+        Path(self._window_file).write_text(json.dumps(asdict(window)), encoding="utf-8")
 
     def _announced(self) -> Window | None:
-        """The window that rank 0 named last; None where none was, or it is just being written."""
+        """The window that rank 0 named last; None where none was, it was returned, or it is just being written."""
         with contextlib.suppress(OSError, ValueError, TypeError):
-            return Window(**json.loads(self._window_file.read_text(encoding="utf-8")))
+            with open(self._window_file, "rb", buffering=0) as file:
+                told = file.read()
+            if told != self._told:
+                window, self._told = Window(**json.loads(told)), told
+                return window
         return None
 
     def _open(self, window: Window, step: int) -> None:

@@ -14,6 +14,10 @@ from gpuscope.trace.naming.dtypes import dtype_name
 
 MOST_KINDS = 1000
 """Kinds of calls that are remembered."""
+HELD_BYTES, HELD_RESULTS = 256 << 10, 64
+"""Results that futures may hold before the next call looks which have ended. Looked at together small ones cost a
+fraction of one by one, when other work has driven all that this needs out of the caches; a large one's memory the job
+wants back at once, else it has to take new pages."""
 # Operations that every rank calls with as many elements.
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
@@ -105,9 +109,12 @@ class CollectiveLog:
     on_issue: Callable[[Collective], None] | None = None
     """Called with each collective before it is made."""
     _new: list[Collective] = field(default_factory=list)
-    _futures: list[tuple[Collective, Any, Any]] = field(default_factory=list)
-    """Running ones, with where their end will be noted. A future goes as it is seen to be done, at the next call, step
-    or look of the hang watch: until then it holds its result."""
+    _futures: list[tuple[Collective, end_stamp.Note, Any]] = field(default_factory=list)
+    """Running ones, with where their end will be noted. A future goes as it is seen to be done, at a step, a look of
+    the hang watch, or a call when they hold much: until then it holds its result."""
+    _held_bytes: int = 0
+    _notes: list[end_stamp.Note] = field(default_factory=list)
+    """Those of futures that are gone, for the next ones."""
     _sequence: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
     _kinds: dict[tuple[Any, ...], _Kind] = field(default_factory=dict)
     """By operation, group, type and shapes."""
@@ -132,7 +139,7 @@ class CollectiveLog:
         if p2p := op in ("send", "recv"):
             src, dst = (self.rank, peer) if op == "send" else (peer, self.rank)
         with self._lock:
-            if self._futures and self._futures[0][1][0]:  # the oldest has ended
+            if self._holds_much() and self._futures[0][1].stamp[0]:  # the oldest has ended
                 self._settle()
             kind = self._kinds.get(key)
             if kind is None:
@@ -153,22 +160,41 @@ class CollectiveLog:
 
     def completes_with(self, entry: Collective, future: Any) -> None:
         """Its end is that of a future."""
-        stamp = end_stamp.Stamp()
         with self._lock:
-            self._futures.append((entry, stamp, future))
-        future.add_done_callback(end_stamp.writer(stamp))
+            note = self._notes.pop() if self._notes else end_stamp.Note()
+            self._futures.append((entry, note, future))
+            self._held_bytes += entry.elements_out * entry.item_bytes
+        future.add_done_callback(note.write)
+
+    def _holds_much(self) -> bool:
+        return self._held_bytes > HELD_BYTES or len(self._futures) >= HELD_RESULTS
 
     def _settle(self) -> None:
         """Take the ends that futures have noted, and whether they failed."""
-        running = []
+        if not self._futures:
+            return
+        running, ended = [], []
         for one in self._futures:
-            entry, (seconds, ns), future = one
+            entry, note, future = one
+            seconds, ns = note.stamp
             if not seconds:
                 running.append(one)
-            elif entry.completed_ns is None:
+                continue
+            if entry.completed_ns is None:
                 entry.completed_ns = seconds * 1_000_000_000 + ns
                 entry.error = _failure(future)
+            self._held_bytes -= entry.elements_out * entry.item_bytes
+            note.stamp[0] = 0
+            self._notes.append(note)
+            ended.append(future)
         self._futures = running
+        del one, future
+        self._let_go(ended)
+
+    def _let_go(self, futures: list[Any]) -> None:
+        """Free results that nobody else holds by now. It takes longer than all else of an end, but whoever holds a
+        result last does it: without us, the job."""
+        futures.clear()
 
     def name_source(self, entry: Collective, src: int) -> None:
         """A receive from any source turned out to be from `src`."""
@@ -258,10 +284,10 @@ def first_line(error: BaseException) -> str:
 
 def tensors(values: Any) -> list[Any]:
     """The tensors in an argument: one, a list of them, or a list of lists."""
-    if hasattr(values, "numel"):
-        return [values]
     if type(values) is list and len(values) == 1 and hasattr(values[0], "numel"):  # as nearly all calls have it
         return values
+    if hasattr(values, "numel"):
+        return [values]
     if isinstance(values, Iterable) and not isinstance(values, str | bytes):
         return [tensor for value in values for tensor in tensors(value)]
     return []

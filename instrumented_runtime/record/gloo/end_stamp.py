@@ -13,13 +13,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-Stamp = ctypes.c_int64 * 2
-"""Seconds and nanoseconds since the epoch; 0 until it is written: a 64-bit `struct timespec`."""
+_Stamp = ctypes.c_int64 * 2
 
 
-def writer(stamp: Any) -> Callable[[Any], object]:
-    """What writes the time into `stamp` when it is called with a future."""
-    return partial(_clock, time.CLOCK_REALTIME, stamp)
+class Note:
+    """`write`, called with a future, puts the time into `stamp`: seconds and nanoseconds since the epoch, 0 before; a
+    64-bit `struct timespec`. With 0 for the seconds it serves again."""
+
+    __slots__ = ("stamp", "write")
+
+    def __init__(self) -> None:
+        self.stamp: Any = _Stamp()
+        self.write: Callable[[Any], object] = partial(_clock, time.CLOCK_REALTIME, self.stamp)
 
 
 def _libc_clock() -> Callable[[int, Any, Any], object] | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import os
 import sys
 import threading
 import time
@@ -67,7 +68,8 @@ class HangWatch(Quiet):
 
     def start(self, folder: RankFolder) -> None:
         """Start the thread."""
-        self._folder = folder
+        self._folder, self._dump_request = folder, str(folder.path / ON_DEMAND)
+        self._dumps = str(self._hang)
         self._main = threading.get_ident()
         self._silent = SilentRanks(folder)
         self._thread = threading.Thread(target=self._watch, name="gpuscope-hang-watch", daemon=True)
@@ -100,9 +102,8 @@ class HangWatch(Quiet):
                 return
 
     def _poll(self) -> None:
-        demand = self._folder.path / ON_DEMAND
         with contextlib.suppress(FileNotFoundError):
-            touched = demand.stat().st_mtime
+            touched = os.stat(self._dump_request).st_mtime
             if self._demand != touched:
                 self._demand = touched
                 self._dump_on_demand()
@@ -113,7 +114,7 @@ class HangWatch(Quiet):
             self._withdrawn(pending)
             return
         overdue = [since for since in self._waiting_since(pending) if time.time_ns() - since > self._timeout_ns]
-        if overdue or self._hang.exists():
+        if overdue or os.path.exists(self._dumps):
             self._report(pending, min(overdue) if overdue else None)
 
     def _pending(self) -> list[Collective]:

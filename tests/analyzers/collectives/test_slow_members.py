@@ -82,6 +82,31 @@ def test_nobody_healthy_is_accused_and_the_slow_rank_is_found(
     assert np.median(off) <= 10
 
 
+def bursts(chance: Rng, steps: int, ranks: int) -> Taken:
+    """Up to ten steps long, on every host of eight twice and on every rank once."""
+    taken = lognormal(chance, steps, ranks)
+    hosts = [slice(first, first + 8) for first in range(0, ranks, 8)] * 2
+    for where in (*hosts, *range(ranks)):
+        first = int(chance.integers(steps))
+        taken[first : first + int(chance.integers(1, 11)), where] += chance.uniform(0.1, 0.6)
+    return taken
+
+
+def test_whom_bursts_that_adjoin_have_named_was_late() -> None:
+    """Of 256 ranks some have two or three in a row: late in three quarters of the steps judged, as a slow rank is."""
+    chance, accused = np.random.default_rng(5), 0
+    for _ in range(5):
+        taken = bursts(chance, STEPS, 256)
+        delay = taken - np.median(taken, axis=1, keepdims=True)
+        for end in range(slow_members.WINDOW, STEPS + 1, LOOK):
+            for one in slow(np.arange(end), STEP_NS * (1 + taken[:end]), STEP_NS):
+                judged = delay[end - slow_members.WINDOW : end, one.member]
+                assert np.median(judged) >= slow_members.NOTABLE
+                assert np.mean(judged >= slow_members.NOTABLE / 3) >= 0.75
+                accused += 1
+    assert accused
+
+
 def test_lateness_with_a_period_is_told_as_such() -> None:
     taken = gaussian(np.random.default_rng(1), 80, 16)
     taken[::4, 5] += 0.4
