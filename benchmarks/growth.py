@@ -54,6 +54,11 @@ FORMATS: dict[str, tuple[str, Callable[[Path, int], None]]] = {
 }
 
 
+def empty_mb() -> float:
+    """What a process holds that does nothing."""
+    return cost_of([*GPUSCOPE, "--version"], {}).peak_mb
+
+
 def measured(name: str, events: int, folder: Path, empty_mb: float) -> list[str]:
     """A row: what a file of so many events takes; memory per event is above an empty process's."""
     path = folder / f"rank0{FORMATS[name][0]}"
@@ -109,11 +114,11 @@ def draw(rows: Sequence[Sequence[str]], target: Path) -> None:
 def main(most: int, formats: Sequence[str], work: str | None, save: Path | None, picture: Path | None) -> None:
     """Print what files of growing size take."""
     rows = []
-    empty_mb = cost_of([*GPUSCOPE, "--version"], {}).peak_mb
+    empty = empty_mb()
     with tempfile.TemporaryDirectory(prefix="gpuscope-growth-", dir=work) as folder:
         for name in formats or FORMATS:
             for events in (one for one in EVENTS if one <= most):
-                rows.append(measured(name, events, Path(folder), empty_mb))
+                rows.append(measured(name, events, Path(folder), empty))
                 click.echo(" | ".join(rows[-1]))
     if save is not None:
         head = f"# python -m benchmarks.growth --most {most}, {datetime.now(UTC).date()}, {os.cpu_count()} cores."

@@ -76,7 +76,7 @@ def check(
     if fail_on_finding is not None and fail_on_finding not in _ORDER:
         raise UsageError(f"fail_on_finding={fail_on_finding!r} is no severity", hint=f"one of {', '.join(_ORDER)}")
     reading = Reading(ranks, steps, partial, nsys, Path(store) if store is not None else None, workers, progress)
-    before, after = load(baseline, reading), load(run, reading)
+    before, after = load(baseline, reading), load(run, reading, advice=False)
     document = compare(before, after, fail_on)
     cases = [step_time(document)]
     if fail_on_finding is not None:

@@ -128,7 +128,7 @@ def diff(
     """
     check_fraction("threshold", threshold)
     reading = Reading(ranks, steps, partial, nsys, Path(store) if store is not None else None, workers, progress)
-    sides = load(before, reading), load(after, reading)
+    sides = load(before, reading), load(after, reading, advice=False)  # what the run before suggests is compared
     if suggestion == AUTO:
         suggestion = followed(sides[0].report, sides[1].report)
     return Comparison(compare(*sides, threshold, suggestion))

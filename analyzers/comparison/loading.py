@@ -51,8 +51,9 @@ class Reading:
         return self.ranks is not None or self.steps is not None
 
 
-def load(run: Run, reading: Reading) -> Side:
+def load(run: Run, reading: Reading, advice: bool = True) -> Side:
     """The report of a run named in any of these ways; a file called `12` comes before run 12 of the store.
+    Without `advice` a trace's has no suggestions.
 
     Raises `InputError` where there is no such thing, `UsageError` where ranks or steps are asked of a finished report
     or the store has no such run, `AnalysisError` where an analysis of the run failed.
@@ -61,7 +62,7 @@ def load(run: Run, reading: Reading) -> Side:
     if found is not None:
         return _checked(found, reading)
     named = os.fspath(cast(PathLike, run))
-    return Side(_plain(_analysed(named, reading), named), named)
+    return Side(_plain(_analysed(named, reading, advice), named), named)
 
 
 def finished(run: Run, reading: Reading) -> Side | None:
@@ -111,7 +112,7 @@ def _checked(side: Side, reading: Reading) -> Side:
     return side
 
 
-def _analysed(named: str, reading: Reading) -> Analysis:
+def _analysed(named: str, reading: Reading, advice: bool) -> Analysis:
     from gpuscope.analyzers.run.runner import Options, run
     from gpuscope.commands.options import cache_wanted
     from gpuscope.sources.opening import inputs, total_size
@@ -122,7 +123,8 @@ def _analysed(named: str, reading: Reading) -> Analysis:
     bar = progress_bar(size, "reading", files=files) if reading.progress else nullcontext(Progress(size, "", files))
     with bar as progress:
         read = ReadOptions(reading.partial, reading.nsys, progress, cache=cache_wanted(), status=progress.say)
-        return run(items, Options(reading.ranks, reading.steps, reading.workers, read), begun=progress.file)
+        options = Options(reading.ranks, reading.steps, reading.workers, read, advice)
+        return run(items, options, begun=progress.file)
 
 
 def _plain(analysis: Analysis, named: str) -> Report:

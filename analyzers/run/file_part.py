@@ -49,6 +49,8 @@ class Options:
     """Leave out a file that can't be read, rather than refuse the run."""
     with_events: bool = False
     """Whether parts hold all events of their files too."""
+    analyses: bool = True
+    """Whether files are analysed; without, their parts hold what the replay needs."""
 
 
 @dataclass
@@ -103,7 +105,8 @@ def analyze_file(item: Input, options: Options) -> Part:
     if isinstance(item.source, HoldsPart):
         return item.source.part(item.path, options)
     ranks = None if options.ranks is None else sorted(options.ranks)
-    asked = (item.read_so, "part", ranks, options.steps, options.files, options.replay, world_size(item.path))
+    asked = (item.read_so, "part", ranks, options.steps, options.files, options.replay, world_size(item.path),
+             options.analyses)  # fmt: skip
     key = file_cache.key_of(item.path, item.source, options.read, *asked)
     part = file_cache.kept(key, Part)
     if part is not None and not options.with_events:
@@ -140,7 +143,8 @@ def reduce_trace(trace: Trace, options: Options) -> Part:
             return not_recorded(view.lane.rank for view in lanes)
         return record(trace, lanes, options.files)
 
-    results, recorded = results_of(trace, lanes, options.files == 1, recording)
+    alone = options.files == 1
+    results, recorded = results_of(trace, lanes, alone, recording) if options.analyses else ([], recording())
     results += [sized] if sized.problems or sized.status == "failed" else []
     summaries = [summarise(trace, view, why_thinned(trace, view), work_done_once(trace, view)) for view in lanes]
     reduced = trace.reduced()

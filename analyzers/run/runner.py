@@ -189,7 +189,7 @@ def _again(files: Sequence[tuple[Input, set[int]]], ranks: set[int], options: Op
     if any(isinstance(item.source, HoldsPart) for item in chosen):
         return []
     read = replace(options.read, advance=None, status=None)
-    again = replace(options, ranks=sorted(ranks), files=len(chosen), read=read, with_events=False)
+    again = replace(options, ranks=sorted(ranks), files=len(chosen), read=read, with_events=False, analyses=False)
     parts, without = (side_by_side if _worth_processes(chosen, again) else in_turn)(chosen, again, lambda _: None)
     return [] if without else [entry for part in parts for entry in part.recorded]
 

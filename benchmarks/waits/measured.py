@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -23,12 +24,20 @@ class Cost:
     """The highest resident memory of the largest of its processes."""
 
 
-def cost_of(command: Sequence[str], environment: Mapping[str, str]) -> Cost:
-    """Run a command. Raises `RuntimeError` with the end of what it said where it fails."""
+def cost_of(
+    command: Sequence[str], environment: Mapping[str, str], served: Callable[[str], None] | None = None
+) -> Cost:  # fmt: skip
+    """Run a command; a server's first line goes to `served`, after which it has done its work and is interrupted.
+    Raises `RuntimeError` with the end of what it said where it fails."""
     began = time.perf_counter()
     process = subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+        command, env={**os.environ, **environment}, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE if served else subprocess.DEVNULL,
+    )  # fmt: skip
+    if served is not None:
+        assert process.stdout is not None
+        served(process.stdout.readline().decode())
+        process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     said = process.stderr.read()  # until it ends
     _, status, used = os.wait4(process.pid, 0)
@@ -56,12 +65,13 @@ class Pair:
 
 
 def in_turn(
-    own: Sequence[str], beside: Sequence[str] | None, rounds: int, environment: Mapping[str, str]
+    own: Sequence[str], beside: Sequence[str] | None, rounds: int, environment: Mapping[str, str],
+    served: Callable[[str], None] | None = None,
 ) -> Pair:  # fmt: skip
     """Both commands, `rounds` times over."""
     pair = Pair([], [])
     for _ in range(rounds):
-        pair.own.append(cost_of(own, environment))
+        pair.own.append(cost_of(own, environment, served))
         if beside is not None:
             pair.beside.append(cost_of(beside, environment))
     return pair

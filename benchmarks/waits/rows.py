@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-Beside = Literal["hta", "adbc", "one rank"]
+Beside = Literal["hta", "adbc", "one rank", "analyze", "reading"]
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "ddp_healthy"
 TRACE = Path(os.environ.get("GPUSCOPE_TRACE", SAMPLE / "rank0.json.gz"))
 """The Kineto trace that is repeated. HTA's analyses need a GPU's; ours is a CPU's."""
 GPUSCOPE = (sys.executable, "-c", "import sys; from gpuscope.cli import main; sys.exit(main())")
 WHOLE = ("--no-store", "--no-cache")
-RANKS = 8
+RANKS, MANY = 8, 64
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Row:
     words: Callable[[Path], Sequence[str]]
     """Of gpuscope's command on it."""
     beside: Beside | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def _kineto(size: int, suffix: str) -> Callable[[Path], Path]:
@@ -76,6 +77,17 @@ def _ranks(folder: Path) -> Path:
     return path
 
 
+def _many(folder: Path) -> Path:
+    """More ranks, each the sample's."""
+    from benchmarks.ranks import copies
+
+    path = folder / "many"
+    if not path.exists():
+        path.mkdir()
+        copies(SAMPLE / "rank0.json.gz", path, MANY, 1)
+    return path
+
+
 def _gzip(file: Path) -> None:
     import gzip
 
@@ -109,6 +121,17 @@ ROWS = (
     ),
     Row("sample", "a sample of two ranks", "CPU ≤ 0.4 s", _sample, _analyze),
     Row("version", "--version", "≤ 0.07 s", _sample, lambda _: ("--version",)),
+    Row("help", "--help", "≤ 0.07 s", _sample, lambda _: ("--help",)),
+    Row(
+        "completion", "a completion in the shell", "≤ 0.07 s", _sample, lambda _: (),
+        environment={"_GPUSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": "gpuscope an", "COMP_CWORD": "1"},
+    ),
+    Row(
+        "dashboard", "Kineto JSON, 480 MB, until the dashboard is there", "≤ 1.5 × `analyze`", _kineto(505, ".json"),
+        lambda path: ("dashboard", str(path), "--port", "0", "--no-cache"), "analyze",
+    ),
+    Row("what-if", f"one change at {MANY} ranks, once read", "≤ 0.1 s", _many, lambda _: (), "reading"),
+    Row("tries", f"all tries of changes at {MANY} ranks", "≤ 15 % of reading", _many, lambda _: (), "reading"),
     Row(
         "second", "Kineto JSON, 480 MB, looked at before", "≤ 0.4 s",
         _kineto(505, ".json"), lambda path: ("analyze", str(path), "--no-store"),
