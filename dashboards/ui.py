@@ -39,10 +39,10 @@ def beside(*panels: Component | None) -> Any:
 
 
 def page(*children: Any) -> Component:
-    """A page of these panels; where several have nothing to show, they are one line at its end that opens."""
+    """A page of these panels; where several of them have nothing to show, they are one line at its end that opens."""
     flat = [one for child in children for one in (child if isinstance(child, list) else [child]) if one is not None]
     bare = [one for one in flat if getattr(one, "className", "") == "empty"]
-    if len(bare) < 2:
+    if len(bare) < 2 or len(bare) == len(flat):
         return html.Div(flat)
     names = " · ".join(str(one.title) for one in bare)
     listed = html.Ul([html.Li([html.B(f"{one.title}: "), one.children]) for one in bare], className="links")

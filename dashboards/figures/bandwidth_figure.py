@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from gpuscope.collective_costs.bus_bandwidth import busbw_factor
 from gpuscope.dashboards import theme
-from gpuscope.dashboards.log_axis import log_range
+from gpuscope.dashboards.log_axis import log_axis, log_range
 from gpuscope.dashboards.plain_text import plain
 from gpuscope.schema.nccl_sections import BandwidthEntry, FitEntry
 from gpuscope.words import palette, units
@@ -48,7 +48,7 @@ def against_size(rows: Sequence[BandwidthEntry], fits: Sequence[FitEntry], dark:
         range=log_range(ticks, 0.3),
     )
     drawn_rates = [rate for row in drawn for rate in (row["busbw_gbps"], row["peak_gbps"]) if rate]
-    fig.update_yaxes(title="busbw (GB/s)", type="log", tickformat="~g", range=log_range(drawn_rates), dtick="D2")
+    fig.update_yaxes(title="busbw (GB/s)", **log_axis(drawn_rates))
     return fig
 
 

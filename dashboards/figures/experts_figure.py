@@ -19,12 +19,13 @@ def loads(passes: Sequence[ExpertPassEntry], dark: bool) -> go.Figure:
     ranks = sorted({rank for one in passes for rank in one["ranks"]})
     of = [dict(zip(one["ranks"], one["loads"], strict=True)) for one in passes]
     values = [[own.get(rank) for own in of] for rank in ranks]
-    most = max((value for row in values for value in row if value is not None), default=1.0)
+    most = max([2.0, *(value for row in values for value in row if value is not None)])
     fig = go.Figure(
         go.Heatmap(
             x=[str(one["number"]) for one in passes], y=[str(rank) for rank in ranks], z=values, zmin=0.0,
-            zmax=max(most, 2.0), colorscale=theme.SEQUENTIAL, xgap=1, ygap=1 if len(ranks) <= 64 else 0,
-            texttemplate="%{z:.2f}" if len(passes) <= WRITTEN else None,
+            zmax=most, colorscale=((0.0, theme.BELOW), (1 / most, theme.MIDDLE), (1.0, theme.ABOVE)), xgap=1,
+            ygap=1 if len(ranks) <= 64 else 0,
+            textfont_color=theme.ON_CELLS, texttemplate="%{z:.2f}" if len(passes) <= WRITTEN else None,
             colorbar={"title": "times the mean", "nticks": 4},
             customdata=[[units.memory(one["bytes"]) for one in passes]] * len(ranks),
             hovertemplate="rank %{y}, pass %{x}: %{z:.2f} times the mean of %{customdata}<extra></extra>",

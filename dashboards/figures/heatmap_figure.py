@@ -13,12 +13,10 @@ from gpuscope.words import palette, units
 
 WRITTEN = 10
 """Steps of which each cell is wide enough to show its number."""
-
-
-DIVERGING = ((0.0, "#2166AC"), (0.5, "#F7F7F7"), (1.0, "#B35806"))
-"""Blue is faster, brown slower than the step's median: told apart by the colour-blind (ColorBrewer's ends)."""
-LATENESS = (((0.0, "#F1F3F5"), (1.0, palette.VERMILLION)), ((0.0, "#252A2F"), (1.0, "#FF9350")))
+LATENESS = (((0.0, "#F1F3F5"), (1.0, palette.VERMILLION)), ((0.0, "#252A2F"), (1.0, "#BF551A")))
 """Of times that should be nothing, on light and dark pages: what is late stands out by its brightness alone."""
+ON_LATENESS = (theme.ON_CELLS, "#FFFFFF")
+"""Of text in such cells: a contrast of 4.5 on each of their colours."""
 LEAST_SCALE = 5.0
 """Per cent at the ends of the scale, at least: noise shall not look like a straggler."""
 
@@ -64,7 +62,8 @@ def heatmap(
     scaled = off or {key: value / size for key, value in cells.items()}
     scale = _diverging(off) if off else {
         # From zero: a scale from the shortest step would exaggerate small differences.
-        "colorscale": LATENESS[dark], "zmin": 0, "zmax": max(cells.values(), default=0) / size or 1,
+        "colorscale": LATENESS[dark], "textfont_color": ON_LATENESS[dark],
+        "zmin": 0, "zmax": max(cells.values(), default=0) / size or 1,
         "colorbar": {"title": {"text": unit}, "thickness": 14},
     }  # fmt: skip
 
@@ -112,7 +111,8 @@ def _deviations(cells: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], f
 def _diverging(off: Mapping[tuple[int, int], float]) -> dict[str, Any]:
     most = max(LEAST_SCALE, *map(abs, off.values()))
     bar = {"title": {"text": "vs. step's<br>median"}, "ticksuffix": " %", "thickness": 14}
-    return {"colorscale": DIVERGING, "zmin": -most, "zmax": most, "zmid": 0, "colorbar": bar}
+    scale = ((0.0, theme.BELOW), (0.5, theme.MIDDLE), (1.0, theme.ABOVE))
+    return {"colorscale": scale, "textfont_color": theme.ON_CELLS, "zmin": -most, "zmax": most, "colorbar": bar}
 
 
 def _text(value: int, off: float | None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
-from gpuscope.dashboards.log_axis import log_range
+from gpuscope.dashboards.log_axis import log_axis
 from gpuscope.dashboards.plain_text import plain
 from gpuscope.schema.document import KernelEntry
 from gpuscope.words import palette, units
@@ -68,8 +68,8 @@ def rates(kernels: Sequence[KernelEntry], peaks: Mapping[str, float], dark: bool
     fig.update_layout(template=theme.template(dark))
     times = [kernel["mean_ns"] / 1000 for kernel in rated]
     speeds = [*((kernel["flops_per_s"] or 0) / 1e12 for kernel in rated), *(peak / 1e12 for peak in peaks.values())]
-    fig.update_xaxes(title="mean time of a kernel (µs)", type="log", range=log_range(times), dtick="D2")
-    fig.update_yaxes(title="achieved TFLOP/s", type="log", tickformat="~g", range=log_range(speeds), dtick="D2")
+    fig.update_xaxes(title="mean time of a kernel (µs)", **log_axis(times))
+    fig.update_yaxes(title="achieved TFLOP/s", **log_axis(speeds))
     return fig
 
 

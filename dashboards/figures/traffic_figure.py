@@ -35,7 +35,7 @@ def matrix(rows: Sequence[TrafficEntry], dark: bool) -> go.Figure:
     fig = go.Figure(
         go.Heatmap(
             z=values, x=names, y=names, text=texts, hovertemplate="%{text}<extra></extra>", colorscale=theme.SEQUENTIAL,
-            xgap=1, ygap=1, colorbar={"title": "bytes" if sized else "ns", "tickformat": ".3s"},
+            zmin=0, xgap=1, ygap=1, colorbar={"title": "bytes" if sized else "ns", "tickformat": ".3s"},
         )
     )  # fmt: skip
     fig.update_layout(template=theme.template(dark), margin_t=40)  # room for the buttons

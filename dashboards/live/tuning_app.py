@@ -80,7 +80,7 @@ def page(found: TuneDocument, dark: bool) -> Component:
             {"change": one["action"], "setting": one["setting"], "why": one["why"]} for one in found["by_hand"]
         ]  # fmt: skip
         columns = [
-            ui.named(name, title, name)
+            ui.named(name, title, name, minWidth=180)
             for name, title in (("change", "change"), ("setting", "set"), ("why", "why not tried"))
         ]
         body.append(ui.card("By hand", ui.grid(rows, columns, "by-hand", dark)))
@@ -120,9 +120,9 @@ def _table(rows: list[TriedChange], dark: bool) -> Component:
         for row in rows
     ]  # fmt: skip
     columns = [
-        ui.column("change", "change", width=145), ui.named("set", "set to", "set", flex=1, minWidth=130),
-        *(ui.number(name, name.removesuffix("_ns"), f"{name}_text", width=112) for name in TIMES),
-        ui.column("ratio", "ratio, 95 %", type="rightAligned", width=125),
-        ui.column("kept", "result", width=115), ui.named("why", "why", "why", minWidth=170),
+        ui.named("change", "change", "change", flex=2, minWidth=130), ui.named("set", "set to", "set", minWidth=150),
+        *(ui.number(name, name.removesuffix("_ns"), f"{name}_text", minWidth=94, width=94) for name in TIMES),
+        ui.column("ratio", "ratio, 95 %", type="rightAligned", width=122),
+        ui.column("kept", "result", width=110), ui.named("why", "why", "why", minWidth=150),
     ]  # fmt: skip
     return ui.grid(cells, columns, "changes", dark, columnSize=None)

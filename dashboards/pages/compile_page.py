@@ -47,7 +47,7 @@ def _table(compilation: CompilationSection, shown: Shown) -> Component:
         ui.column("what", "what", width=130), ui.named("where", "where", "where", flex=0, width=160, minWidth=120),
         ui.column("ranks", "ranks", width=85, minWidth=70),
         ui.number("times", "times", "shown_times", width=85, minWidth=70), ui.column("cost", "cost", width=160),
-        ui.named("why", "why", "why", minWidth=180),
+        *([ui.named("why", "why", "why", minWidth=180)] if any(row["why"] for row in rows) else []),
     ]  # fmt: skip
     return ui.card(
         "Graph breaks, recompilations, first compilations",

@@ -117,15 +117,18 @@ def _ranks(shown: Shown) -> Component:
         if len({one["device_name"] for one in entries}) > 1
         else []
     )
+    # Two lines of it: pinned rows are no higher than the others.
+    phase = ui.named("late", "late in", "late", minWidth=240, autoHeight=False)
+    where = [phase] if any(row["late"] != units.NONE for row in rows) else []
     columns = [
-        ui.column("rank", "rank", minWidth=90, maxWidth=130, pinned="left"),
-        ns["each"], ns["root"], ui.column("late", "late in", minWidth=190, tooltipField="late", flex=1), *shares,
+        ui.column("rank", "rank", minWidth=90, maxWidth=130, pinned="left"), ns["each"], ns["root"], *where, *shares,
         ns["step"], ui.number("overlap", "overlap", "overlap_text", minWidth=96), *device,
     ]  # fmt: skip
+    options = {"pinnedTopRowData": first, "rowHeight": 50 if where else 34}
     return ui.card(
         "Ranks",
         ui.grid([row for row in rows if row not in first], columns, "ranks", shown.dark,
-                dashGridOptions={"pinnedTopRowData": first}, defaultColDef={"suppressHeaderFilterButton": True}),
+                dashGridOptions=options, defaultColDef={"suppressHeaderFilterButton": True}),
         note="«Waits caused» is what a rank that waits for this one loses, exposed; «root cause of» follows waits back "
         "to their first cause, summed over ranks. Ranks that are late again and again stand above the others.",
         corner=[ui.csv_link(shown.run.key, "ranks"), ui.csv_link(shown.run.key, "stragglers", name="CSV of waits")],
