@@ -25,10 +25,10 @@ SEVERITY_COLOURS = {"high": "red", "medium": "orange", "low": "gray"}
 """Names of dash-mantine-components' palette; never shown without the word."""
 SEQUENTIAL = "Cividis"
 """Matplotlib's colour-blind-safe scale (Nuñez et al. 2018)."""
-BELOW, MIDDLE, ABOVE = "#67A9CF", "#F7F7F7", "#F1A340"
-"""Ends and middle of scales around a middle (ColorBrewer): blue and orange are told apart by the colour-blind, and…"""
-ON_CELLS = "#111111"
-"""… text in cells of any of them has a contrast of 7; what plotly chooses by itself may have 2."""
+AROUND = (("#67A9CF", "#F7F7F7", "#F1A340"), ("#2166AC", "#252A2F", "#B35806"))
+"""Below a middle, at it, above it, on light and dark pages: blue and orange are told apart by the colour-blind, and…"""
+ON_CELLS = ("#111111", "#FFFFFF")
+"""… text in cells of any of them has a contrast of 4.5; what plotly chooses by itself may have 2."""
 
 MANTINE: dict[str, Any] = {
     "primaryColor": "blue", "primaryShade": {"light": 8, "dark": 8}, "defaultRadius": "sm", "autoContrast": True,

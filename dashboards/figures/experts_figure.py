@@ -23,9 +23,9 @@ def loads(passes: Sequence[ExpertPassEntry], dark: bool) -> go.Figure:
     fig = go.Figure(
         go.Heatmap(
             x=[str(one["number"]) for one in passes], y=[str(rank) for rank in ranks], z=values, zmin=0.0,
-            zmax=most, colorscale=((0.0, theme.BELOW), (1 / most, theme.MIDDLE), (1.0, theme.ABOVE)), xgap=1,
+            zmax=most, colorscale=tuple(zip((0.0, 1 / most, 1.0), theme.AROUND[dark], strict=True)), xgap=1,
             ygap=1 if len(ranks) <= 64 else 0,
-            textfont_color=theme.ON_CELLS, texttemplate="%{z:.2f}" if len(passes) <= WRITTEN else None,
+            textfont_color=theme.ON_CELLS[dark], texttemplate="%{z:.2f}" if len(passes) <= WRITTEN else None,
             colorbar={"title": "times the mean", "nticks": 4},
             customdata=[[units.memory(one["bytes"]) for one in passes]] * len(ranks),
             hovertemplate="rank %{y}, pass %{x}: %{z:.2f} times the mean of %{customdata}<extra></extra>",

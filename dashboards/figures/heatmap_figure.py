@@ -15,8 +15,6 @@ WRITTEN = 10
 """Steps of which each cell is wide enough to show its number."""
 LATENESS = (((0.0, "#F1F3F5"), (1.0, palette.VERMILLION)), ((0.0, "#252A2F"), (1.0, "#BF551A")))
 """Of times that should be nothing, on light and dark pages: what is late stands out by its brightness alone."""
-ON_LATENESS = (theme.ON_CELLS, "#FFFFFF")
-"""Of text in such cells: a contrast of 4.5 on each of their colours."""
 LEAST_SCALE = 5.0
 """Per cent at the ends of the scale, at least: noise shall not look like a straggler."""
 
@@ -60,9 +58,10 @@ def heatmap(
     size, unit = units.time_unit(max(cells.values(), default=0))
     off = _deviations(cells) if deviation and len(ranks) > 1 else {}
     scaled = off or {key: value / size for key, value in cells.items()}
-    scale = _diverging(off) if off else {
+    below, middle, _ = theme.AROUND[dark]
+    scale = _diverging(off, dark) if off else {
         # From zero: a scale from the shortest step would exaggerate small differences.
-        "colorscale": LATENESS[dark], "textfont_color": ON_LATENESS[dark],
+        "colorscale": ((0.0, middle), (1.0, below)) if deviation else LATENESS[dark],
         "zmin": 0, "zmax": max(cells.values(), default=0) / size or 1,
         "colorbar": {"title": {"text": unit}, "thickness": 14},
     }  # fmt: skip
@@ -86,6 +85,7 @@ def heatmap(
             texttemplate="%{text}" if len(steps) <= WRITTEN else None,
             xgap=1 if len(steps) <= 100 else 0,
             ygap=1 if len(rows) <= 64 else 0,
+            textfont_color=theme.ON_CELLS[dark],
             **scale,
         )
     )
@@ -108,11 +108,11 @@ def _deviations(cells: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], f
     return {key: 100 * (value / middle[key[1]] - 1) if middle[key[1]] else 0.0 for key, value in cells.items()}
 
 
-def _diverging(off: Mapping[tuple[int, int], float]) -> dict[str, Any]:
+def _diverging(off: Mapping[tuple[int, int], float], dark: bool) -> dict[str, Any]:
     most = max(LEAST_SCALE, *map(abs, off.values()))
     bar = {"title": {"text": "vs. step's<br>median"}, "ticksuffix": " %", "thickness": 14}
-    scale = ((0.0, theme.BELOW), (0.5, theme.MIDDLE), (1.0, theme.ABOVE))
-    return {"colorscale": scale, "textfont_color": theme.ON_CELLS, "zmin": -most, "zmax": most, "colorbar": bar}
+    scale = tuple(zip((0.0, 0.5, 1.0), theme.AROUND[dark], strict=True))
+    return {"colorscale": scale, "zmin": -most, "zmax": most, "colorbar": bar}
 
 
 def _text(value: int, off: float | None) -> str:
