@@ -40,7 +40,7 @@ def _table(experts: ExpertsSection, shown: Shown) -> Component:
         for one in experts["passes"]
     ]  # fmt: skip
     columns = [
-        ui.number("number", "pass", "shown_number", minWidth=64, maxWidth=100),
+        ui.number("number", "pass", "shown_number", minWidth=78, maxWidth=100),
         ui.number("bytes", "bytes", "shown_bytes", minWidth=86), ui.column("busiest", "busiest", minWidth=134),
         *(ui.number(name, name.removesuffix("_ns"), f"shown_{name}", minWidth=108) for name in TIMES),
     ]  # fmt: skip

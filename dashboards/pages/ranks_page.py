@@ -118,7 +118,7 @@ def _ranks(shown: Shown) -> Component:
         else []
     )
     # Two lines of it: pinned rows are no higher than the others.
-    phase = ui.named("late", "late in", "late", minWidth=240, autoHeight=False)
+    phase = ui.named("late", "late in", "late", minWidth=200, autoHeight=False)
     where = [phase] if any(row["late"] != units.NONE for row in rows) else []
     columns = [
         ui.column("rank", "rank", minWidth=90, maxWidth=130, pinned="left"), ns["each"], ns["root"], *where, *shares,
