@@ -105,9 +105,9 @@ def _name(key: Series) -> str:
 
 
 def _powers(sizes: Sequence[int]) -> list[int]:
-    """Powers of 4 around the sizes, at most a dozen."""
+    """Powers of 2 around the sizes, at most ten: more would be written aslant."""
     if not sizes:
         return []
     low, high = int(np.log2(max(min(sizes), 1))), int(np.ceil(np.log2(max(*sizes, 2))))
-    step = max((high - low) // 8, 1)
-    return [1 << power for power in range(low, high + 1, step)]
+    step = max(-(-(high - low) // 8), 1)
+    return [1 << power for power in range(low, high + step, step)]
