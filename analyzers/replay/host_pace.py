@@ -28,7 +28,7 @@ def hosts_alone(
     for change in changes:
         if isinstance(change, MicroBatches):
             times *= change.count / max(flushes[0].micro_batches, 1)
-    found = as_they_came(graph, ()) if paced else graph
+    found = as_they_came(graph, ()).graph if paced else graph
     launching = np.append(_launching(graph, flushes, stages), np.zeros(len(found) - len(graph), np.bool_))
     dur = np.where(launching, np.rint(found.nodes["dur"] * times).astype(np.int64), found.nodes["dur"])
     device = found.of(Node.DEVICE, Node.ARRIVAL, Node.TRANSFER, Node.JOIN)

@@ -319,7 +319,9 @@ class Replayer:
             basis.append("the pipeline's computations moved with their messages and launches")
         loaded = any(isinstance(change, LoaderWorkers | MoreLoaderWorkers) for change in changes)
         if graph is not None and changes and setting.loader_processes and not loaded:
-            graph = as_they_came(graph, replaced)
+            found = as_they_came(graph, replaced, bias)
+            graph, lacking = found.graph, found.lacking or lacking
+            basis += [found.basis] if found.basis else []
         for change in changes:
             if isinstance(change, PipelineChange):
                 continue

@@ -21,6 +21,10 @@ HAND_OVER_NS = {-1: 0, 0: 100_000, 1: 1_000_000}
 BEHIND = 0.05
 """Of the time between batches: if less is waited for one on average, that is what taking it costs: workers keep up."""
 
+NOT_FOR_ALL = (
+    "whether the loader's workers, which kept training waiting for a batch, make them faster than they were asked to"
+)
+
 
 def loader_workers(graph: Graph, change: LoaderWorkers, setting: Setting) -> Rewritten:
     """Batches made beside training: a worker makes every `workers`-th one, after its last and after it was asked for.
@@ -177,37 +181,66 @@ def more_workers(graph: Graph, change: MoreLoaderWorkers, setting: Setting) -> R
     )
 
 
-def as_they_came(graph: Graph, but: Collection[int]) -> Graph:
-    """Where workers fall behind, batches come no sooner because the training thread asks sooner: these were at work all
-    the time. `but`: ranks whose loaders are other ones."""
+def as_they_came(graph: Graph, but: Collection[int], bias: int = 0) -> Rewritten:
+    """Batches of workers come no sooner because the training thread asks sooner, where these fall behind and so were at
+    work all the time; by chance as much earlier or later as their mean may.
+    Workers that were waited for now and then might be faster than they were asked, or not: at worst batches come as
+    they came. Of those that were never waited for nothing is known but that they keep up with what is recorded.
+    `but`: ranks whose loaders are other ones.
+    """
     loading = np.where(on_host(graph), graph.nodes["input"], 0)
     dur, src = graph.nodes["dur"].copy(), graph.edges["src"].copy()
     nodes: list[dict[str, int]] = []
     edges: list[tuple[int, int, int, int]] = []
+    kept_up: list[float] = []
+    lacking = ""
     for rank in set(graph.ranks).difference(but):
         batches = _batches(graph, loading, rank)
-        if not _waited_for(graph, batches):
+        if len(batches) < 2:
             continue
-        for consumer, spent in batches:
-            waited = int(min(loading[consumer], spent)) - HAND_OVER_NS[0]
+        came = graph.nodes["end"][[consumer for consumer, _ in batches]]
+        least, slower = HAND_OVER_NS[0], bias * _pace_error(came)
+        if not _waited_for(graph, batches):
+            if not _late_once(graph, batches):
+                kept_up.append(1e9 / max(float(np.diff(came).mean()), 1.0))
+                continue
+            lacking = NOT_FOR_ALL
+            if bias <= 0:
+                continue
+            least, slower = 0, 0.0
+        for place, (consumer, spent) in enumerate(batches):
+            waited = int(min(loading[consumer], spent)) - least
             if waited <= 0:
                 continue
-            end, step = int(graph.nodes["end"][consumer]), int(graph.nodes["step"][consumer])
+            end, step = int(came[place]), int(graph.nodes["step"][consumer])
+            release = end + round(slower * float(end - came[0]))
             made, taken = len(graph) + len(nodes), len(graph) + len(nodes) + 1
             dur[consumer] -= waited
-            nodes.append({"kind": Node.MARK, "rank": rank, "dur": 0, "release": end})
+            nodes.append({"kind": Node.MARK, "rank": rank, "dur": 0, "release": release})
             nodes.append({"kind": Node.MARK, "rank": rank, "start": end, "end": end, "step": step})
             src[src == consumer] = taken
             edges += [(consumer, taken, 0, Edge.PROGRAM), (made, taken, 0, Edge.SYNC)]
-    if not nodes:
-        return graph
-    return graph.with_nodes(dur=dur).with_edges(src=src).add(nodes, edges)
+    if nodes:
+        graph = graph.with_nodes(dur=dur).with_edges(src=src).add(nodes, edges)
+    seen = (
+        f"if the loader's workers, which keep up with {max(kept_up):.3g} batches/s, keep up with more"
+        if kept_up
+        else ""
+    )
+    return Rewritten(graph, seen, lacking=lacking)
 
 
 def _waited_for(graph: Graph, batches: Sequence[tuple[int, int]]) -> bool:
     """Whether a rank waits for its workers, and not only for what taking a batch costs."""
     came = graph.nodes["end"][[consumer for consumer, _ in batches]]
     return len(came) > 1 and sum(spent for _, spent in batches) >= BEHIND * float(np.diff(came).mean()) * len(came)
+
+
+def _late_once(graph: Graph, batches: Sequence[tuple[int, int]]) -> bool:
+    """Whether a rank was kept waiting for any batch: clearly longer than taking one costs it."""
+    waits = np.array([spent for _, spent in batches])
+    came = graph.nodes["end"][[consumer for consumer, _ in batches]]
+    return bool(waits.max() - waits.min() >= BEHIND * float(np.diff(came).mean()))
 
 
 def _pace_error(came: Times) -> float:
