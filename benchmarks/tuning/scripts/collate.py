@@ -22,14 +22,7 @@ def main() -> None:
     loader = DataLoader(texts, batch_size=32, collate_fn=collate, **workers)
     model = torch.nn.Sequential(torch.nn.Linear(64, 512), common.layers(16, 512))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    clock = common.Clock()
-    for _, data in zip(range(args.steps), loader, strict=False):
-        loss = model(data).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.step()
-    clock.report(loss)
+    common.train(model, optimizer, loader, args.steps)
 
 
 if __name__ == "__main__":

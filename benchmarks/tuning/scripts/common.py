@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Iterable
+from itertools import repeat
 
 import torch
 import torch.distributed as dist
@@ -56,10 +58,13 @@ class Clock:
             dist.destroy_process_group()
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor, steps: int) -> None:
-    """Steps on the same data, timed and reported."""
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: torch.Tensor | Iterable[torch.Tensor], steps: int
+) -> None:
+    """Steps on batches, or all on the same one; timed and reported."""
     clock = Clock()
-    for _ in range(steps):
+    each = repeat(batches) if isinstance(batches, torch.Tensor) else batches
+    for _, data in zip(range(steps), each, strict=False):
         loss = model(data).square().mean()
         optimizer.zero_grad()
         loss.backward()

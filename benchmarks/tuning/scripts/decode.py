@@ -33,14 +33,7 @@ def main() -> None:
     loader = DataLoader(Images(), batch_size=16, **workers)
     model = nn.Sequential(nn.Conv2d(3, 16, 3, stride=3), nn.Tanh(), nn.Conv2d(16, 16, 3), nn.AdaptiveAvgPool2d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    clock = common.Clock()
-    for _, images in zip(range(args.steps), loader, strict=False):
-        loss = model(images).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.step()
-    clock.report(loss)
+    common.train(model, optimizer, loader, args.steps)
 
 
 if __name__ == "__main__":

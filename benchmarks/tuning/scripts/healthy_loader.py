@@ -24,14 +24,7 @@ def main() -> None:
     loader = DataLoader(Rows(), batch_size=16, num_workers=2, persistent_workers=True)
     model = common.layers(20, 512)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    clock = common.Clock()
-    for _, data in zip(range(args.steps), loader, strict=False):
-        loss = model(data).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.step()
-    clock.report(loss)
+    common.train(model, optimizer, loader, args.steps)
 
 
 if __name__ == "__main__":

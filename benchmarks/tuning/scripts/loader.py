@@ -25,14 +25,7 @@ def main() -> None:
     loader = DataLoader(Images(), batch_size=16, **workers)
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 256), common.layers(20, 256))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    clock = common.Clock()
-    for _, images in zip(range(args.steps), loader, strict=False):
-        loss = model(images).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.step()
-    clock.report(loss)
+    common.train(model, optimizer, loader, args.steps)
 
 
 if __name__ == "__main__":

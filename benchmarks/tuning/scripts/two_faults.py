@@ -29,14 +29,7 @@ def main() -> None:
     loader = DataLoader(data, batch_size=16, sampler=DistributedSampler(data, shuffle=False), **workers)
     model = DistributedDataParallel(common.layers(60, 64), bucket_cap_mb=25 if args.fixed else 0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    clock = common.Clock()
-    for _, rows in zip(range(args.steps), loader, strict=False):
-        loss = model(rows).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.step()
-    clock.report(loss)
+    common.train(model, optimizer, loader, args.steps)
 
 
 if __name__ == "__main__":
