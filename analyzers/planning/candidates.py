@@ -13,7 +13,7 @@ from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, 
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.analyzers.planning.launchers import runs
-from gpuscope.analyzers.planning.layout import CPU, FULL, NO, NVME, RECOMPUTED, RING, SQRT, ULYSSES, Layout
+from gpuscope.analyzers.planning.layout import CPU, FULL, NO, NVME, RECOMPUTED, RING, ULYSSES, Layout
 
 MICRO_BATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4, 6, 8)
@@ -37,11 +37,8 @@ class Question:
     framework: str = ""
 
     def allows(self, own: Layout) -> bool:
-        """Whether the framework can run a layout. With a model's layers computed again as wholes, nothing can overlap
-        all-to-alls (Megatron-LM, `TransformerConfig`)."""
-        if own.overlap and own.recompute in (FULL, SQRT):
-            return False
-        return not self.framework or runs(self.framework, self.model, own, self.precision)
+        """Whether the framework can run a layout."""
+        return not own.contradictory and (not self.framework or runs(self.framework, self.model, own, self.precision))
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def _registered(model: Model, precision: str) -> str:
 
 
 def _megatron_runs(_: Model, own: Layout, __: str) -> bool:
-    return not (own.secondary or own.offload == NVME or own.dual or (own.overlap and own.recompute in (FULL, SQRT)))
+    return not (own.secondary or own.offload == NVME or own.dual or own.contradictory)
 
 
 def _deepspeed_runs(_: Model, own: Layout, precision: str) -> bool:

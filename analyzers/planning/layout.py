@@ -70,6 +70,12 @@ class Layout:
         return self.repeated if self.recompute == FULL else float(self.recompute == SQRT)
 
     @property
+    def contradictory(self) -> bool:
+        """Whether all-to-alls are to overlap although layers are computed again as wholes, which excludes each other
+        (Megatron-LM, `TransformerConfig`)."""
+        return self.overlap and self.recompute in (FULL, SQRT)
+
+    @property
     def dual(self) -> bool:
         """Whether its pipeline is fed from both ends (DualPipe), so that a GPU has two stages: what overlaps
         all-to-alls in a pipeline with one chunk per stage."""
