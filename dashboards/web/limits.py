@@ -13,11 +13,8 @@ from werkzeug.exceptions import HTTPException
 
 from gpuscope.dashboards.data.open_runs import NoSuchRunError
 from gpuscope.dashboards.state import MalformedStateError
+from gpuscope.dashboards.web.server import MAX_BODY
 
-MAX_BODY = 1 << 20
-"""Bytes of a request's body: a callback sends the address and a few small stores."""
-MAX_HEADERS = 1 << 15
-"""Bytes of the request line and headers."""
 MAX_ADDRESS = 8_192
 """Characters of a query string; the longest links here have a few hundred."""
 

@@ -21,7 +21,6 @@ from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer
 from waitress.task import ThreadedTaskDispatcher
 
-from gpuscope.dashboards.web.limits import MAX_BODY, MAX_HEADERS
 from gpuscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +33,10 @@ THREADS = 8
 MOST_CONNECTIONS = 300
 """Open at once. One more closes the one that has been without a request longest: browsers simply connect again, and who
 holds connections open without asking anything keeps nobody out."""
+MAX_BODY = 1 << 20
+"""Bytes of a request's body: a callback sends the address and a few small stores."""
+MAX_HEADERS = 1 << 15
+"""Bytes of the request line and headers."""
 RECEIVE_S = 20.0
 """Seconds within which a request must have arrived: what is sent byte by byte is closed, however active."""
 IDLE_S = 60

@@ -23,7 +23,8 @@ from gpuscope.dashboards.state import MalformedStateError, parse
 from gpuscope.dashboards.web import downloads, server
 from gpuscope.dashboards.web.access import COOKIE, is_loopback, new_token
 from gpuscope.dashboards.web.downloads import csv
-from gpuscope.dashboards.web.limits import MAX_ADDRESS, MAX_BODY
+from gpuscope.dashboards.web.limits import MAX_ADDRESS
+from gpuscope.dashboards.web.server import MAX_BODY
 from gpuscope.dashboards.web.timeline_data import address
 
 
