@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 from dash import Dash
@@ -12,6 +11,7 @@ from dash.development.base_component import Component
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.state import View
 from gpuscope.plugins import listed
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

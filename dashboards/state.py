@@ -7,13 +7,14 @@ parameters are ignored and listed in `wrong`, so that an old or mistyped link st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import click
 
 from gpuscope.commands.options import RankSet, StepRange
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 MAX_PARAMETERS = 40

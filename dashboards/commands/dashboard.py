@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import click
@@ -79,15 +78,10 @@ def _begun(
 
     starting = Starting(paths, token, local)
     cache = cache_wanted()  # asked here: another thread has no command
-    importing = Thread(target=_import_pages, daemon=True)
-
-    def begun(name: str) -> None:
-        starting.file(name)
-        if importing.ident is None:  # not before: reading leaves a core free, its own imports do not
-            importing.start()
 
     def work() -> WSGIApplication:
-        runs = _open(paths, *how, cache, starting, begun)
+        runs = _open(paths, *how, cache, starting)
+        # After the reading: imported beside it, in a thread, Dash costs twice as much, for both want the interpreter.
         from gpuscope.dashboards.app import create_app
 
         return create_app(runs, token, local).server
@@ -95,15 +89,6 @@ def _begun(
     server.set_app(starting)
     starting.begin(work, server.shutdown)
     return starting.end
-
-
-def _import_pages() -> None:
-    """What takes longest to import: Dash, Mantine, and the pages."""
-    from gpuscope.dashboards import app
-    from gpuscope.dashboards.page import pages
-
-    del app
-    pages()
 
 
 def _followed(paths: tuple[str, ...], token: str, local: bool) -> Dash:
@@ -118,7 +103,7 @@ def _followed(paths: tuple[str, ...], token: str, local: bool) -> Dash:
 
 def _open(
     paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, store: Path, cache: bool,
-    starting: Starting, begun: Callable[[str], None],
+    starting: Starting,
 ) -> Runs:  # fmt: skip
     from gpuscope.analyzers.run.runner import Options
     from gpuscope.dashboards.data.open_runs import open_runs
@@ -129,7 +114,7 @@ def _open(
     with reading(sum(file.stat().st_size for file in files), "reading", files=len(files)) as progress:
         starting.progress = progress
         read = ReadOptions(partial, nsys, progress, cache=cache, status=progress.say)
-        runs = open_runs(paths, Options(ranks, None, os.cpu_count() or 1, read), begun, store)
+        runs = open_runs(paths, Options(ranks, None, os.cpu_count() or 1, read), starting.file, store)
     for one in runs.not_opened:  # the dashboard shows them too, in its frame
         click.echo(f"Not opened: {one.error}", err=True)
     return runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.rows.tracks import TableName, stream_label, thread_label
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.when_used import dataclass
 
 LAUNCHED_SHOWN = 12
 LETTERS: dict[TableName, str] = {"device_events": "d", "host_events": "h", "steps": "s"}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.trace.columns.table import Array, Times
+from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)

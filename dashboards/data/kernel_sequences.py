@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.dashboards.data.events import Events
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import Kind
+from gpuscope.when_used import dataclass
 
 LONGEST = 64
 """Kernels of a sequence at most."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import BoundedSemaphore
@@ -21,6 +20,7 @@ from gpuscope.sources.opening import inputs
 from gpuscope.store.rows import real_path
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 REPORT_ONLY = "this is a report without its trace: open the trace itself (gpuscope dashboard TRACE) to see events"

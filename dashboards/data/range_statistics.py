@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from gpuscope.dashboards.data.rows.tracks import TableName
 from gpuscope.trace.breakdown import Breakdown, break_down
 from gpuscope.trace.intervals import union
 from gpuscope.trace.schema import Kind
+from gpuscope.when_used import dataclass
 
 KERNELS = 10
 

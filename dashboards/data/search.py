@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.dashboards.data.event_details import Event, event
 from gpuscope.dashboards.data.events import Events
+from gpuscope.when_used import dataclass
 
 SHOWN = 40
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.dashboards.data.open_runs import OpenRun
@@ -11,6 +9,7 @@ from gpuscope.dashboards.data.rows.event_styles import EVENT_STYLES
 from gpuscope.dashboards.data.rows.tracks import Track
 from gpuscope.trace.columns.table import Array
 from gpuscope.trace.intervals import measure_before, union
+from gpuscope.when_used import dataclass
 
 COLUMNS = 300
 

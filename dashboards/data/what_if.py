@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
 
 from gpuscope.analyzers.advice.rule import Predict
@@ -24,6 +23,7 @@ from gpuscope.analyzers.changes import (
     WireBytes,
 )
 from gpuscope.analyzers.replay.critical_path import PathSpan
+from gpuscope.when_used import dataclass
 
 MIB = 1 << 20
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
 from gpuscope.dashboards import theme
 from gpuscope.dashboards.plain_text import plain
+from gpuscope.when_used import dataclass
 from gpuscope.words import palette, units
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.report.terminal import diff_text, platform_text
 from gpuscope.schema.diff_document import Diff, Proof
 from gpuscope.schema.document import Report
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.short_kernels import short_kernels
 

@@ -8,7 +8,6 @@ from flask import Flask, Response, abort
 
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.page import Shown
-from gpuscope.dashboards.shared_view.shared_page import shared_page
 from gpuscope.dashboards.web.downloads import asked_view, attachment
 from gpuscope.dashboards.web.timeline_data import tracks_of
 
@@ -19,6 +18,8 @@ def register(server: Flask, runs: Runs) -> None:
 
     @server.get("/download/<key>/view.html")
     def _view(key: str) -> Response:
+        from gpuscope.dashboards.shared_view.shared_page import shared_page
+
         run = runs.named(key)
         if run.events is None:
             abort(404)

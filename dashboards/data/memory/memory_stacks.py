@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.naming.stack_frames import StackKind, kind_of
 from gpuscope.trace.schema import NA, AllocatorAction
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 POINTS = 500
 BEFORE = StackKind.BEFORE.value

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 MOST = 40

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.analyzers.topology.counter_means import values_of
@@ -12,6 +10,7 @@ from gpuscope.dashboards.data.rows.run_clock import RunClock
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 
 PERCENT = "%"
 _OF_GPU = "GPU "

@@ -7,13 +7,12 @@ cells' edges in ordered columns (`Track.busy_before`), whatever the number of ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpuscope.dashboards.data.rows.tracks import BLOCK, Track
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.intervals import Spans, measure_before, union
+from gpuscope.when_used import dataclass
 
 WIDE = 3
 """Cells. A cell is between half a pixel and a pixel: what is wider has edges and a label of its own."""

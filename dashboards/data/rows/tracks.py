@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -15,6 +14,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Table, Times, ascends, compact, rows_of_rank
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Lane, Trace
+from gpuscope.when_used import dataclass
 
 Group = Literal["steps", "streams", "ranges", "threads", "python", "os"]
 GROUPS: dict[Group, str] = {
