@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpuscope import when_used
+
 NAMES = frozenset({
     "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK",
     "RANK", "WORLD_SIZE", "NVIDIA_VISIBLE_DEVICES", "PALS_RANKID", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE",
@@ -38,8 +40,8 @@ _SECRET = (
     "auth", "cookie", "signature",
 )  # fmt: skip
 """No name with a part that ends so is kept, whatever family it claims to be of."""
-_ASSIGNMENT = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"]*\"|'[^']*'|[^\s;,\"']+)")
-_IN_URL = re.compile(r"(\w+://)[^/\s@]+@")
+_ASSIGNMENT = when_used.pattern(r"\b([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"]*\"|'[^']*'|[^\s;,\"']+)")
+_IN_URL = when_used.pattern(r"(\w+://)[^/\s@]+@")
 TAKEN_OUT = "…"
 """What stands in place of a value."""
 

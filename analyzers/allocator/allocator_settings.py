@@ -5,11 +5,11 @@ Constants and rules are those of c10/core/AllocatorConfig.{h,cpp} (PyTorch 2.13)
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from gpuscope import when_used
 from gpuscope.when_used import dataclass
 
 MIN_BLOCK = 512
@@ -30,7 +30,7 @@ INTERVALS = 16
 """kRoundUpPowerOfTwoIntervals: 1 MiB to 64 GiB, by powers of two."""
 MIB = 1 << 20
 
-_ITEM = re.compile(r"\s*([a-z0-9_]+)\s*:\s*(\[[^\]]*\]|[^,\[\]]+)\s*(?:,|$)")
+_ITEM = when_used.pattern(r"\s*([a-z0-9_]+)\s*:\s*(\[[^\]]*\]|[^,\[\]]+)\s*(?:,|$)")
 
 
 @dataclass(frozen=True)

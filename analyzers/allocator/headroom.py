@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
@@ -17,7 +17,9 @@ from gpuscope.trace.naming.kernel_categories import is_optimizer_step
 
 MOST = 0.5
 """Share of the device's memory at most reserved from which another half fits beside it."""
-_RECOMPUTES = re.compile(r"CheckpointFunction(Backward)?$|torch/utils/checkpoint\.py\(\d+\): (checkpoint|recompute_fn)")
+_RECOMPUTES = when_used.pattern(
+    r"CheckpointFunction(Backward)?$|torch/utils/checkpoint\.py\(\d+\): (checkpoint|recompute_fn)"
+)
 """Activation checkpointing, as autograd and recorded stacks name it."""
 
 

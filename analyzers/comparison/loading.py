@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
 
+from gpuscope import when_used
 from gpuscope.analyzers.comparison.compare import Side
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.errors import AnalysisError, UsageError
@@ -25,7 +25,7 @@ Run = PathLike | int | Analysis
 """What can be named as a run: a trace (a file, a folder of ranks or a glob), a report's JSON, a number in the run
 store (as an int or as text), or what `gpuscope.analyze` returned."""
 
-_NUMBER = re.compile(r"#?(\d+)")
+_NUMBER = when_used.pattern(r"#?(\d+)")
 _NEEDED = (
     "trace", "verdict", "ranks", "steps", "steps_basis", "collectives", "kernels", "findings", "suggestions",
 )  # fmt: skip

@@ -6,10 +6,10 @@ still shares much of one or the other. Jobs that share little of both run other 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from gpuscope import when_used
 from gpuscope.schema.document import Report
 from gpuscope.sources.run_manifest import recorded_command
 from gpuscope.words import units
@@ -17,7 +17,7 @@ from gpuscope.words import units
 DIFFERENT, ALIKE = 1 / 3, 1 / 2
 """Runs that share less than the one of their work by time are of different jobs; from the other on they are alike
 enough to be compared unasked."""
-_ARGUMENTS = re.compile(r"[<(]")
+_ARGUMENTS = when_used.pattern(r"[<(]")
 
 
 def differences(one: Report, other: Report, *, one_command: bool = False) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpuscope import when_used
 from gpuscope.recorded_environment import NAMES
 from gpuscope.schema.document import SetupEntry
 from gpuscope.sources.run_manifest import environments
@@ -48,7 +48,7 @@ def _of_header(header: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-_FRAME = re.compile(r"\.py\(\d+\): \S|^<built-in \w+ ")
+_FRAME = when_used.pattern(r"\.py\(\d+\): \S|^<built-in \w+ ")
 """How torch's profiler names a Python function."""
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.facts.call_order import clock_of
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import recorded_world
 
-_LOOPBACK = re.compile(r"localhost$|localhost\.|127\.|::1$|0\.0\.0\.0$")
-_OTHER_NODES = re.compile(r"(?i)inter_?node(?![a-z])")
-_SENT = re.compile(r"(?i)xmit|transmit|\bsent\b|\btx\b|bytes sent")
+_LOOPBACK = when_used.pattern(r"localhost$|localhost\.|127\.|::1$|0\.0\.0\.0$")
+_OTHER_NODES = when_used.pattern(r"(?i)inter_?node(?![a-z])")
+_SENT = when_used.pattern(r"(?i)xmit|transmit|\bsent\b|\btx\b|bytes sent")
 NETWORK_SHARE = 0.01
 """Bytes that a host's network ports sent, over those of its collectives, from which these go over the network."""
 

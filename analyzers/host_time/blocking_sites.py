@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
 from gpuscope.analyzers.host_time.judged_windows import Judged
@@ -22,7 +21,7 @@ KEPT = 8
 """Places kept per rank, those that block longest."""
 NOTHING_TO_WAIT_FOR = 5_000
 """ns that a call which finds nothing to wait for costs at most."""
-_VERSION = re.compile(r"(_v\d+)+$")
+_VERSION = when_used.pattern(r"(_v\d+)+$")
 """nsys appends the version of the interface: `cudaMemcpy_v3020`."""
 
 _Site = tuple[bool, int, int, int]

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
@@ -25,9 +26,9 @@ from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
 DDP_FORWARD = "DistributedDataParallel.forward"
-_MAPS = re.compile(r"(cu|hip)Mem(Map|Create|AddressReserve)")
-_FREES = re.compile(r"(cuda|hip)Free(Async)?(_|$)|cuMemFree|(AscendCL@)?aclrtFree")
-_ALLOCATES = re.compile(
+_MAPS = when_used.pattern(r"(cu|hip)Mem(Map|Create|AddressReserve)")
+_FREES = when_used.pattern(r"(cuda|hip)Free(Async)?(_|$)|cuMemFree|(AscendCL@)?aclrtFree")
+_ALLOCATES = when_used.pattern(
     r"(cuda|hip)Malloc(Async|FromPoolAsync|Managed)?(_|$)|cuMemAlloc(_|$|Async)|(AscendCL@)?aclrtMalloc"
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.analyzer import EVIDENCE, FileAnalyzer, Result
 from gpuscope.analyzers.base.evidence import shown_by
 from gpuscope.analyzers.base.lanes import LaneView
@@ -21,7 +22,7 @@ from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 from gpuscope.words import units
 
-_SENDS = re.compile(
+_SENDS = when_used.pattern(
     r"^P?MPI_(I?(b|s|r)?send|I?recv|Sendrecv(_replace)?|I?all(reduce|toallv?|gatherv?)|I?reduce(_scatter)?|I?bcast"
     r"|I?gatherv?|I?scatterv?|Wait(all|any|some)?)(\(|$|_)|^(sendto?|sendmsg|recvfrom|recv|recvmsg)$", re.IGNORECASE,
 )  # fmt: skip

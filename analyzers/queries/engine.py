@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.queries.tables import INSTANCE, LENGTH, ROW, QueryColumn, QueryTable, tables
 from gpuscope.errors import UsageError
@@ -281,7 +282,9 @@ def _refused(error: Exception, database: sqlite3.Connection, sql: str) -> UsageE
     return UsageError(f"SQL{place}: {said}", hint=hint or "without SQL, the tables and their columns are listed")
 
 
-_NAMED = re.compile(r'(?:no such (?P<kind>\w+)|ambiguous column name): (?:\w+\.)?(?P<name>\w+)|near "(?P<near>[^"]+)"')
+_NAMED = when_used.pattern(
+    r'(?:no such (?P<kind>\w+)|ambiguous column name): (?:\w+\.)?(?P<name>\w+)|near "(?P<near>[^"]+)"'
+)
 
 
 def _place(said: str, database: sqlite3.Connection, sql: str) -> tuple[str, str]:

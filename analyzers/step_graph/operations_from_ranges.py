@@ -11,12 +11,12 @@ in many places, which these ranges don't show: there are no operations then. Pip
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.step_graph import pipeline_ranges
 from gpuscope.analyzers.step_graph.dependencies import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER
@@ -28,7 +28,7 @@ from gpuscope.trace.steps import KERNEL_SEQUENCE
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
 
-_RANGE = re.compile(r"(?:gpuscope::)?(forward|backward|optimizer)$")
+_RANGE = when_used.pattern(r"(?:gpuscope::)?(forward|backward|optimizer)$")
 _TYPES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 

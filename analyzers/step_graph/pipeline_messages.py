@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times
@@ -23,7 +24,7 @@ from gpuscope.trace.naming.kernel_categories import ENGINE
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
-_RING = re.compile(r"(?:^|_)(?:cp|context)(?:_|$)|CONTEXT_PARALLEL", re.IGNORECASE)
+_RING = when_used.pattern(r"(?:^|_)(?:cp|context)(?:_|$)|CONTEXT_PARALLEL", re.IGNORECASE)
 """Groups whose sends and receives are ring attention's."""
 _SENDS, _RECEIVES = "c10d::send", "c10d::recv_"
 FORWARD, BACKWARD, SEND, RECEIVE = range(4)

@@ -8,12 +8,12 @@ last work on the device that was launched in its range; waiting for a message be
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.step_graph import pipeline_messages
 from gpuscope.analyzers.step_graph.dependencies import ALL_REDUCE, BACKWARD, CLIP, FORWARD, OPTIMIZER, WEIGHT
@@ -26,10 +26,10 @@ from gpuscope.trace.steps import KERNEL_SEQUENCE
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
 
-_OURS = re.compile(r"(?:gpuscope::)?(forward|backward|backward_weight)#(?:.*,)?micro_batch=(\d+),stage=(\d+)")
-_TORCH = re.compile(r"PP:(\d+)([FBIW])(\d+)$")
+_OURS = when_used.pattern(r"(?:gpuscope::)?(forward|backward|backward_weight)#(?:.*,)?micro_batch=(\d+),stage=(\d+)")
+_TORCH = when_used.pattern(r"PP:(\d+)([FBIW])(\d+)$")
 """torch.distributed.pipelining.schedules, `_get_profiler_function_name`: stage, action, micro-batch."""
-_OPTIMIZER = re.compile(r"(?:gpuscope::)?optimizer$|Optimizer\.step#")
+_OPTIMIZER = when_used.pattern(r"(?:gpuscope::)?optimizer$|Optimizer\.step#")
 _KINDS = {
     "forward": FORWARD, "backward": BACKWARD, "backward_weight": WEIGHT,
     "F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT,

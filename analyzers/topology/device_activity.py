@@ -7,11 +7,11 @@ for memory keeps its SMs active too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import Need
@@ -32,9 +32,9 @@ FILLED = 0.9
 """Share of a sample that a kernel's runs take, from which the sample is taken to be of that kernel."""
 KERNELS = 8
 """The kernels that take longest, which samples are looked for of."""
-_MEMORY = re.compile(r"(?i)\b(dram|hbm)\b")
+_MEMORY = when_used.pattern(r"(?i)\b(dram|hbm)\b")
 """Counters of the device's memory in percent of its peak: `DRAM BW (%)`, `DRAM Read Bandwidth [Throughput %]`."""
-_ONE_WAY = re.compile(r"(?i)\b(read|write)\b")
+_ONE_WAY = when_used.pattern(r"(?i)\b(read|write)\b")
 
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import Need
@@ -21,9 +21,9 @@ from gpuscope.trace.trace import Trace
 
 BUSY = 80.0
 """Percent of a link's peak from which it is what limits."""
-CONGESTION = re.compile(r"(?i)congest|\bpause|\bcnp\b|\becn\b|send wait|xmit wait|discard|out of buffer|retrans")
+CONGESTION = when_used.pattern(r"(?i)congest|\bpause|\bcnp\b|\becn\b|send wait|xmit wait|discard|out of buffer|retrans")
 """Counters that count nothing on a network that flows: pauses, congestion notices, waits for credit, drops."""
-_LINK = re.compile(r"(?i)^(NIC|IB switch) |nvl(ink|rx|tx)|pcie")
+_LINK = when_used.pattern(r"(?i)^(NIC|IB switch) |nvl(ink|rx|tx)|pcie")
 _PERCENT = "%"
 SHOWN = 4
 _EXPOSED_LEAST = 0.01

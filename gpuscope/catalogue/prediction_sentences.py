@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from gpuscope import when_used
 from gpuscope.catalogue.cause_table import finding_words
 from gpuscope.schema.document import (
     NothingGainsEntry,
@@ -133,10 +132,10 @@ CALLED = (
 """Functions that are settings by themselves, the value their arguments."""
 TAKING = ("checkpoint", "compile", "from_pretrained", "fully_shard", "init_device_mesh", "profile")
 """Functions of which a setting is one argument; of a class its name says so."""
-_CLASS = re.compile(r"[A-Z][A-Za-z]+$")
-_WRITTEN = re.compile(r" → |, (?=\w+=)")
+_CLASS = when_used.pattern(r"[A-Z][A-Za-z]+$")
+_WRITTEN = when_used.pattern(r" → |, (?=\w+=)")
 """What stands between values and arguments that are literals themselves."""
-_MODULES = re.compile(r"\btorch\.(?:distributed\.algorithms\.ddp_comm_hooks|nn\.parallel)\.")
+_MODULES = when_used.pattern(r"\btorch\.(?:distributed\.algorithms\.ddp_comm_hooks|nn\.parallel)\.")
 """Modules that are imported by their last names."""
 
 

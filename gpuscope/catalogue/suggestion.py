@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Any, ClassVar
 
+from gpuscope import when_used
 from gpuscope.catalogue.cause_table import finding_words
 from gpuscope.catalogue.facts import facts_of
 from gpuscope.schema.document import FindingEntry
@@ -18,7 +19,7 @@ from gpuscope.words import units
 
 UNDIVIDED = "exposed_communication"
 """The finding of exposed communication whose waiting can't be told from its transfer, as with one rank of many."""
-_PLACE = re.compile(r"\{(\w+)(?::([^}]*))?\}")
+_PLACE = when_used.pattern(r"\{(\w+)(?::([^}]*))?\}")
 TEXTS = ("action", "why", "grounds", "why_not", "risk", "verify")
 """What a record says."""
 

@@ -7,8 +7,9 @@ cores. One device is what a trace counts as one: of an MI250X one of its two die
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
+
+from gpuscope import when_used
 
 _Peaks = dict[str, float]
 
@@ -104,7 +105,7 @@ _REACHED_FP4 = 0.5
 
 MODELS = tuple(_TFLOPS)
 """Whose peaks are known."""
-_VARIANT = re.compile(r" rtx \d+ (ti|super|d|laptop|max q) ")
+_VARIANT = when_used.pattern(r" rtx \d+ (ti|super|d|laptop|max q) ")
 """Cards with the name of another and other figures."""
 
 

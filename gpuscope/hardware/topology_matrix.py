@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.when_used import dataclass
 
@@ -18,8 +19,8 @@ PATHS = {
 }
 """What each word of the matrix means, after the legend that nvidia-smi prints."""
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_CELL = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|PSB|SOC")
+_ANSI = when_used.pattern(r"\x1b\[[0-9;]*m")
+_CELL = when_used.pattern(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|PSB|SOC")
 
 
 @dataclass(frozen=True)

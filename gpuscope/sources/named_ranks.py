@@ -5,14 +5,15 @@ Definitions: «Ranks of a file and of a folder».
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-_ENGINE = re.compile(r"(?:.*-|^)TP-?(?P<tp>\d+)(?:-DP-?(?P<dp>\d+))?(?:-PP-?(?P<pp>\d+))?(?:-EP-?\d+)?(?=\.|$)")
+from gpuscope import when_used
+
+_ENGINE = when_used.pattern(r"(?:.*-|^)TP-?(?P<tp>\d+)(?:-DP-?(?P<dp>\d+))?(?:-PP-?(?P<pp>\d+))?(?:-EP-?\d+)?(?=\.|$)")
 """SGLang's names: `1722…-TP-1-DP-0.trace.json.gz`, and `TP01-DP00` within a merged file; expert parallelism divides the
 same ranks anew."""
-_NUMBER = re.compile(r"\d+")
+_NUMBER = when_used.pattern(r"\d+")
 
 
 def by_names(paths: Sequence[Path]) -> dict[Path, int]:

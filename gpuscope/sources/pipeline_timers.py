@@ -6,7 +6,6 @@ of the job. Read by Primus' own reader, `tools/visualization/pp_vis/vis.py` (AMD
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -15,13 +14,14 @@ from typing import TypeVar
 
 import msgspec
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.problems import completeness, reading
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 
 _MS = 1_000_000
-_NAMED = re.compile(r"pp_rank_\d+\.json$")
+_NAMED = when_used.pattern(r"pp_rank_\d+\.json$")
 _OPERATIONS = {"fwd": "forward-compute", "bwd": "backward-compute", "wgrad": "weight-compute"}
 _DAY_MS = 86_400_000.0
 _LARGEST = 256 << 20

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gpuscope import when_used
 from gpuscope.errors import InputError, MissingExtraError
 from gpuscope.when_used import dataclass
 
@@ -16,7 +16,7 @@ HEAD_BYTES = 256 << 10
 """Of a remote file, to recognise its format by."""
 _VERSIONS = ("ETag", "etag", "md5Hash", "version_id", "checksum", "LastModified", "last_modified", "updated", "mtime")
 """What storages call that which changes with a file's content (s3fs, gcsfs, adlfs, HDFS, SSH, local)."""
-_ONE_SLASH = re.compile(r"^([A-Za-z][A-Za-z0-9+]+):/(?!/)")
+_ONE_SLASH = when_used.pattern(r"^([A-Za-z][A-Za-z0-9+]+):/(?!/)")
 
 
 def is_url(named: object) -> bool:

@@ -7,16 +7,16 @@ itself, the n-th restart into `restartN/`. Ranks of two attempts never ran toget
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpuscope import when_used
 from gpuscope.problems import job
 from gpuscope.problems.problem import Problem
 from gpuscope.sources.run_manifest import MANIFEST, recorded_traces
 
-_RESTART = re.compile(r"restart(\d+)")
-_WINDOW = re.compile(r"window(\d+)")
+_RESTART = when_used.pattern(r"restart(\d+)")
+_WINDOW = when_used.pattern(r"window(\d+)")
 
 Attempt = tuple[int, int]
 """(0 for the first attempt, n for the n-th restart; 0 for a recording without windows, n for the n-th window)."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gpuscope import when_used
 from gpuscope.contained_files import LARGEST_TEXT, Refused, RefusedError, listed, opened, read_text, refused
 from gpuscope.recorded_environment import kept, redacted
 from gpuscope.when_used import dataclass
@@ -216,7 +216,7 @@ def pcie_lanes(folder: Path) -> dict[int, tuple[int, int]]:
     return found
 
 
-_OF_RANK = re.compile(r"rank\d{1,9}\.json")
+_OF_RANK = when_used.pattern(r"rank\d{1,9}\.json")
 
 
 def _positive(value: Any) -> bool:

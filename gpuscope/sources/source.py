@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from gpuscope import archives
+from gpuscope import archives, when_used
 from gpuscope.errors import InputError, UsageError
 from gpuscope.plugins import SOURCES, listed, load, plugins
 from gpuscope.sources import stream
@@ -203,7 +203,7 @@ def _like(path: Path) -> str | None:
     return f"did you mean {path.parent / close[0]}?" if close else None
 
 
-_RANK_IN_NAME = re.compile(
+_RANK_IN_NAME = when_used.pattern(
     r"rank[-_.=]?(\d{1,6})(?!\d)|(?:worker|dump|proc|procid)[-_.=]?(\d+)(?![\d.]*\d{6})", re.IGNORECASE
 )
 """The number of a worker or process may also be its process id: then a time follows it."""

@@ -14,16 +14,17 @@ from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 
+from gpuscope import when_used
 from gpuscope.errors import InputError, UsageError
 from gpuscope.sources import stream
 from gpuscope.when_used import dataclass
 
-_NUMBERED = re.compile(r"(?P<before>.*?)(?P<number>\d+)(?P<after>\D*)")
-_STEP = re.compile(rb"ProfilerStep#(\d+)")
+_NUMBERED = when_used.pattern(r"(?P<before>.*?)(?P<number>\d+)(?P<after>\D*)")
+_STEP = when_used.pattern(rb"ProfilerStep#(\d+)")
 _TEXTS = (".json", ".json.gz")
-_HANDLER = re.compile(r"(?P<process>.+_\d+)\.\d{10,}\.pt\.trace\.json(\.gz)?")
+_HANDLER = when_used.pattern(r"(?P<process>.+_\d+)\.\d{10,}\.pt\.trace\.json(\.gz)?")
 """Files of torch's `tensorboard_trace_handler`: host, process id, time of writing."""
-_PROCESS = re.compile(rb'"cat"\s*:\s*"(?:cpu_op|user_annotation|cuda_runtime)"[^{}]*?"pid"\s*:\s*(\d+)')
+_PROCESS = when_used.pattern(rb'"cat"\s*:\s*"(?:cpu_op|user_annotation|cuda_runtime)"[^{}]*?"pid"\s*:\s*(\d+)')
 
 Rank = Callable[[Path], int | None]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask, Table, joined
@@ -14,8 +13,8 @@ from gpuscope.trace.schema import SCHEMAS, Category
 
 CAPTURE = "CUDA graph capture"
 """Name of the range that stands for a capture."""
-_BEGIN = re.compile(r"(cu(da)?|hip)StreamBeginCapture")
-_END = re.compile(r"(cu(da)?|hip)StreamEndCapture")
+_BEGIN = when_used.pattern(r"(cu(da)?|hip)StreamBeginCapture")
+_END = when_used.pattern(r"(cu(da)?|hip)StreamEndCapture")
 
 
 def with_captures(host: Table, names: NamePool) -> Table:

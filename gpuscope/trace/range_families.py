@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
@@ -19,8 +20,10 @@ MOST_WORK = 0.5
 """Share of the device's time that the members must have launched."""
 COUNTING = 0.8
 """Share of the members that must count up by one, for a number that falls back to begin a round."""
-_NUMBER = re.compile(r"\d+")
-_PHASE = re.compile(r"optimizer|optim|zero_grad|scheduler|forward|backward|load|fetch|copy|nccl:|gloo:", re.IGNORECASE)
+_NUMBER = when_used.pattern(r"\d+")
+_PHASE = when_used.pattern(
+    r"optimizer|optim|zero_grad|scheduler|forward|backward|load|fetch|copy|nccl:|gloo:", re.IGNORECASE
+)
 """Parts of a step, and ranges of libraries: micro-batches are numbered, too."""
 
 

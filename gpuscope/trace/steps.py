@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks
 from gpuscope.trace.naming.kernel_categories import is_optimizer_step
@@ -15,13 +16,15 @@ from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.serving_steps import ServerSteps, annotated, from_kernels
 from gpuscope.when_used import dataclass
 
-_PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
-_STEP_NAME = re.compile(r"(?:^|[^a-z])(train(?:ing)?[ _]?step|step|iter(?:ation)?|batch)(?:[^a-z]|$)", re.IGNORECASE)
-_NOT_A_STEP = re.compile(
+_PROFILER_STEP = when_used.pattern(r"ProfilerStep\s*#\s*(\d+)$")
+_STEP_NAME = when_used.pattern(
+    r"(?:^|[^a-z])(train(?:ing)?[ _]?step|step|iter(?:ation)?|batch)(?:[^a-z]|$)", re.IGNORECASE
+)
+_NOT_A_STEP = when_used.pattern(
     r"optimizer|optim|zero_grad|scheduler|Adam|SGD|forward|backward|load|fetch|copy", re.IGNORECASE
 )
-_OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
-_NUMBER = re.compile(r"\d+")
+_OPTIMIZER_STEP = when_used.pattern(r"^Optimizer\.step#")
+_NUMBER = when_used.pattern(r"\d+")
 
 KERNEL_SEQUENCE = "repetition of the kernel sequence"
 """Basis of steps that were found on the device's clock, not the host's."""

@@ -3,10 +3,10 @@ code they are."""
 
 from __future__ import annotations
 
-import re
+from gpuscope import when_used
 
-_RESUMED = re.compile(r"^torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)$")
-LIBRARY = re.compile(r"(?:.*/)?(?:site-packages|dist-packages|python3\.\d+)/")
+_RESUMED = when_used.pattern(r"^torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)$")
+LIBRARY = when_used.pattern(r"(?:.*/)?(?:site-packages|dist-packages|python3\.\d+)/")
 """What stands behind this is a library's own path, the same on every machine."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from gpuscope import when_used
 
 LABELS = {
     "data": "data", "rollout": "rollout", "waiting": "waiting for the rollout", "reward": "reward",
@@ -29,7 +29,7 @@ _NAMED = (
     ("rollout", r"rollout|generat|sampler|agent_loop"),
     ("update_actor", r"^(?:actor|trainer|learner|policy)\b"),
 )
-_PATTERNS = tuple((role, re.compile(pattern)) for role, pattern in _NAMED)
+_PATTERNS = tuple((role, when_used.pattern(pattern)) for role, pattern in _NAMED)
 
 
 def role_of(name: str) -> str | None:

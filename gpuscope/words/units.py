@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 from collections.abc import Iterable, Sized
 
 from rich.cells import cell_len, set_cell_size
+
+from gpuscope import when_used
 
 NONE = "-"
 """What stands where there is no value."""
@@ -173,7 +174,7 @@ def plural(number: int, singular: str, several: str | None = None) -> str:
     return f"{count(number)} {singular if number == 1 else several or singular + 's'}"
 
 
-_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµum]?s|min|h|days|[kMGT]?B(?:/s)?|[KMG]iB|[MGT]FLOP/s)(?![\w/]))")
+_UNIT = when_used.pattern(r"(?<=\d) (?=(?:%|[nµum]?s|min|h|days|[kMGT]?B(?:/s)?|[KMG]iB|[MGT]FLOP/s)(?![\w/]))")
 
 
 def unbroken(text: str, blank: str = "\u00a0") -> str:

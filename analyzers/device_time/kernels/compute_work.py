@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
 from gpuscope.analyzers.base.evidence import identity
 from gpuscope.analyzers.base.lanes import LaneView, computing
@@ -30,7 +31,7 @@ NEAR_PEAK = 0.5
 """Share of the 16-bit peak from which only a faster precision shortens a product."""
 COMPILED = 0.1
 """Share of Inductor's kernels among memory-bound ones from which the model is compiled already."""
-_ONE_PASS = re.compile(r"fused_?(adam|sgd|adagrad|lamb|lion)|multi_tensor_apply.*(Adam|SGD|LAMB|"
+_ONE_PASS = when_used.pattern(r"fused_?(adam|sgd|adagrad|lamb|lion)|multi_tensor_apply.*(Adam|SGD|LAMB|"
                        r"Lion|Adagrad)Functor|split_embedding", re.IGNORECASE)  # fmt: skip
 """torch's fused optimizers, and those of APEX, whose functors update parameters and states in one pass."""
 
@@ -117,7 +118,7 @@ def _optimizers(trace: Trace) -> list[str]:
     return sorted({match[1] for match in found if match})
 
 
-_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
+_STEP = when_used.pattern(r"Optimizer\.step#(\w+)\.step")
 
 
 def _entry(trace: Trace, code: str, rows: Times, own: Mask, detail: str) -> Iterator[ReducibleEntry]:

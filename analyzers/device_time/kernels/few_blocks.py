@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.analyzer import EVIDENCE, FileAnalyzer, Result
 from gpuscope.analyzers.base.evidence import shown_by
 from gpuscope.analyzers.base.lanes import LaneView, computing
@@ -19,7 +19,9 @@ from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, subtract, union
 from gpuscope.trace.trace import Trace
 
-_OF_LIBRARY = re.compile(r"\bat(_cuda)?::|\bcub::|thrust::|cutlass|cudnn|cublas|cufft|gemm|flash_(fwd|bwd)|\bTensile\b")
+_OF_LIBRARY = when_used.pattern(
+    r"\bat(_cuda)?::|\bcub::|thrust::|cutlass|cudnn|cublas|cufft|gemm|flash_(fwd|bwd)|\bTensile\b"
+)
 
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from statistics import median
 
+from gpuscope import when_used
 from gpuscope.hardware.device_peaks import MODELS, peaks_of
 from gpuscope.hardware.link_rates import compute_capability
 from gpuscope.schema.compute_section import Generation
@@ -14,12 +15,12 @@ _CAPABILITIES: tuple[tuple[int, Generation], ...] = (
     (100, "blackwell"), (90, "hopper"), (89, "ada"), (80, "ampere"), (75, "turing"), (70, "volta"),
 )  # fmt: skip
 _COMPILED_FOR: tuple[tuple[Generation, re.Pattern[str]], ...] = (
-    ("blackwell", re.compile(r"sm100_|cutlass\w*_sm100")),
-    ("hopper", re.compile(r"sm90_|nvjet_|cutlass\w*_sm90")),
-    ("ada", re.compile(r"sm89_")),
-    ("ampere", re.compile(r"ampere_|sm8[06]_|cutlass_80|s16816|s1688")),
-    ("turing", re.compile(r"turing_|sm75_|cutlass_75")),
-    ("volta", re.compile(r"volta_|sm70_|cutlass_70")),
+    ("blackwell", when_used.pattern(r"sm100_|cutlass\w*_sm100")),
+    ("hopper", when_used.pattern(r"sm90_|nvjet_|cutlass\w*_sm90")),
+    ("ada", when_used.pattern(r"sm89_")),
+    ("ampere", when_used.pattern(r"ampere_|sm8[06]_|cutlass_80|s16816|s1688")),
+    ("turing", when_used.pattern(r"turing_|sm75_|cutlass_75")),
+    ("volta", when_used.pattern(r"volta_|sm70_|cutlass_70")),
 )
 
 

@@ -12,6 +12,7 @@ import re
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, codes
 from gpuscope.trace.columns.distinct import among
 from gpuscope.trace.columns.name_pool import PerName
@@ -24,16 +25,16 @@ from gpuscope.trace.trace import Trace
 NO_CHAIN = -1
 _FUSABLE = ("normalisation", "softmax", "reduction", "copy", "elementwise")
 _PRODUCTS = ("gemm",)
-_LEFT_ALONE = re.compile(
+_LEFT_ALONE = when_used.pattern(
     r"AccumulateGrad$|zero_grad|Optimizer\.|clip_grad|DistributedDataParallel\."
     r"|^Torch-Compiled Region|\bCompiledFunction(Backward)?\b|^AOTDispatcher Runtime Wrapper"
 )
 """Ranges of what belongs to parameters, and of code that torch.compile has compiled: what it left unfused it can't fuse
 (names as in torch/_dynamo/utils.py and torch/_functorch/_aot_autograd/runtime_wrappers.py)."""
-_FILLS = re.compile(r"FillFunctor")
-_LIBRARY = re.compile(r"cudnn|miopen|bn_(fw|bw)|batch_norm|distribution_elementwise|reduce_scatter|cub::")
+_FILLS = when_used.pattern(r"FillFunctor")
+_LIBRARY = when_used.pattern(r"cudnn|miopen|bn_(fw|bw)|batch_norm|distribution_elementwise|reduce_scatter|cub::")
 """Kernels of libraries that a compiler leaves alone; sorting and random numbers too."""
-_EXPONENTIAL, _REDUCES = re.compile(r"exp_kernel"), re.compile(r"reduce_kernel")
+_EXPONENTIAL, _REDUCES = when_used.pattern(r"exp_kernel"), when_used.pattern(r"reduce_kernel")
 MIN_KERNELS = 2
 
 

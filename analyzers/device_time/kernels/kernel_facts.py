@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.device_time.kernels.kernel_chains import NO_CHAIN, chains
 from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, categories, codes
 from gpuscope.analyzers.device_time.kernels.odd_sizes import odd_sizes
@@ -25,10 +26,10 @@ from gpuscope.when_used import dataclass
 
 PRECISIONS = ("", "fp32 or tf32", precisions.SINGLE, "tf32", "bf16", "fp16", "fp8", "fp64", "int8")
 """Of matrix products, by code; the first is not known."""
-_LAYOUT = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|batched_transpose_\d", re.IGNORECASE)
-_FLASH_2 = re.compile(r"flash_(fwd|bwd)(_\w+)*_kernel")
+_LAYOUT = when_used.pattern(r"nchw_?to_?nhwc|nhwc_?to_?nchw|batched_transpose_\d", re.IGNORECASE)
+_FLASH_2 = when_used.pattern(r"flash_(fwd|bwd)(_\w+)*_kernel")
 BUCKET_COPIES = ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "torch::distributed::reducer::copy_")
-_ELEMENT = ((re.compile(r"bfloat16|bf16|half|c10::Half"), 2), (re.compile(r"\bfloat\b"), 4))
+_ELEMENT = ((when_used.pattern(r"bfloat16|bf16|half|c10::Half"), 2), (when_used.pattern(r"\bfloat\b"), 4))
 
 
 @dataclass(frozen=True)

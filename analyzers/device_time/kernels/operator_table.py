@@ -3,13 +3,13 @@ their kernels have other names."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from zlib import crc32
 
 import msgspec
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
 from gpuscope.analyzers.base.lanes import LaneView, computing
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
@@ -24,7 +24,7 @@ from gpuscope.trace.launch_links import innermost, outermost
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 
-_MODULE = re.compile(r"nn\.Module: (.+?)(_\d+)?")
+_MODULE = when_used.pattern(r"nn\.Module: (.+?)(_\d+)?")
 _LONGEST = 160
 """Characters of shapes that are kept: a fused optimizer's has every parameter's."""
 

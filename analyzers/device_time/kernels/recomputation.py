@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.trace import Trace
 
-_NODE = re.compile(r"^autograd::engine::evaluate_function: ")
-_AGAIN = re.compile(r"^autograd::engine::evaluate_function: \w*[Cc]heckpoint\w*Backward")
+_NODE = when_used.pattern(r"^autograd::engine::evaluate_function: ")
+_AGAIN = when_used.pattern(r"^autograd::engine::evaluate_function: \w*[Cc]heckpoint\w*Backward")
 """Nodes that run the forward pass of a part again (torch/utils/checkpoint.py `CheckpointFunction`, Megatron's)."""
-_OWN = re.compile(r"^autograd::engine::evaluate_function: \w+Backward\d+$")
+_OWN = when_used.pattern(r"^autograd::engine::evaluate_function: \w+Backward\d+$")
 """Nodes of PyTorch's own operators: their formulas call no composite operator…"""
-_COMPOSITE = re.compile(
+_COMPOSITE = when_used.pattern(
     r"^aten::(linear|matmul|einsum|conv(_transpose)?[123]d|convolution|scaled_dot_product_attention)$"
 )
 """… so where one runs in them, unpacking a saved tensor ran the forward pass again (`checkpoint` without reentry)."""
-_MARKS = re.compile(r"CheckpointFunction|torch/utils/checkpoint\.py|checkpoint_wrapper\.py")
+_MARKS = when_used.pattern(r"CheckpointFunction|torch/utils/checkpoint\.py|checkpoint_wrapper\.py")
 
 
 def recomputed(trace: Trace, operators: Times) -> Mask:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.step_graph.pipeline_messages import between_stages
 from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.name_pool import NO_NAME
@@ -19,7 +20,9 @@ from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
-_PIPELINE_GROUP = re.compile(r"^PIPELINE_MODEL_PARALLEL_GROUP$|(?:^|_)(?:pp|pipe|pipeline)(?:_|$)", re.IGNORECASE)
+_PIPELINE_GROUP = when_used.pattern(
+    r"^PIPELINE_MODEL_PARALLEL_GROUP$|(?:^|_)(?:pp|pipe|pipeline)(?:_|$)", re.IGNORECASE
+)
 """Megatron-Core's description, DeviceMesh's (`mesh_pp`), DeepSpeed's (`pipe_parallel_group`)."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from gpuscope import when_used
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.fields import filled, is_file, read_values
 from gpuscope.errors import GpuscopeError, InputError, UsageError
@@ -25,8 +26,8 @@ RESTART_MINUTES = 10.0
 CHECKPOINT_GBPS_PER_HOST = 1.0
 """GB/s of storage per host: assumed; Llama 3's gives 2,000 of them 2 TB/s (section 3.3.1)."""
 MOST_GPUS = 1 << 20
-_SPEC = re.compile(r"(?:(?P<hosts>\d{1,7})x)?(?P<gpus>\d{1,7})x(?P<name>\S.*)")
-_MIG = re.compile(r"(?P<name>.+)[- ]MIG[- ](?P<slices>\d)g\.(?P<gb>\d{1,3})gb", re.IGNORECASE)
+_SPEC = when_used.pattern(r"(?:(?P<hosts>\d{1,7})x)?(?P<gpus>\d{1,7})x(?P<name>\S.*)")
+_MIG = when_used.pattern(r"(?P<name>.+)[- ]MIG[- ](?P<slices>\d)g\.(?P<gb>\d{1,3})gb", re.IGNORECASE)
 _READ: Mapping[str, Callable[[str], object]] = {
     "i": int, "f": float, "s": str, "b": lambda text: bool(int(text)),
 }  # fmt: skip

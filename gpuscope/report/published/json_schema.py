@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
@@ -13,6 +12,7 @@ from typing import Any, get_args, get_type_hints, is_typeddict
 
 import msgspec
 
+from gpuscope import when_used
 from gpuscope.errors import UsageError
 from gpuscope.report.published.info_document import Info, StoredRun
 from gpuscope.schema import bench_documents
@@ -24,7 +24,7 @@ from gpuscope.schema.tune_document import TUNE_VERSION, TuneDocument
 from gpuscope.when_used import dataclass
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_LINK = re.compile(r"\[([^]]+)\]\([\w./-]*#?[\w-]*\)")
+_LINK = when_used.pattern(r"\[([^]]+)\]\([\w./-]*#?[\w-]*\)")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from rich.cells import cell_len
@@ -11,12 +10,13 @@ from rich.measure import Measurement
 from rich.style import Style
 from rich.text import Text
 
+from gpuscope import when_used
 from gpuscope.words import units
 from gpuscope.words.units import crop
 
 KEPT = "\ue000"
 """Stands for a blank at which no line is broken; `units.clean` lets none through."""
-_BREAK = re.compile(r"[^.,=(:/]*[.,=(:/]+|[^.,=(:/]+")
+_BREAK = when_used.pattern(r"[^.,=(:/]*[.,=(:/]+|[^.,=(:/]+")
 
 
 class Cropped:

@@ -5,9 +5,9 @@ One number each that matters; sums, means over ranks and the other changes follo
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
+from gpuscope import when_used
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import headline, shows
 from gpuscope.catalogue.prediction_sentences import bound_share, setting_words
@@ -36,7 +36,7 @@ _NO_VERDICT: dict[AbstainReason, str] = {
     "idle_unexplained": "the device idles, and what it waits for is not recorded",
     "little_work": "the device hardly works in this recording",
 }
-_BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
+_BRACKETS = when_used.pattern(r"\([^()]*\)|\[[^\[\]]*\]")
 
 Label = Literal["fix", "try", "next"]
 """`fix`: a gain for certain, against what is wrong; `try`: perhaps none, or unknown; `next`: what to record."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.problems import reading
 from gpuscope.sources.by_role.job_metrics import ALONE
@@ -23,7 +23,7 @@ _RANGE = 60
 """nsys' `eventType` of a range that one thread opened and closed (`NvtxStartEndRange`); 59 is a push and pop."""
 _RANGES = (59, _RANGE)
 _LAST_MS = 1 << 44
-_RANK = re.compile(r'^(?:RANK|OMPI_COMM_WORLD_RANK|SLURM_PROCID)="?(\d+)"?$')
+_RANK = when_used.pattern(r'^(?:RANK|OMPI_COMM_WORLD_RANK|SLURM_PROCID)="?(\d+)"?$')
 
 
 @dataclass(frozen=True)

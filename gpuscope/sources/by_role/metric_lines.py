@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
+from gpuscope import when_used
 from gpuscope.sources.by_role.timer_names import FIGURES, STEP_KEYS
 from gpuscope.sources.lines import json_object
 from gpuscope.when_used import dataclass
@@ -22,13 +23,13 @@ OF_A_TRAINER = (b"verl.trainer.main_ppo", b"training/global_step:", b"openrlhf.c
 
 _NUMBER = r"-?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _WRAPPED = rf"(?:np\.\w+\(|tensor\()?({_NUMBER})\)?"
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_VERL = re.compile(r"\bstep:(\d+) - (.*)")
-_VALUE = re.compile(rf"^{_WRAPPED}$")
-_DICT = re.compile(r"(?:(\w[\w ]*?) (\d+): )?(\{.*)")
-_ITEM = re.compile(rf"['\"]([^'\"]+)['\"]:\s*['\"]?{_WRAPPED}")
-_HEADING = re.compile(r"\bStep (\d+)/\d+")
-_BULLET = re.compile(rf"•\s*([\w/ ]+?): ({_NUMBER})(s\b)?")
+_ANSI = when_used.pattern(r"\x1b\[[0-9;]*[A-Za-z]")
+_VERL = when_used.pattern(r"\bstep:(\d+) - (.*)")
+_VALUE = when_used.pattern(rf"^{_WRAPPED}$")
+_DICT = when_used.pattern(r"(?:(\w[\w ]*?) (\d+): )?(\{.*)")
+_ITEM = when_used.pattern(rf"['\"]([^'\"]+)['\"]:\s*['\"]?{_WRAPPED}")
+_HEADING = when_used.pattern(r"\bStep (\d+)/\d+")
+_BULLET = when_used.pattern(rf"•\s*([\w/ ]+?): ({_NUMBER})(s\b)?")
 _COUNTED = frozenset({"perf", "rollout"})
 """What slime writes before the metrics of a rollout; others (`eval 3:`, `step 12:`) count something else."""
 
@@ -131,9 +132,13 @@ _GPUS = {
     "engines": r"vllm[._-]num[_-]engines",
     "engine_size": r"vllm[._-]tensor[_-]parallel[_-]size",
 }  # fmt: skip
-_SETTING = re.compile("|".join(rf"(?P<{name}>(?:{pattern})['\"]?[\s.=:]+(\d+))" for name, pattern in _GPUS.items()))
-_COLOCATED = re.compile(r"colocate[._]all|--colocate\b|hybrid_engine['\"]?[=:]\s*True|colocated\.enabled=[Tt]rue")
-_SEPARATE = re.compile(
+_SETTING = when_used.pattern(
+    "|".join(rf"(?P<{name}>(?:{pattern})['\"]?[\s.=:]+(\d+))" for name, pattern in _GPUS.items())
+)
+_COLOCATED = when_used.pattern(
+    r"colocate[._]all|--colocate\b|hybrid_engine['\"]?[=:]\s*True|colocated\.enabled=[Tt]rue"
+)
+_SEPARATE = when_used.pattern(
     r"hybrid_engine['\"]?[=:]\s*False|colocated\.enabled=[Ff]alse|one_step_off_policy|fully_async_policy"
 )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from gpuscope import when_used
 from gpuscope.trace.schema import RolePlace
 from gpuscope.when_used import dataclass
 
@@ -50,7 +51,7 @@ class Framework:
         return name, Timer("other", NESTED) if self.nested.search(name) else None
 
 
-_NEVER = re.compile(r"(?!)")
+_NEVER = when_used.pattern(r"(?!)")
 _VERL = {
     "step": Timer("step", STEP), "gen": Timer("rollout"), "gen_max": Timer("rollout"),
     "wait_prev_gen": Timer("waiting"), "generate_async": Timer("rollout", BESIDE),
@@ -94,16 +95,17 @@ _TRL = {
 }  # fmt: skip
 
 FRAMEWORKS = (
-    Framework("verl", re.compile(r"timing_s/(.+)"), _VERL,
-              re.compile(r"^(?:agent_loop/|generation_timing/|generate_sequences|reshard|reward_loop/|split_)"),
+    Framework("verl", when_used.pattern(r"timing_s/(.+)"), _VERL,
+              when_used.pattern(r"^(?:agent_loop/|generation_timing/|generate_sequences|reshard|reward_loop/|split_)"),
               "step"),
-    Framework("nemo-rl", re.compile(r"timing/train/(.+?)(?<!_per_gpu)$"), _NEMO,
-              re.compile(r"^(?:prepare_for_generation|generation|idle|weight_sync)/|_unix_s$"), "total_step_time"),
-    Framework("openrlhf", re.compile(r"timing/(?!train/)(.+)"), _OPENRLHF,
-              re.compile(r"^broadcast_|_idle_wait$"), "step_total"),
-    Framework("slime", re.compile(r"perf/(\w+)_time$"), _SLIME, re.compile(r"^update_weights_"), "step"),
-    Framework("trl", re.compile(r"(?:train/)?(step_time)$|profiling/Time taken: \w+\.(.+)"), _TRL,
-              re.compile(r"^(?:_prepare_inputs|_generate|training_step)"), "step_time", adds_up=True),
+    Framework("nemo-rl", when_used.pattern(r"timing/train/(.+?)(?<!_per_gpu)$"), _NEMO,
+              when_used.pattern(r"^(?:prepare_for_generation|generation|idle|weight_sync)/|_unix_s$"),
+              "total_step_time"),
+    Framework("openrlhf", when_used.pattern(r"timing/(?!train/)(.+)"), _OPENRLHF,
+              when_used.pattern(r"^broadcast_|_idle_wait$"), "step_total"),
+    Framework("slime", when_used.pattern(r"perf/(\w+)_time$"), _SLIME, when_used.pattern(r"^update_weights_"), "step"),
+    Framework("trl", when_used.pattern(r"(?:train/)?(step_time)$|profiling/Time taken: \w+\.(.+)"), _TRL,
+              when_used.pattern(r"^(?:_prepare_inputs|_generate|training_step)"), "step_time", adds_up=True),
 )  # fmt: skip
 
 FIGURES = {

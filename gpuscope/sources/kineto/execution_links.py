@@ -5,7 +5,6 @@ Both name a call by the id of its record function.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.problems import reading
 from gpuscope.sources import stream
@@ -26,7 +26,7 @@ from gpuscope.trace.naming.shaped_operators import is_shaped
 AGREE = 0.9
 """Share of the calls with a number in both that must have the same name: numbers begin anew in every process."""
 
-_PASSES_ON = re.compile(
+_PASSES_ON = when_used.pattern(
     r"(c10d|_c10d_functional)::|gloo:|nccl:|record_param_comms|aten::(detach|alias|view|_unsafe_view|reshape|as_strided|"
     r"slice|split|split_with_sizes|narrow|select|chunk|unbind|t|transpose|permute|expand|expand_as|unsqueeze|squeeze)$"
 )

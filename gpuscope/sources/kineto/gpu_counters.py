@@ -8,13 +8,13 @@ brackets at the name's end.
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.problems import completeness, reading
 from gpuscope.sources.kineto.text.chrome_json import Counted
 from gpuscope.sources.kineto.text.decimal_time import to_ns
@@ -23,8 +23,8 @@ from gpuscope.trace.schema import NA
 
 PARTS = 1000
 """Values are kept in thousandths of their unit."""
-_PROCESS = re.compile(r"GPU (\d+) Counters$")
-_UNIT = re.compile(r"\(([^()]*)\)$")
+_PROCESS = when_used.pattern(r"GPU (\d+) Counters$")
+_UNIT = when_used.pattern(r"\(([^()]*)\)$")
 _OF_KINETO = "hardware_counters"
 _LIMIT = 2**62
 ENVIRONMENT = ("Power (W)", "Temperature (C)", "SM Clock (MHz)", "Memory Clock (MHz)", "Fan Speed (%)")

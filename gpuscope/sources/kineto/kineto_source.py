@@ -7,10 +7,10 @@ collectives).
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.problems import reading
 from gpuscope.sources import stream
@@ -23,11 +23,11 @@ from gpuscope.sources.kineto.text.chrome_json import Document, Losses
 from gpuscope.sources.source import Files, ReadOptions, Role, SeveralRanks, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 
-_RANK_IN_HEADER = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d+)')
-_KINETO_HEAD = re.compile(rb'"(schemaVersion|traceEvents|deviceProperties|baseTimeNanoseconds)"\s*:')
+_RANK_IN_HEADER = when_used.pattern(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d+)')
+_KINETO_HEAD = when_used.pattern(rb'"(schemaVersion|traceEvents|deviceProperties|baseTimeNanoseconds)"\s*:')
 _HEAD, _LONG_HEAD = 1 << 16, 8 << 20
-_MERGED = re.compile(rb'"pid"\s*:\s*"\[|"pid_raw"\s*:')
-_CHROME_EVENT = re.compile(rb'\{\s*"(ph|name|cat|ts|pid|tid|args|dur)"\s*:')
+_MERGED = when_used.pattern(rb'"pid"\s*:\s*"\[|"pid_raw"\s*:')
+_CHROME_EVENT = when_used.pattern(rb'\{\s*"(ph|name|cat|ts|pid|tid|args|dur)"\s*:')
 
 
 class KinetoSource:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.sources.kineto.event_arguments import as_list, integer
 from gpuscope.sources.kineto.event_block import CATEGORIES, Work
@@ -25,8 +26,8 @@ from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.schema import Category
 
-_LABEL = re.compile(r"\[(?P<label>[^\[\]]+)\] ?(?P<pid>.*)", re.DOTALL)
-_NAMED = re.compile(r"\brank[ _:#-]?(\d+)\b", re.IGNORECASE)
+_LABEL = when_used.pattern(r"\[(?P<label>[^\[\]]+)\] ?(?P<pid>.*)", re.DOTALL)
+_NAMED = when_used.pattern(r"\brank[ _:#-]?(\d+)\b", re.IGNORECASE)
 _TURNS = 4
 """Times per process that its host events may begin anew in a file whose ranks stand one behind the other: more often,
 and the events are mixed, by time, say."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuscope import when_used
 from gpuscope.sources.kineto.event_arguments import as_list
 from gpuscope.trace.columns.distinct import distinct_values
 
@@ -18,9 +19,9 @@ _BLOCK = 512
 """Ids that torch gives to a thread at a time (`RecordQueue`'s `EventBlock`): 1 to 512, 513 to 1,024…"""
 _LOGS = ("WARNING", "ERROR")
 """Keys under which libkineto's `ChromeTraceLogger::finalizeTrace` keeps what it logged."""
-_LOST = re.compile(r"\b(?:dropped|lost)\b", re.IGNORECASE)
-_RECORDS = re.compile(r"\b(?:events?|records?|samples?|buffers?|activit(?:y|ies))\b", re.IGNORECASE)
-_COUNT = re.compile(
+_LOST = when_used.pattern(r"\b(?:dropped|lost)\b", re.IGNORECASE)
+_RECORDS = when_used.pattern(r"\b(?:events?|records?|samples?|buffers?|activit(?:y|ies))\b", re.IGNORECASE)
+_COUNT = when_used.pattern(
     r"\b(?:dropped|lost)(?:\s+[a-z]+){0,3}[\s:]+(\d+)\b|\b(\d+)(?:\s+[a-z]+){0,4}\s+(?:dropped|lost)\b", re.IGNORECASE
 )
 """`CuptiActivityApi` logs «Dropped N activity records», by `cuptiActivityGetNumDroppedRecords`."""

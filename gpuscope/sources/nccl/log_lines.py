@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from gpuscope import when_used
 from gpuscope.when_used import dataclass
 
 _PREFIX = r":(\d{1,18}):(\d{1,18}) \[(-?\d{1,9})\] NCCL (INFO|WARN|TRACE|VERSION) ?"
-_AT_START = re.compile(r"(?:^|[\]\s])([A-Za-z0-9][\w.-]*)" + _PREFIX)
-_USING_DEVICE = re.compile(r"#\s+Rank\s+\d+.*\bPid\s+\d+ on\s+(\S+) device")
+_AT_START = when_used.pattern(r"(?:^|[\]\s])([A-Za-z0-9][\w.-]*)" + _PREFIX)
+_USING_DEVICE = when_used.pattern(r"#\s+Rank\s+\d+.*\bPid\s+\d+ on\s+(\S+) device")
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.problems import collectives, reading
 from gpuscope.sources import stream
@@ -23,8 +23,8 @@ from gpuscope.trace.naming.kinds import collective_op
 from gpuscope.trace.schema import NA
 
 _TEXT = (".log", ".txt", ".out", ".err")
-_FREQUENT = re.compile(r"opCount|Bytes -> Algo|^Channel ")
-_WARNING = re.compile(r"([\w.-]+):(\d{1,18}):\d{1,18} \[-?\d{1,9}\] .*NCCL WARN ")
+_FREQUENT = when_used.pattern(r"opCount|Bytes -> Algo|^Channel ")
+_WARNING = when_used.pattern(r"([\w.-]+):(\d{1,18}):\d{1,18} \[-?\d{1,9}\] .*NCCL WARN ")
 """With the place in NCCL's source before it."""
 _LOOK = 8 << 20
 """A job's own output can come before NCCL's first line: text is searched that far."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.hardware.topology_matrix import parse_topology
 from gpuscope.sources import stream
@@ -13,8 +14,8 @@ from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 
-_HEADER = re.compile(rb"^\W*(?:\[4m)?GPU0\s", re.MULTILINE)
-_ROW = re.compile(rb"^\W*GPU0\s+X\s", re.MULTILINE)
+_HEADER = when_used.pattern(rb"^\W*(?:\[4m)?GPU0\s", re.MULTILINE)
+_ROW = when_used.pattern(rb"^\W*GPU0\s+X\s", re.MULTILINE)
 
 
 class TopoMatrixSource(Source):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpuscope import when_used
 from gpuscope.problems import completeness
 from gpuscope.recorded_environment import redacted
 from gpuscope.sources.kineto.wholeness import dropped_in
@@ -15,10 +16,10 @@ from gpuscope.trace.schema import NA
 from gpuscope.when_used import dataclass
 
 _ERROR = 3  # ENUM_DIAGNOSTIC_SEVERITY_LEVEL
-_INCOMPLETE = re.compile(r"\bnot all\b.*\bevents\b.*\bcollected\b", re.IGNORECASE)
+_INCOMPLETE = when_used.pattern(r"\bnot all\b.*\bevents\b.*\bcollected\b", re.IGNORECASE)
 """«Not all CUDA events might have been collected.», also where a capture range ended as it should."""
 _SWITCHES = {"cuda": "Cuda", "nvtx": "NvtxEvents", "osrt": "OSRuntime"}
-_NO_NVIDIA_DEVICE = re.compile(r"intel|microsoft|\bamd\b|radeon|aspeed|matrox", re.IGNORECASE)
+_NO_NVIDIA_DEVICE = when_used.pattern(r"intel|microsoft|\bamd\b|radeon|aspeed|matrox", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

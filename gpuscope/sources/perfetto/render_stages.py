@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.sources.kineto.event_block import Block, Rows, Shapes, Work
 from gpuscope.sources.kineto.graph_nodes import dependencies
 from gpuscope.sources.perfetto.annotation_values import as_json, collective_arguments
@@ -37,7 +37,7 @@ _EVENT_NODE, _HOST_NODE, _ANNOTATION, _FOREIGN = range(32, 36)
 """What else a stage may be: nodes of graphs that are no work on the device, a host range repeated on its clock, and
 another program's."""
 _STAGES = {**WORK, b"EventRecord": _EVENT_NODE, b"HostNode": _HOST_NODE, b"Annotation": _ANNOTATION}
-_LANE = re.compile(rb"stream (-?\d{1,18})")
+_LANE = when_used.pattern(rb"stream (-?\d{1,18})")
 _NUMBERS = {"correlation": CORRELATION, "stream": STREAM, "device": DEVICE, "bytes": BYTES, "graph": GRAPH}
 _NOTHING = msgspec.Raw(b"{}")
 

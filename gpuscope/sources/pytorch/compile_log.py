@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.problems import reading
 from gpuscope.sources.lines import json_object, lines
@@ -26,9 +27,9 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
 from gpuscope.when_used import dataclass
 
-_LINE = re.compile(rb"^[VDIWEC]\d{4} \d{2}:\d{2}:\d{2}\.\d+ \d+ \S+\] (\{.*)$")
-_BREAK_AT = re.compile(r"^Graph break in user code at (?P<file>.+):(?P<line>\d+)\s*$", re.MULTILINE)
-_CACHE = re.compile(r"fx_graph_cache_(hit|miss|bypass)$")
+_LINE = when_used.pattern(rb"^[VDIWEC]\d{4} \d{2}:\d{2}:\d{2}\.\d+ \d+ \S+\] (\{.*)$")
+_BREAK_AT = when_used.pattern(r"^Graph break in user code at (?P<file>.+):(?P<line>\d+)\s*$", re.MULTILINE)
+_CACHE = when_used.pattern(r"fx_graph_cache_(hit|miss|bypass)$")
 _SCHEDULE = "inductor_collective_schedule"
 _BREAK, _RECOMPILED, _ERROR = "dynamo_graph_break_reason", "recompile_reasons", "dynamo_error"
 _GRAPHS, _CODE = ("inductor_post_grad_graph", "after_post_grad_graph"), "inductor_output_code"
@@ -36,7 +37,7 @@ _CHROMIUM = "chromium_event"
 _KINDS = ("compilation_metrics", "dynamo_start", _CODE)
 _MAPPING = "inductor_provenance_tracking_node_mappings"
 _WANTED = (_BREAK, _RECOMPILED, _ERROR, _SCHEDULE, _MAPPING, "torch_version", *_GRAPHS)
-_TORCH_FILE = re.compile(
+_TORCH_FILE = when_used.pattern(
     r"[/\\]torch[/\\](_dynamo|_inductor|_functorch|nn)[/\\]|[/\\](site|dist)-packages[/\\]torch[/\\]"
 )
 _PAYLOADS = 4 << 20

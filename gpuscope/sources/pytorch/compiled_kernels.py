@@ -6,17 +6,18 @@ Inductor writes above each kernel the nodes of the graph that it fused (`# Sourc
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
 
-_KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(")
-_NODES = re.compile(r"^#\s+(?:\S+) => (.+)$")
-_FUSED = re.compile(r"^#\s+%(\w+) : ")
-_FILE = re.compile(r"^\s*#\s*File: (?P<file>.+?):(?P<line>\d+) in (?P<name>[^,]+), code:")
-_NODE = re.compile(r"^\s*(\w+)(?:: \"[^\"]*\")? = ")
+from gpuscope import when_used
+
+_KERNEL = when_used.pattern(r"^(\w+) = async_compile\.\w+\(")
+_NODES = when_used.pattern(r"^#\s+(?:\S+) => (.+)$")
+_FUSED = when_used.pattern(r"^#\s+%(\w+) : ")
+_FILE = when_used.pattern(r"^\s*#\s*File: (?P<file>.+?):(?P<line>\d+) in (?P<name>[^,]+), code:")
+_NODE = when_used.pattern(r"^\s*(\w+)(?:: \"[^\"]*\")? = ")
 
 
 class _Mapping(msgspec.Struct):

@@ -8,22 +8,22 @@ Chakra.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.when_used import dataclass
 
-_HEAD = re.compile(rb'^\s*\{\s*"schema"\s*:\s*"[\w.-]+"\s*,\s*"pid"\s*:\s*(\d+)')
+_HEAD = when_used.pattern(rb'^\s*\{\s*"schema"\s*:\s*"[\w.-]+"\s*,\s*"pid"\s*:\s*(\d+)')
 _TENSOR_FIELDS = ("id", "storage", "offset", "elements", "bytes of an element", "device")
-_TENSOR = re.compile(r"Tensor\((.*)\)")
+_TENSOR = when_used.pattern(r"Tensor\((.*)\)")
 
 
 class _Values(msgspec.Struct, gc=False):

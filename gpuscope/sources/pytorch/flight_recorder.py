@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.problems import collectives, job, reading
 from gpuscope.sources.pytorch import safe_pickle
@@ -28,8 +29,8 @@ MAX_BYTES = 1 << 30
 FRAMES = 24
 _PICKLE = b"\x80"
 _TELLING = (b"pg_config", b"pg_status", b"collective_seq_id")
-_LAST_NUMBER = re.compile(r"(\d+)(?:\.[a-zA-Z]\w*)*$")
-_ENDS = re.compile(r"(send|recv)\s+(\d+)\s*(->|<-)\s*(\d+)")
+_LAST_NUMBER = when_used.pattern(r"(\d+)(?:\.[a-zA-Z]\w*)*$")
+_ENDS = when_used.pattern(r"(send|recv)\s+(\d+)\s*(->|<-)\s*(\d+)")
 
 
 class FlightRecorderSource:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.sources.lines import lines
 from gpuscope.sources.pytorch import log_signs, stack_text
@@ -20,8 +21,8 @@ from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import MOST_RANKS, NA
 
 _TAIL = 1 << 20
-_OWN_FOLDER = re.compile(r"(?:(?:local_?)?rank|worker|proc)?[-_.=]?(\d{1,7})", re.IGNORECASE)
-_LAST_NUMBER = re.compile(r"(\d{1,7})(?:\.[a-zA-Z]\w*)*$")
+_OWN_FOLDER = when_used.pattern(r"(?:(?:local_?)?rank|worker|proc)?[-_.=]?(\d{1,7})", re.IGNORECASE)
+_LAST_NUMBER = when_used.pattern(r"(\d{1,7})(?:\.[a-zA-Z]\w*)*$")
 ALONE = "logs and stacks show where a job hangs, not where its time goes"
 
 

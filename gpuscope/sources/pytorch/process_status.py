@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.sources.pytorch.process_log import ALONE, rank_of_file
 from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 
-_STATE = re.compile(r"^State:\s+([A-Za-z])", re.MULTILINE)
-_PID = re.compile(r"^Pid:\s+(\d{1,9})$", re.MULTILINE)
+_STATE = when_used.pattern(r"^State:\s+([A-Za-z])", re.MULTILINE)
+_PID = when_used.pattern(r"^Pid:\s+(\d{1,9})$", re.MULTILINE)
 STATES = {"T": "stopped", "t": "debugger", "Z": "exited", "X": "exited", "D": "storage"}
 """Signs by the kernel's letters; a process that is traced (`t`) has a debugger attached."""
 

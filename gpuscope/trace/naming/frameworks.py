@@ -5,30 +5,37 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
+from gpuscope import when_used
+
 _MARKS = (
     # Servers name the ranges around their steps (serving_names.py), their operators, and the files of stacks.
-    ("sglang", re.compile(r"^step\[[A-Z_]+ bs=|\bsglang(/|::)|\bsgl_kernel\b|^scheduler\.run_batch$", re.MULTILINE)),
-    ("tensorrt_llm", re.compile(r"^\[Executor\] _forward_step|\btensorrt_llm(/|::)", re.MULTILINE)),
+    (
+        "sglang",
+        when_used.pattern(r"^step\[[A-Z_]+ bs=|\bsglang(/|::)|\bsgl_kernel\b|^scheduler\.run_batch$", re.MULTILINE),
+    ),
+    ("tensorrt_llm", when_used.pattern(r"^\[Executor\] _forward_step|\btensorrt_llm(/|::)", re.MULTILINE)),
     (
         "vllm",
-        re.compile(
+        when_used.pattern(
             r"^execute_(\d+_)?context_\d+\(|^execute_new_\d+_cached_|\bvllm(/|::)|^gpu_model_runner: ", re.MULTILINE
         ),
     ),
     # DeepSpeed wraps its engine's methods in NVTX ranges and record_function (deepspeed/utils/nvtx.py).
-    ("deepspeed", re.compile(r"^DeepSpeed\w*\.|\bdeepspeed/", re.MULTILINE)),
-    ("megatron", re.compile(r"\bmegatron/|^megatron\.|^\w*MegatronModule", re.MULTILINE)),
-    ("torchtitan", re.compile(r"\btorchtitan/")),
+    ("deepspeed", when_used.pattern(r"^DeepSpeed\w*\.|\bdeepspeed/", re.MULTILINE)),
+    ("megatron", when_used.pattern(r"\bmegatron/|^megatron\.|^\w*MegatronModule", re.MULTILINE)),
+    ("torchtitan", when_used.pattern(r"\btorchtitan/")),
     (
         "lightning",
-        re.compile(r"\b(pytorch_)?lightning/|^\[pl\]\[|^\[Strategy\]|^\[Callback\]|^\[LightningModule\]", re.MULTILINE),
+        when_used.pattern(
+            r"\b(pytorch_)?lightning/|^\[pl\]\[|^\[Strategy\]|^\[Callback\]|^\[LightningModule\]", re.MULTILINE
+        ),
     ),
-    ("transformers", re.compile(r"\btransformers/trainer")),
-    ("accelerate", re.compile(r"\baccelerate/")),
-    ("horovod", re.compile(r"\bhorovod/|^Horovod\w+", re.MULTILINE)),
-    ("fsdp2", re.compile(r"^FSDP::", re.MULTILINE)),
-    ("fsdp", re.compile(r"^FullyShardedDataParallel\.", re.MULTILINE)),
-    ("ddp", re.compile(r"^DistributedDataParallel\.", re.MULTILINE)),
+    ("transformers", when_used.pattern(r"\btransformers/trainer")),
+    ("accelerate", when_used.pattern(r"\baccelerate/")),
+    ("horovod", when_used.pattern(r"\bhorovod/|^Horovod\w+", re.MULTILINE)),
+    ("fsdp2", when_used.pattern(r"^FSDP::", re.MULTILINE)),
+    ("fsdp", when_used.pattern(r"^FullyShardedDataParallel\.", re.MULTILINE)),
+    ("ddp", when_used.pattern(r"^DistributedDataParallel\.", re.MULTILINE)),
 )
 
 # A process group's description -> the parallelism it serves. Megatron-Core's descriptions
@@ -53,7 +60,7 @@ WRAPPERS = frozenset({"deepspeed", "megatron", "horovod", "ddp", "fsdp", "fsdp2"
 
 _OF_MEGATRON = {"pipeline-timers"}
 """Formats that only jobs of Megatron leave: Primus dumps its stages' times with that backend alone."""
-_TIMERS = re.compile(r"^(embedding|layernorm)-grads-all-reduce$|^optimizer-clip-main-grad$", re.MULTILINE)
+_TIMERS = when_used.pattern(r"^(embedding|layernorm)-grads-all-reduce$|^optimizer-clip-main-grad$", re.MULTILINE)
 """Megatron-LM's timers (megatron/training/training.py), which tables of operations keep. Of other traces gpuscope
 itself gives these names to what it finds in them."""
 

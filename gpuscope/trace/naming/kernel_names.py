@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from functools import cache
 
-_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{[^}]*\}::")
-_SUFFIX = re.compile(r"(\s*\[clone [^\]]*\]|\.kd)+$")
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_LENGTH = re.compile(r"\d+")
-_NOT_WORD = re.compile(r"[^a-z0-9]+")
+from gpuscope import when_used
+
+_ANONYMOUS = when_used.pattern(r"\(anonymous namespace\)::|<unnamed>::|\{[^}]*\}::")
+_SUFFIX = when_used.pattern(r"(\s*\[clone [^\]]*\]|\.kd)+$")
+_CAMEL = when_used.pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_LENGTH = when_used.pattern(r"\d+")
+_NOT_WORD = when_used.pattern(r"[^a-z0-9]+")
 
 
 @cache

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from typing import Literal
 
+from gpuscope import when_used
 from gpuscope.trace.naming.frameworks import SERVERS, frameworks
 
 Program = Literal["pytorch", "jax", "native", "server"]
 """`native` is a program that calls CUDA or HIP itself, in C++ or another language; `server` answers requests with a
 model and trains nothing."""
 
-_PYTORCH = re.compile(
+_PYTORCH = when_used.pattern(
     # Operators, ATen's kernels, autograd, Inductor's and nvFuser's kernels, files of a recorded stack.
     r"\b(aten|c10d|c10)::|\bat::(native|cuda)::|\btorch(::|\.|/)|^ProfilerStep#|^autograd::engine|^Optimizer\.(step|zero_grad)#"
     r"|^triton_(poi|per|red|tem|for)_fused|\bnvfuser|\bCUDACachingAllocator\b|^enumerate\(DataLoader\)"
 )
-_JAX = re.compile(
+_JAX = when_used.pattern(
     # XLA's NVTX domain and module ranges, its traces of host functions, what jit names, JAX's own kernels.
     r"^XlaModule\b|^XlaOp\b|^TSL:|\bjit[_(]\w+|\bpjit\b|\bjax(::|/|\.)|\bxla::|^PjRt|^PjitFunction"
 )
-_TRAINS = re.compile(r"^Optimizer\.(step|zero_grad)#|^autograd::engine|Backward\d*$|_backward\b")
+_TRAINS = when_used.pattern(r"^Optimizer\.(step|zero_grad)#|^autograd::engine|Backward\d*$|_backward\b")
 """Of a job that does both (reinforcement learning) the training part decides."""
 _PYTORCH_FORMATS = frozenset({"kineto", "ascend", "flight-recorder", "allocator-snapshot"})
 """Formats that only PyTorch (or its Ascend build) writes."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
+from gpuscope import when_used
 from gpuscope.when_used import dataclass
 
 Phase = Literal["prefill", "decode", "mixed", "capture"]
@@ -74,15 +75,16 @@ _NAMES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], Batch | None
     # execute_context_1(512)_generation_32(32); with detailed_trace_annotation
     # execute_8192_context_9(sq8155sk8430sqsq…sqsk…)_generation_37(sq37sk34489…)
     ("vLLM",
-     re.compile(r"execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^)]*\)_generation_(\d+)\((?:sq)?(\d+)[^)]*\)$"), _vllm),
-    ("vLLM", re.compile(r"execute_new_(\d+)_cached_(\d+)$"), _older_vllm),  # 0.11.1 to 0.13
-    ("vLLM", re.compile(r"capture_(\d+)_(?:FULL|PIECEWISE|\w*(?:decode|prefill))$"),
+     when_used.pattern(r"execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^)]*\)_generation_(\d+)\((?:sq)?(\d+)[^)]*\)$"),
+     _vllm),
+    ("vLLM", when_used.pattern(r"execute_new_(\d+)_cached_(\d+)$"), _older_vllm),  # 0.11.1 to 0.13
+    ("vLLM", when_used.pattern(r"capture_(\d+)_(?:FULL|PIECEWISE|\w*(?:decode|prefill))$"),
      lambda found: Batch("capture", decode_tokens=int(found[1]))),
-    ("SGLang", re.compile(r"step\[([A-Z]+(?:_[A-Z0-9]+)*) bs=(\d+)(?: toks=(\d+))?([^\]]*)\]$"), _sglang),
+    ("SGLang", when_used.pattern(r"step\[([A-Z]+(?:_[A-Z0-9]+)*) bs=(\d+)(?: toks=(\d+))?([^\]]*)\]$"), _sglang),
     ("TensorRT-LLM",
-     re.compile(r"\[Executor\] _forward_step(?: \d+)?: (\d+) ctx reqs, (?:(\d+) ctx tokens, )?(\d+) gen reqs"),
+     when_used.pattern(r"\[Executor\] _forward_step(?: \d+)?: (\d+) ctx reqs, (?:(\d+) ctx tokens, )?(\d+) gen reqs"),
      _tensorrt_llm),
-    ("ATOM", re.compile(r"(prefill|decode)\[(bs=\d+.*)\]$"), _atom),
+    ("ATOM", when_used.pattern(r"(prefill|decode)\[(bs=\d+.*)\]$"), _atom),
 )  # fmt: skip
 
 
@@ -114,10 +116,10 @@ def is_server_step(name: str) -> bool:
 
 
 # Attention over a cache in pages, which training has none of, and the kernels that write it.
-_CACHED = re.compile(r"paged|kv_?cache|reshape_and_cache|batch_?(decode|prefill)|unified_attention|mla_decode"
+_CACHED = when_used.pattern(r"paged|kv_?cache|reshape_and_cache|batch_?(decode|prefill)|unified_attention|mla_decode"
                      r"|masked_multihead|flash_?mla|decode_attention|extend_attention", re.IGNORECASE)  # fmt: skip
-_DECODES = re.compile(r"decode|paged_attention|masked_multihead|splitkv_combine|attention_3d", re.IGNORECASE)
-_PREFILLS = re.compile(r"prefill|extend_attention|context", re.IGNORECASE)
+_DECODES = when_used.pattern(r"decode|paged_attention|masked_multihead|splitkv_combine|attention_3d", re.IGNORECASE)
+_PREFILLS = when_used.pattern(r"prefill|extend_attention|context", re.IGNORECASE)
 
 
 def works_on_a_cache(kernel: str) -> bool:

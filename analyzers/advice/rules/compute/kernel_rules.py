@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from gpuscope import when_used
 from gpuscope.analyzers.advice.framework_settings import by_framework, device_waits, fusable, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import megatron_settings, other_settings, torch_settings
@@ -217,7 +217,7 @@ def _hopper_attention(finding: FindingEntry) -> Setting:
     return torch_settings.SDPA_KERNEL.to("SDPBackend.CUDNN_ATTENTION  # around the model")
 
 
-_OF_PACKAGE = re.compile(r"\bflash::flash_")
+_OF_PACKAGE = when_used.pattern(r"\bflash::flash_")
 """PyTorch's own copy has the namespace `pytorch_flash`."""
 
 

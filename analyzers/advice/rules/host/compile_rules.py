@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from gpuscope import when_used
 from gpuscope.analyzers.advice.framework_settings import config, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import torch_settings
@@ -131,8 +131,8 @@ def _stable(case: Case, finding: FindingEntry, again: list[CompileEntry]) -> Pro
     return Proposal(finding, StableGuard(place, guard, took, saved), _for_guard(guard))
 
 
-_SIZE = re.compile(r"tensor '(?P<name>\w+)' size mismatch at index (?P<axis>\d+)")
-_FLOAT = re.compile(r"== -?\d*\.\d+|<class 'float'>")
+_SIZE = when_used.pattern(r"tensor '(?P<name>\w+)' size mismatch at index (?P<axis>\d+)")
+_FLOAT = when_used.pattern(r"== -?\d*\.\d+|<class 'float'>")
 
 
 def _for_guard(guard: str) -> Setting:
@@ -149,8 +149,8 @@ def _for_guard(guard: str) -> Setting:
     return torch_settings.COMPILE_DYNAMIC.to("True")
 
 
-_HINTED = re.compile(r"`(?P<name>torch\._dynamo\.config\.\w+) = (?P<value>\w+)`")
-_BUILTIN = re.compile(r"builtin(?: operator)? `(?P<name>[\w.]+?)\.?`")
+_HINTED = when_used.pattern(r"`(?P<name>torch\._dynamo\.config\.\w+) = (?P<value>\w+)`")
+_BUILTIN = when_used.pattern(r"builtin(?: operator)? `(?P<name>[\w.]+?)\.?`")
 
 
 def _for_break(one: GraphBreakEntry, place: str) -> Setting:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from gpuscope import when_used
 from gpuscope.analyzers.advice.framework_settings import by_framework, config, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import megatron_settings, nccl_settings, other_settings, torch_settings
@@ -233,7 +233,7 @@ def _movable(name: str) -> bool:
     return not (kinds.is_lock_or_sleep_call(name) or kinds.phase(name) or _OWN_WORK.search(name))
 
 
-_OWN_WORK = re.compile(
+_OWN_WORK = when_used.pattern(
     r"::|^(cu[A-Z]|cuda|hip)\w+|^(Optimizer|DistributedDataParallel|FullyShardedDataParallel|FSDP)\b|#|"
     r"^nn\.Module|Backward\d*$|\.py\(\d+\)|^<built-in|^(gloo|nccl|mpi|c10d):|^record_param_comms|"
     r"^Torch-Compiled Region|^TorchDynamo|^Pregraph|^AOTDispatcher|CompiledFunction"

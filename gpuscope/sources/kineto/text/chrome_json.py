@@ -16,15 +16,16 @@ from typing import Any, Protocol
 
 import msgspec
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.text.scan_ahead import Scanners, read_ahead
 from gpuscope.when_used import dataclass
 
-_BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
-_ARRAY_OPENS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_ARRAY_CLOSES = re.compile(rb'(?:^|(?<=[},]))\s*\](?=\s*(?:,\s*"|\}|$))')
-_BARE_NUMBERS = re.compile(rb"(?<=[:\s,\[])-?(?:nan|inf(?:inity)?)(?=[\s,\]}])", re.IGNORECASE)
+_BETWEEN = when_used.pattern(rb"\}\s*,\s*(?=\{)")
+_ARRAY_OPENS = when_used.pattern(rb'"traceEvents"\s*:\s*\[')
+_ARRAY_CLOSES = when_used.pattern(rb'(?:^|(?<=[},]))\s*\](?=\s*(?:,\s*"|\}|$))')
+_BARE_NUMBERS = when_used.pattern(rb"(?<=[:\s,\[])-?(?:nan|inf(?:inity)?)(?=[\s,\]}])", re.IGNORECASE)
 _CUTS_TRIED = 12
 _CUT_WITHIN = 8 << 20
 _PIECES_JOINED = 6

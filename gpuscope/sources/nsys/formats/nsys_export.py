@@ -11,14 +11,15 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from gpuscope import when_used
 from gpuscope.errors import InputError, UsageError
 
 _MAGIC = b"NVIDIA Tegra Profiler Report "
-_VERSION = re.compile(_MAGIC + rb"(\d+)@(\d+)@(\d+)")
-_SAID = re.compile(r"[Vv]ersion[^\d]{0,24}(\d{4})[.@](\d+)[.@](\d+)")
+_VERSION = when_used.pattern(_MAGIC + rb"(\d+)@(\d+)@(\d+)")
+_SAID = when_used.pattern(r"[Vv]ersion[^\d]{0,24}(\d{4})[.@](\d+)[.@](\d+)")
 """«Report was created in Nsight Systems version (2025.6.1.190)», «Version number is invalid: 2024@6@2@225»."""
-_PERCENT = re.compile(rb"(\d{1,3})%")
-_PROGRESS = re.compile(r"Exporting \d+ events: \[[^\]]*\]|^\s*Processing.*$", re.MULTILINE)
+_PERCENT = when_used.pattern(rb"(\d{1,3})%")
+_PROGRESS = when_used.pattern(r"Exporting \d+ events: \[[^\]]*\]|^\s*Processing.*$", re.MULTILINE)
 _WANTED = ("--include-blobs", "--include-json")
 """Off by default, and without them NCCL's sizes stay behind; versions before 2026 may lack them."""
 

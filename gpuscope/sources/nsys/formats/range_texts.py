@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.trace.columns.name_pool import Codes
 from gpuscope.when_used import dataclass
 
@@ -18,7 +18,7 @@ USUAL = ", (?:seq|op_id) = "
 """What follows an operator's name."""
 RARER = ", (?:sizes|input_op_ids) = "
 """What follows it where none of the usual is there."""
-_RARER = re.compile(RARER)
+_RARER = when_used.pattern(RARER)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.sources.nsys.formats.range_texts import RangeTexts, cut
 from gpuscope.trace.columns.distinct import distinct_values, mapped
@@ -14,7 +14,7 @@ from gpuscope.trace.columns.name_pool import NO_NAME, Codes, NamePool
 from gpuscope.trace.columns.table import Array, Times
 from gpuscope.trace.schema import NA
 
-_OPERATOR = re.compile(r"\w+::|\w+Backward\d*$|autograd::engine::evaluate_function")
+_OPERATOR = when_used.pattern(r"\w+::|\w+Backward\d*$|autograd::engine::evaluate_function")
 
 
 class StringTable:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.sources.nsys.formats.string_ids import StringTable
 from gpuscope.sources.nsys.rows.event_tables import NVTX, OSRT, Events
@@ -24,12 +25,12 @@ from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA
 
 _CHAINS = "OSRT_CALLCHAINS"
-_TAKES_GIL = re.compile(
+_TAKES_GIL = when_used.pattern(
     r"^(take_gil|PyEval_RestoreThread|PyEval_AcquireThread|PyEval_AcquireLock|PyGILState_Ensure"
     r"|_PyEval_EvalFrameDefault|_PyEval_EvalFrame)(\.|@|$)"
 )
-_BENEATH = re.compile(r"(^|/)(libc|libpthread|ld-linux)[-.\w]*\.so|(^|/)nsight|(^|/)lib(ToolsInjection|cupti)")
-_GIL_RANGE = re.compile(r"\bwait\w*\b.*\bGIL\b", re.IGNORECASE)
+_BENEATH = when_used.pattern(r"(^|/)(libc|libpthread|ld-linux)[-.\w]*\.so|(^|/)nsight|(^|/)lib(ToolsInjection|cupti)")
+_GIL_RANGE = when_used.pattern(r"\bwait\w*\b.*\bGIL\b", re.IGNORECASE)
 
 
 def name_gil_waits(tables: Tables, events: Events, names: NamePool) -> None:

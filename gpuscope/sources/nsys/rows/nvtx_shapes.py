@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.sources.nsys.formats.export_tables import Tables
 from gpuscope.sources.nsys.rows.event_tables import NVTX, Events
 from gpuscope.sources.nsys.rows.host_events import HostRows
@@ -14,7 +15,7 @@ from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.shaped_operators import is_shaped
 
-_SIZES = re.compile(r", sizes = (\[.*?\])(?:, input_op_ids = |$)", re.DOTALL)
+_SIZES = when_used.pattern(r", sizes = (\[.*?\])(?:, input_op_ids = |$)", re.DOTALL)
 
 
 def add_shapes(builder: TraceBuilder, tables: Tables, events: Events, placed: Sequence[HostRows]) -> None:

@@ -6,7 +6,6 @@ the profiled command (RANK), the file's name; else processes by process id, then
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.sources.nsys.formats.export_tables import Tables, pairs
 from gpuscope.sources.nsys.rows.event_tables import (
     GRAPH,
@@ -49,10 +49,10 @@ _RANK_VARIABLES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # SLURM_NTASKS is set in a batch script that starts one process, too
 )
 ON_DEVICE = (KERNEL, MEMCPY, MEMSET, GRAPH)
-_VARIABLE = re.compile(r"(?:^|[;\0\n\x01-\x1f])([A-Z][A-Z0-9_]*)=\"?(\d{1,7})(?=\"?(?:[;\0\n\x01-\x1f]|$))")
-_MASTER = re.compile(r"(?:^|[;\0\n\x01-\x1f])MASTER_ADDR=\"?([\w.:-]{1,255})")
+_VARIABLE = when_used.pattern(r"(?:^|[;\0\n\x01-\x1f])([A-Z][A-Z0-9_]*)=\"?(\d{1,7})(?=\"?(?:[;\0\n\x01-\x1f]|$))")
+_MASTER = when_used.pattern(r"(?:^|[;\0\n\x01-\x1f])MASTER_ADDR=\"?([\w.:-]{1,255})")
 _NODE_COUNTS = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "NNODES", "GROUP_WORLD_SIZE")
-_MPI_RANK_LABEL = re.compile(r"MPI Rank (\d+)$")
+_MPI_RANK_LABEL = when_used.pattern(r"MPI Rank (\d+)$")
 
 
 @dataclass
