@@ -216,6 +216,13 @@ def prose(text: str) -> list[Any]:
     return [dmc.Code(part) if at % 2 else part for at, part in enumerate(parts)]
 
 
+def swatches(labels: Mapping[str, str]) -> Component:
+    """What each colour stands for."""
+    return html.Div([
+        html.Span([html.I(style={"background": colour}), label], className="swatch") for label, colour in labels.items()
+    ], className="swatches")  # fmt: skip
+
+
 def facts(pairs: Sequence[tuple[Any, Any]]) -> Component:
     """Names and values, one pair a row; text is cleaned of control characters."""
     rows = [

@@ -58,7 +58,7 @@ def _words(share: float, step_ns: int | None) -> str:
 
 def _after(fig: go.Figure, change: Changed, size: int, dark: bool) -> None:
     """The step after a change with its range, and what is saved in outline."""
-    label, said = ["at best" if change.bound else "after the change"], units.duration(change.after)
+    label, said = ["at best" if change.bound else "after"], units.duration(change.after)
     saved = max(change.before - change.after, 0)
     error = {"type": "data", "symmetric": False, "array": [(change.high - change.after) / size],
              "arrayminus": [(change.after - change.low) / size], "thickness": 1.5,

@@ -11,7 +11,7 @@ from gpuscope.dashboards.plain_text import plain
 from gpuscope.report.html.flame_drawing import COLOURS
 from gpuscope.report.view import places
 from gpuscope.schema.call_tree_section import PlaceEntry
-from gpuscope.words import units
+from gpuscope.words import palette, units
 
 NAME = 200
 
@@ -30,6 +30,8 @@ def icicle(entries: Sequence[PlaceEntry], dark: bool) -> go.Figure:
         branchvalues="total",
         tiling={"orientation": "v"},
         marker={"colors": [COLOURS[entry["kind"]] for entry in entries]},
+        leaf={"opacity": 1},
+        textfont={"color": palette.PAGE["ink"][False]},  # dark on all of these, on dark pages too
         hovertemplate="%{label} (%{customdata[0]})<br>device %{customdata[1]}, exposed communication %{customdata[2]}, "
         "idle %{customdata[3]}<extra></extra>",
         maxdepth=14,

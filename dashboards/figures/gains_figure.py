@@ -41,6 +41,7 @@ def steps(before: int, predicted: Sequence[Step], dark: bool) -> go.Figure:
         error_x={
             "type": "data", "symmetric": False, "array": [(one.high - one.after) / size for one in predicted],
             "arrayminus": [(one.after - one.low) / size for one in predicted], "thickness": 1.5,
+            "color": palette.PAGE["ink"][dark],
         },
         text=[one.text for one in predicted],
         textposition="none", hovertemplate="%{text}<extra></extra>",

@@ -19,6 +19,7 @@ from gpuscope.dashboards.figures import kernels_figure as drawing
 from gpuscope.dashboards.figures.call_tree_figure import icicle
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.hardware.device_peaks import peak_flops
+from gpuscope.report.html.flame_drawing import COLOURS
 from gpuscope.report.view import places
 from gpuscope.schema.call_tree_section import PlaceEntry, PlaceKind
 from gpuscope.schema.document import Report
@@ -98,7 +99,8 @@ def _places(shown: Shown) -> list[Component]:
         data=[{"value": "", "label": "Everything"}, *({"value": kind, "label": KINDS[kind]} for kind in kinds)],
     )  # fmt: skip
     note = "Width: device time launched there and idle time while the launching thread was there, of all ranks."
-    body = [choice, ui.figure(icicle(drawn, shown.dark), "places", 420)]
+    colours = {one["kind"]: COLOURS[one["kind"]] for one in drawn}
+    body = [choice, ui.swatches(colours), ui.figure(icicle(drawn, shown.dark), "places", 420)]
     if by is not None:
         body.append(_by_place(entries, by, shown.dark))
     return [ui.card("Flame graph", *body, note=f"{note} A click opens a place.")]

@@ -67,6 +67,12 @@ def _bytes(value: int | None) -> str:
     return units.NONE if value is None else units.memory(value)
 
 
+def _settings(entry: MemoryEntry) -> str:
+    if entry["settings"] is None:
+        return "not recorded"
+    return f"{entry['variable']}={entry['settings']}" if entry["settings"] else f"{entry['variable']} is not set"
+
+
 def _facts(entry: MemoryEntry) -> Component:
     pairs: list[tuple[str, Any]] = [
         ("from", f"{_name(entry)} ({entry['kind']}, {units.count(entry['events'])} events)"),
@@ -74,7 +80,7 @@ def _facts(entry: MemoryEntry) -> Component:
         ("peak reserved", _bytes(entry["peak_reserved_bytes"])),
         ("allocated at the end", _bytes(entry["end_allocated_bytes"])),
         ("reserved at the end", _bytes(entry["end_reserved_bytes"])),
-        ("settings", "not recorded" if entry["settings"] is None else f"{entry['variable']}={entry['settings']}"),
+        ("settings", _settings(entry)),
         ("fragmentation", _fragmentation(entry)),
         ("retries", str(len(entry["retries"]))),
     ]  # fmt: skip

@@ -142,7 +142,7 @@ def _places(shown: Shown) -> Component | None:
     body: list[Any] = [pictures(places, late or main["ranks"], shown, number)]
     if main["code"] == "straggler" and len(late) == 1:
         found = meanwhile_link(places[0], late[0], shown, number)
-        body.append(dmc.Text(["Meanwhile: ", found], size="sm", mt="xs") if found is not None else None)
+        body.append(dmc.Text(["Longest meanwhile: ", found], size="sm", mt="xs") if found is not None else None)
     tipping = why_verdict.tipping(report)
     note = f"The largest places. It would be {tipping}." if tipping else "The largest places."
     return html.Div(ui.card("Why this verdict", *body, note=note), className="finding")

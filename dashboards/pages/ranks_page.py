@@ -129,8 +129,8 @@ def _ranks(shown: Shown) -> Component:
         "Ranks",
         ui.grid([row for row in rows if row not in first], columns, "ranks", shown.dark,
                 dashGridOptions=options, defaultColDef={"suppressHeaderFilterButton": True}),
-        note="«Waits caused» is what a rank that waits for this one loses, exposed; «root cause of» follows waits back "
-        "to their first cause, summed over ranks. Ranks that are late again and again stand above the others.",
+        note="«Waits caused» is what one rank that waits for this one loses in a step; «root cause of» is all waiting, "
+        "over ranks and steps, that began with this one. Ranks that are late again and again stand above the others.",
         corner=[ui.csv_link(shown.run.key, "ranks"), ui.csv_link(shown.run.key, "stragglers", name="CSV of waits")],
     )  # fmt: skip
 

@@ -205,12 +205,9 @@ def _legend(events: Events, view: View) -> Component:
     for look, (label, colour) in EVENT_STYLES.items():
         if look in events.looks:
             labels.setdefault(colour, label)  # communication, on a device or called by the host, is one colour
-    swatches = [
-        html.Span([html.I(style={"background": colour}), label], className="swatch") for colour, label in labels.items()
-    ]
     return html.Div([
-        html.Div(swatches, className="swatches"),
-        html.Span("The darker a pixel, the busier; the line below it shows that anything runs there at all."),
+        ui.swatches({label: colour for colour, label in labels.items()}),
+        html.Span("The fuller a pixel's colour, the busier; the line below it shows that anything runs there at all."),
         html.Span(_clock_note(events, view)),
     ], className="timeline-legend")  # fmt: skip
 

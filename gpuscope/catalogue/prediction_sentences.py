@@ -70,9 +70,9 @@ def gain_cell(predicted: Prediction, certain: bool) -> str:
 
 
 def bound_share(bound: StepBound) -> str:
-    """`up to -33 %`: what of the step can vanish at most."""
-    frac = bound["step_ns_low"] / bound["step_ns_before"] - 1
-    return f"up to {100 * frac:.0f} %" if frac <= -0.01 else f"up to {100 * frac:.1f} %"
+    """`up to 33 %`: what of the step can vanish at most."""
+    frac = 1 - bound["step_ns_low"] / bound["step_ns_before"]
+    return f"up to {100 * frac:.0f} %" if frac >= 0.01 else f"up to {100 * frac:.1f} %"
 
 
 def bound_change(bound: StepBound) -> str:
@@ -170,7 +170,7 @@ def plan(entry: PlanEntry) -> str:
 
 def nothing_gains(entry: NothingGainsEntry) -> str:
     """`kernel launch overhead takes 12.1 % of the time, and nothing tried gains: cuda_graphs → 117.2 ms; any other
-    change gains up to -12 % (step 117.4 ms → 103.3 ms at best, if all of it vanished and nothing else changed)`."""
+    change gains up to 12 % (step 117.4 ms → 103.3 ms at best, if all of it vanished and nothing else changed)`."""
     tried = ", ".join(f"{one['code']} → {units.duration(one['step_ns_after'])}" for one in entry["tried"])
     takes = f"{finding_words(entry['finding'])} takes {units.share(entry['share_frac'])} of the time"
     told = f"{takes}, and nothing tried gains: {tried}"

@@ -63,6 +63,7 @@ def test_memory_of_a_snapshot(browser: Browser, others: str) -> None:
     browser.open(f"{others}/memory?run=3", "/memory")
     text = browser.text("main")
     assert "24,012 MiB" in text
+    assert "PYTORCH_ALLOC_CONF is not set" in text
     assert all(title in text for title in ("Over time", "In use at the peak", "Segments and holes"))
 
 

@@ -73,7 +73,7 @@ def places(report: Report, writer: Writer, shown: int) -> None:
         return
     writer.line("")
     stepped = ["<step"] if any(place.step for place in found) else []
-    rows = [(place.rank, *([place.step] if stepped else []), place.into, place.lasts, place.said) for place in found]
+    rows = [(place.rank, *([place.step] if stepped else []), place.at, place.lasts, place.said) for place in found]
     writer.rows(("<rank", *stepped, ">at", ">lasts", "~what the trace shows there"), rows)
 
 

@@ -177,7 +177,7 @@ def _fix(report: Report) -> tuple[Label, str, SuggestionEntry | UnpredictedEntry
     answering = next((one for one in untried if blame.answers(report, one)), None)
     if answering is not None or (untried and not suggestions):
         one = answering or untried[0]
-        return "try", f"{_named(one)} ({bound_share(one['bound']) if 'bound' in one else 'gain unknown'})", one
+        return "try", f"{_named(one)} (gain {bound_share(one['bound']) if 'bound' in one else 'unknown'})", one
     if suggestions:
         return _elsewhere(suggestions[0])
     if not advice.get("asked", True):

@@ -60,7 +60,7 @@ class ChangeLine:
     saves: str = ""
     """What it saves of the peak of memory at most, where a snapshot bounds that."""
     bound: str = ""
-    """`up to -33 %`, where its gain is bounded and no more."""
+    """`up to 33 %`, where its gain is bounded and no more."""
     whose: str = ""
     """The snapshot it is for, where there are several."""
 

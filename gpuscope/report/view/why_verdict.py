@@ -22,8 +22,7 @@ class Place:
 
     rank: str
     step: str
-    into: str
-    """How far into the step, without steps into the window."""
+    at: str
     lasts: str
     said: str
     """What ran there, and why it is evidence."""
@@ -40,16 +39,16 @@ def largest(report: Report, shown: int = SHOWN) -> list[Place]:
 
 
 def _place(report: Report, evidence: Evidence) -> Place:
-    number, into = "", arrangement.place_ns(evidence, arrangement.starts(report))
+    number, at = "", arrangement.place_ns(evidence, arrangement.starts(report))
     for step in report["steps"]:
         since = evidence["start_ns"] - step["start_ns"]
         if step["rank"] == evidence["rank"] and step["step"] is not None and 0 <= since < step["dur_ns"]:
-            number, into = str(step["step"]), since
+            number = str(step["step"])
     note = f": {evidence['note']}" if evidence["note"] else ""
     return Place(
         rank=str(evidence["rank"]),
         step=number,
-        into=units.NONE if into is None else f"+{units.duration(into)}",
+        at=units.NONE if at is None else units.offset(at),
         lasts=units.duration(evidence["dur_ns"]),
         said=plain_kernel(evidence["name"]) + note,
         evidence=evidence,

@@ -24,7 +24,7 @@ def test_the_late_rank_is_marked_and_the_change_stands_beneath(slow_rank: OpenRu
     step = arrangement.step_ns(report)
     fig = breakdown_figure.bars(report["ranks"], False, step_ns=step, late=culprits(report), change=change)
     assert [label for label in fig.data[0].y if "late" in label] == ["<b>▸ rank 1 (CPU), late</b>"]
-    after = next(bar for bar in fig.data if list(bar.y) == ["after the change"])
+    after = next(bar for bar in fig.data if list(bar.y) == ["after"])
     assert after.x[0] == change.after / 1e6  # ms, as the bars above
     assert sum(bar.x[1] for bar in fig.data if len(bar.y) > 1) == pytest.approx(change.before / 1e6)
     in_legend = {bar.name: max(bar.x) for bar in fig.data if len(bar.y) > 1 and bar.showlegend}

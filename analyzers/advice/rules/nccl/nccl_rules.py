@@ -37,6 +37,7 @@ class ChoicesLogged(Suggestion):
     why_not = "nothing to gain by itself: it lets the next report predict other choices"
     risk = NEEDS_LOG
     verify = "bandwidth[].algorithm of the next report is not null"
+    bounded = False
 
     op: str
 
