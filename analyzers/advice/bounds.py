@@ -44,16 +44,15 @@ def cost_ns(report: Diagnosis, finding: FindingEntry, before: int) -> int:
 
 
 def explained(report: Diagnosis, finding: FindingEntry, outcome: Predicted) -> Predicted:
-    """An outcome that gains no more than there is to gain: what its finding costs, or all that a rank does in a step
-    beside computing, with what the replay saves of computing."""
+    """An outcome that promises no more than there is to gain: what its finding costs, or all that a rank does in a step
+    beside computing, with what the replay saves of computing. These are means over steps, so that more is possible."""
     shares = [_beside_compute(entry) for entry in report["ranks"] if entry["window_ns"]]
     beside = round(max(shares, default=1.0) * outcome.before) + max(outcome.saved.get("compute", 0), 0)
     most = max(cost_ns(report, finding, outcome.before), beside)
     over = outcome.before - outcome.after - most
     if not outcome.saved or over <= EXPLAINED_FRAC * outcome.before:
         return outcome
-    return replace(outcome, after=outcome.after + over, low=min(outcome.low + over, outcome.after + over),
-                   high=outcome.high + over)  # fmt: skip
+    return replace(outcome, after=outcome.after + over, high=outcome.high + over)
 
 
 def _beside_compute(entry: RankEntry) -> float:

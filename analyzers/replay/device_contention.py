@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -245,6 +246,12 @@ class Disturbed:
         self._before = _Effects(graph, self._reach).beside(done)
         self.found = _disturbance(graph, self._before)
         self._least = MOVED * _length(graph, done)
+
+    @cached_property
+    def alone(self) -> Array:
+        """Of the time of each node as it was, the share that it would have taken undisturbed, as expected."""
+        shares = [own.work(factors[1]) for own, factors in zip(self._before, self._factors, strict=True)]
+        return np.asarray(np.prod(shares, axis=0))
 
     def as_fast(self, graph: Graph) -> AsFast:
         """A graph made from the one given. New collectives are taken to be as disturbed as the old ones were."""

@@ -310,7 +310,10 @@ class Replayer:
         graph, basis, lacking = self._graph, [], ""
         provenance: Provenance = "inferred"
         replaced = frozenset(change.rank for change in changes if isinstance(change, ReplacedRank))
-        setting = replace(self._setting, bias=bias, cores_known=self._slowdown.significant, replaced=replaced)
+        alone = self._disturbed.alone if self._setting.gpu else None
+        setting = replace(
+            self._setting, bias=bias, cores_known=self._slowdown.significant, replaced=replaced, alone=alone
+        )
         pipelined = [change for change in changes if isinstance(change, PipelineChange)]
         if (reordered := self._in_graph(changes, bias)) is not None:
             cut = any(isinstance(change, MicroBatches) and change.keep_batch for change in pipelined)

@@ -14,7 +14,7 @@ from gpuscope.analyzers.replay.graph import NONE, Edge, Graph, Node
 from gpuscope.analyzers.replay.link_sharing import Reaches
 from gpuscope.collective_costs.message_cost import CostModel
 from gpuscope.schema.provenance import Provenance
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.when_used import dataclass
 
 
@@ -66,6 +66,8 @@ class Setting:
     """Ranks that are replaced together: none of them is what another one should be like."""
     stand_ins: Mapping[int, int] = field(default_factory=dict)
     """For each rank that is not replayed, the one that stands for it."""
+    alone: Array | None = None
+    """Of each recorded node's time the share that it would have taken with nothing beside it; None where not known."""
     bias: int = 0
     """Case of the assumptions: -1 the best, 0 the expected, 1 the worst."""
 

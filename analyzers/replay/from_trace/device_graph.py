@@ -78,10 +78,13 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     parts |= {"staging": _staging(trace, ops), "unlaunching": unlaunching}
     ends = builder.host(points, int(points.at[0]), parts)
     delays = delays_of(ops)
-    nodes = _device_nodes(trace, builder, ops, step_of, backward(trace, rows))
+    behind = backward(trace, rows)
+    begun = passes(behind, ops.at[ops.work == Kind.COMPUTE])
+    nodes = _device_nodes(trace, builder, ops, step_of, (behind, begun))
     issued = ops.at[builder.nodes["call"][nodes[0]] >= 0]
     hooks = gradient_hooks(trace, rows)
-    builder.calls = with_gradients(trace, view.lane.rank, hooks, builder.calls, issued, window.start)
+    since = np.sort(np.append(window.start, begun))
+    builder.calls = with_gradients(trace, view.lane.rank, hooks, builder.calls, issued, since)
     _order(builder, ops, nodes, ends, launcher, delays)
     waitable = not_before(hooks, ops.at, step_of)
     known = node_pairs(trace, ops)
@@ -169,12 +172,12 @@ def _points(ops: Operations, step_of: Times, returns: Returns, threads: Times) -
 
 
 def _device_nodes(
-    trace: Trace, builder: Builder, ops: Operations, step_of: Times, behind: Spans
+    trace: Trace, builder: Builder, ops: Operations, step_of: Times, backwards: tuple[Spans, Times]
 ) -> tuple[Times, Times]:
     """The first and last node of each operation: one, or the arrival and transfer of a collective."""
     collective, memory = ops.work == Kind.COMMUNICATION, ops.work == Kind.MEMORY
     call = np.full(len(ops.rows), NONE, np.int64)
-    call[collective] = _calls(trace, builder, ops, step_of, behind)
+    call[collective] = _calls(trace, builder, ops, step_of, *backwards)
     label, copied = np.full(len(ops.rows), NONE, np.int64), trace["device_events"].at("copy_kind", ops.rows[memory])
     places = {code: builder.label(trace.names[code]) for code in dict.fromkeys(copied.tolist())}
     label[memory] = [places[code] for code in copied.tolist()]
@@ -196,14 +199,16 @@ def _device_nodes(
     return first, first + collective
 
 
-def _calls(trace: Trace, builder: Builder, ops: Operations, step_of: Times, behind: Spans) -> list[int]:
-    """The place of the call of each collective among the operations, or `NONE`."""
+def _calls(
+    trace: Trace, builder: Builder, ops: Operations, step_of: Times, behind: Spans, begun: Times
+) -> list[int]:  # fmt: skip
+    """The place of the call of each collective among the operations, or `NONE`. Backward passes were `begun` then."""
     row_of = {event: row for row, event in enumerate(trace["collectives"]["event"].tolist()) if event != NA}
     in_backward = measure_within(behind, ops.at, ops.at + 1) > 0
     began = np.full(int(step_of.max(initial=0)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(began, step_of[in_backward], ops.at[in_backward])
     behind_it = ~in_backward & (ops.at > began[step_of])
-    begun = passes(behind, ops.at[ops.work == Kind.COMPUTE], ops.at).tolist()
+    number = np.searchsorted(begun, ops.at, "right").tolist()
     costs = _issue_costs(trace, ops).tolist()
     found: list[int] = []
     for place in np.flatnonzero(ops.work == Kind.COMMUNICATION).tolist():
@@ -212,7 +217,9 @@ def _calls(trace: Trace, builder: Builder, ops: Operations, step_of: Times, behi
             found.append(NONE)
             continue
         own = call_of(trace, row, bool(in_backward[place]))
-        found.append(builder.call(replace(own, behind=bool(behind_it[place]), passes=begun[place], issue=costs[place])))
+        found.append(
+            builder.call(replace(own, behind=bool(behind_it[place]), passes=number[place], issue=costs[place]))
+        )
     return found
 
 

@@ -20,12 +20,13 @@ PADDING = 0.02
 
 
 def with_gradients(
-    trace: Trace, rank: int, hooks: Spans, calls: Sequence[Call], issued: Times, since: int
+    trace: Trace, rank: int, hooks: Spans, calls: Sequence[Call], issued: Times, begun: Times
 ) -> list[Call]:
     """The calls of a rank with gradients' hooks, each issued at an instant, with the gradients that they hold.
 
     A call that a gradient's hook issued holds those that became ready since the one before was issued (and since
-    `since`). Calls behind the backward pass, with no gradient between them, hold all since then together, and are
+    the window, the first of what has `begun`), in the backward pass it is of: passes before may have accumulated alone
+    (`no_sync`). Calls behind the backward pass, with no gradient between them, hold all since then together, and are
     taken to send them in the order in which they became ready. Where recorded gradients do not make up a call's bytes,
     they stay unknown.
     """
@@ -38,14 +39,16 @@ def with_gradients(
     ]  # fmt: skip
     ready = np.searchsorted(at, issued, "right")
     found = list(calls)
-    low = int(np.searchsorted(at, since, "right"))
+    first = np.searchsorted(at, begun, "right")
+    own_pass = first[np.maximum(np.searchsorted(begun, issued, "right") - 1, 0)]
     groups = [reducing]
     # What another group reduces in between (tensor parallelism) may hold none of them.
     groups += [
         [place for place in reducing if calls[place].group == group]
         for group in dict.fromkeys(calls[place].group for place in reducing)
     ]
-    each = [dict(_by_issue(own, hooked, ready, low, (at, elements), calls, issued)) for own in groups]
+    since = int(first[0]), own_pass
+    each = [dict(_by_issue(own, hooked, ready, since, (at, elements), calls, issued)) for own in groups]
 
     def explained(held: dict[int, tuple[Gradient, ...]]) -> tuple[int, int]:
         by_hooks = sum(bool(hooked[place]) for place in held)
@@ -58,15 +61,19 @@ def with_gradients(
 
 
 def _by_issue(
-    places: Sequence[int], hooked: Mask, ready: Times, low: int, gradients: tuple[Times, Times],
+    places: Sequence[int], hooked: Mask, ready: Times, since: tuple[int, Times], gradients: tuple[Times, Times],
     calls: Sequence[Call], issued: Times,
 ) -> Iterator[tuple[int, tuple[Gradient, ...]]]:  # fmt: skip
-    """Of collectives in order of issue, each with what became ready since the one before (at first: from `low` on)."""
-    at, elements = gradients
+    """Of collectives in order of issue, each with what became ready since the one before (at first: `since` a place),
+    of its own pass if that makes up its bytes."""
+    (at, elements), (low, own_pass) = gradients, since
     for _, same in groupby(places, lambda place: place if hooked[place] else -1 - int(ready[place])):
         own = list(same)
         high = int(ready[own[0]])
-        yield from _held(at[low:high], elements[low:high], own, calls, issued)
+        for first in dict.fromkeys((max(low, int(own_pass[own[0]])), low)):
+            if held := list(_held(at[first:high], elements[first:high], own, calls, issued)):
+                yield from held
+                break
         low = high
 
 

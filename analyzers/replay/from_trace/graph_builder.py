@@ -155,13 +155,11 @@ def backward(trace: Trace, rows: Times) -> Spans:
     return union(ends[closed], bounds[behind[closed]])
 
 
-def passes(behind: Spans, launched: Times, at: Times) -> Times:
-    """Backward passes begun until each instant: something was `launched` within one (`behind`) after something that was
-    not."""
+def passes(behind: Spans, launched: Times) -> Times:
+    """When backward passes began: something was `launched` within one (`behind`) after something that was not."""
     launched = np.sort(launched)
     inside = measure_within(behind, launched, launched + 1) > 0
-    begun = launched[inside & ~np.append(False, inside[:-1])]
-    return np.searchsorted(begun, at, "right")
+    return np.asarray(launched[inside & ~np.append(False, inside[:-1])])
 
 
 def median(values: Times, otherwise: int) -> int:

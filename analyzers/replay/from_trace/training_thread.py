@@ -79,7 +79,7 @@ def thread_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     points, issues, marks, waiters = _points(window, collectives, waits)
     ends = builder.host(points, window.start, parts)
     _carry_out(trace, builder, collectives, ends[issues], backward(trace, own))
-    builder.calls = with_gradients(trace, rank, hooks, builder.calls, collectives.issued, window.start)
+    builder.calls = with_gradients(trace, rank, hooks, builder.calls, collectives.issued, np.array([window.start]))
     _wait(trace, builder, collectives, waits, ends[waiters].tolist(), (own, ends, points))
     return builder.finish([_mark(builder, int(ends[place])) for place in marks])
 

@@ -85,7 +85,8 @@ def _graph_launches(graph: Graph, captured: Mask, saved: Times, usual: Times, se
     first = np.flatnonzero(inside & ~goes_on)
     if len(first):
         runs = np.add.reduceat(np.where(inside, saved[chain], 0), first)
-        slower = usual[rank[first]] / max(float(np.median(usual[graph.ranks])), 1.0)
+        # Of two ranks the quicker one is what is usual.
+        slower = usual[rank[first]] / max(float(np.percentile(usual[graph.ranks], 50, method="lower")), 1.0)
         cost = np.rint(GRAPH_LAUNCH_NS[setting.bias] * np.maximum(slower, 1.0)).astype(np.int64)
         added[chain[first]] = np.minimum(runs, cost) if setting.bias else cost
     return added

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope.analyzers.changes import GroupModules, KeepParameters, Prefetch
+from gpuscope.analyzers.host_time.fsdp_options import LIMITER
 from gpuscope.analyzers.replay.collective_costs import costs
 from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, nodes_by_call, unissued
@@ -29,7 +30,8 @@ def gathers(graph: Graph) -> list[int]:
 
 
 def keep_parameters(graph: Graph, change: KeepParameters, setting: Setting) -> Rewritten:
-    """No all-gather in the backward pass. Where it turns out badly, the host still does what it did to issue them."""
+    """No all-gather in the backward pass, nor FSDP1's wait before one. Where it turns out badly, the host still does
+    what it did to issue them."""
     del change
     calls = [call for call in gathers(graph) if graph.calls[call].backward]
     if not calls:
@@ -44,11 +46,22 @@ def keep_parameters(graph: Graph, change: KeepParameters, setting: Setting) -> R
         edges_into(graph, gone, Edge.EVENT)
         | (gone[graph.edges["src"]] & np.isin(graph.edges["why"], (Edge.SYNC, Edge.EVENT)))
     )
-    joins = graph.of(Node.JOIN) & gone
-    kept &= ~(joins[graph.edges["src"]] | joins[graph.edges["dst"]])
+    joins, limiting = graph.of(Node.JOIN) & gone, _limiting(graph, gone)
+    kept &= ~(joins[graph.edges["src"]] | joins[graph.edges["dst"]] | edges_into(graph, limiting, Edge.SYNC))
     dur = graph.nodes["dur"] if setting.bias > 0 else unissued(graph, calls)
-    found = graph.with_nodes(dur=np.where(gone, 0, dur)).keep_edges(kept)
+    found = graph.with_nodes(dur=np.where(gone | limiting, 0, dur)).keep_edges(kept)
     return Rewritten(found, f"{len(calls)} all-gathers of the backward pass removed, with the host time of their issue")
+
+
+def _limiting(graph: Graph, gone: Mask) -> Mask:
+    """FSDP1's waits for room right before it issues one of these gathers."""
+    src, dst, why = (graph.edges[name] for name in ("src", "dst", "why"))
+    issuing = np.zeros(len(graph), np.bool_)
+    issuing[src[(why == Edge.LAUNCH) & gone[dst]]] = True
+    before = np.zeros(len(graph), np.bool_)
+    before[src[(why == Edge.PROGRAM) & issuing[dst]]] = True
+    limiter = np.array([LIMITER in label for label in graph.labels] + [False], np.bool_)
+    return np.asarray(before & graph.blocking() & limiter[graph.nodes["site"]])
 
 
 def prefetch(graph: Graph, change: Prefetch, setting: Setting) -> Rewritten:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope.analyzers.changes import ReplacedRank, SharedWork
-from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import CAUSES, EDGE_COLUMNS, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, on_host, weights
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import Kind
@@ -18,7 +18,7 @@ Sums = dict[int, dict[int, int]]
 
 def replaced_rank(graph: Graph, change: ReplacedRank, setting: Setting) -> Rewritten:
     """Its host segments and compute take, stretch by stretch, what the median of its peers takes: of the ranks of its
-    stage that are not replaced too.
+    stage that are not replaced too. So do its launches until what they launch may begin.
 
     A stretch lies between two collectives of a step, where all ranks issue as many; else it is the step.
     """
@@ -41,7 +41,7 @@ def _as_peers(graph: Graph, late: int, peers: Sequence[int], setting: Setting) -
     dur = graph.nodes["dur"].astype(np.float64)
     columns: dict[str, Array] = {}
     for which, key in ((host, stretch), (device, graph.nodes["step"])):
-        sums = _sums(graph, which, key)
+        sums = _sums(graph, which, key, setting)
         ratio = {place: _median(sums, place, peers, counts) / ns for place, ns in sums[late].items() if ns > 0}
         own = which & (graph.nodes["rank"] == late)
         factor = np.ones(len(graph))
@@ -50,11 +50,26 @@ def _as_peers(graph: Graph, late: int, peers: Sequence[int], setting: Setting) -
         if which is host:
             columns = {name: np.rint(graph.nodes[name] * np.minimum(factor, 1)).astype(np.int64) for name in CAUSES}
     found = graph.with_nodes(dur=np.rint(dur).astype(np.int64), **columns)
+    found = found.with_edges(lag=_launched_as_peers(graph, late, peers))
     like = f"rank {peers[0]}" if len(peers) == 1 else f"the median of its {len(peers)} peers"
     return Rewritten(
         found,
         f"rank {late} computes between collectives as long as {like}",
     )
+
+
+def _launched_as_peers(graph: Graph, late: int, peers: Sequence[int]) -> Times:
+    """The lags of edges, those of its launches as much shorter or longer as the peers' are in the median, by what is
+    launched: a call takes a slow host longer until the device sees it, too."""
+    _, dst, lag, why = (graph.edges[name] for name in EDGE_COLUMNS)
+    rank, work = graph.nodes["rank"][dst], graph.nodes["work"][dst]
+    found = lag.copy()
+    for kind in np.unique(work[(why == Edge.LAUNCH) & (rank == late)]).tolist():
+        launches = (why == Edge.LAUNCH) & (work == kind)
+        own, theirs = launches & (rank == late), launches & np.isin(rank, peers)
+        if theirs.any() and (usual := float(np.median(lag[own]))) > 0:
+            found[own] = np.rint(lag[own] * (np.median(lag[theirs]) / usual))
+    return found
 
 
 def _peers_of(graph: Graph, rank: int, setting: Setting) -> list[int]:
@@ -75,7 +90,7 @@ def shared_work(graph: Graph, change: SharedWork, setting: Setting) -> Rewritten
     key = _kernels(graph, computes)
     if not computes.any():
         computes, key = graph.of(Node.HOST), _stretches(graph)
-    sums = _sums(graph, computes, key)
+    sums = _sums(graph, computes, key, setting)
     factor = np.ones(len(graph))
     for rank in graph.ranks:
         ratio = {}
@@ -149,13 +164,16 @@ def _median(sums: Sums, key: int, ranks: Sequence[int], counts: Sequence[int]) -
     return float(np.median(np.repeat([sums[rank].get(key, 0) for rank in ranks], counts)))
 
 
-def _sums(graph: Graph, which: Mask, key: Times) -> Sums:
-    """ns of these nodes."""
+def _sums(graph: Graph, which: Mask, key: Times, setting: Setting) -> Sums:
+    """ns of these nodes, undisturbed: kernels of the ranks that wait run beside the collective that they wait in."""
+    dur = graph.nodes["dur"].astype(np.float64)
+    if setting.alone is not None:
+        dur[: len(setting.alone)] *= setting.alone
     sums: Sums = {own: {} for own in graph.ranks}
     nodes = np.flatnonzero(which)
     width = int(key.max(initial=0)) + 1
     both, place = np.unique(graph.nodes["rank"][nodes] * width + key[nodes], return_inverse=True)
-    total = np.bincount(place, graph.nodes["dur"][nodes], len(both)).astype(np.int64)
+    total = np.bincount(place, dur[nodes], len(both)).astype(np.int64)
     for one, ns in zip(both.tolist(), total.tolist(), strict=True):
         sums[one // width][one % width] = ns
     return sums

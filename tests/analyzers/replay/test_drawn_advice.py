@@ -26,6 +26,8 @@ from benchmarks.verdicts.advised import advised
         pytest.param(26039, "wire_bytes", id="gradients_reduced_by_hand"),
         pytest.param(28015, "even_data", id="long_batches_in_graphs"),
         pytest.param(28025, "loader_workers", id="the_loader_of_one_rank"),
+        pytest.param(70045, "slow_rank", id="slow_devices_that_hide_each_other"),
+        pytest.param(70094, "cuda_graphs", id="launching_behind_an_allocator"),
         pytest.param(28037, "remove_syncs", id="waits_that_cost_little_and_delay_gathers"),
     ],
 )
@@ -38,7 +40,14 @@ def test_what_answers_the_trouble_comes_true(seed: int, code: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("seed", "code"), [(12, "pipeline_schedule"), (12, "cuda_graphs"), (61, "cuda_graphs"), (26022, "overlap")]
+    ("seed", "code"),
+    [
+        (12, "pipeline_schedule"),
+        (12, "cuda_graphs"),
+        (61, "cuda_graphs"),
+        (58019, "cuda_graphs"),  # of two ranks the slow one
+        (26022, "overlap"),
+    ],
 )
 def test_what_gains_nothing_is_not_promised(seed: int, code: str, tmp_path: Path) -> None:
     assert code not in [figure.code for figure in advised(draw(seed), tmp_path).figures]

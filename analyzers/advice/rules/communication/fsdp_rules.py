@@ -15,6 +15,7 @@ from gpuscope.analyzers.advice.rules.communication.bucket_rules import GRADIENTS
 from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, torch_settings
 from gpuscope.analyzers.changes import GroupModules, KeepParameters, Prefetch, Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
+from gpuscope.analyzers.host_time.fsdp_options import LIMITER
 from gpuscope.analyzers.replay.rewrites.sharded_parameters import NOT_GATHERED_AGAIN
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
@@ -25,8 +26,6 @@ from gpuscope.words import units
 DEPTHS = (2, 3)
 """Modules gathered ahead. FSDP2 already gathers one ahead: lists of one change nothing."""
 GROUPS = (2, 4)
-LIMITER = "FullyShardedDataParallel.rate_limiter"
-"""The range in which FSDP1 waits before it gathers further ahead (torch/distributed/fsdp/_runtime_utils.py)."""
 VERIFY = "record again: exposed communication of the all-gathers falls; `gpuscope diff BEFORE AFTER`"
 
 

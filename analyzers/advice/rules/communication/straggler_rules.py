@@ -175,7 +175,10 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             yield _slow_device(case, finding, rank, late.get(rank))
     else:
         in_turns = len(finding["ranks"]) > 1 and not any(entry["recurrent"] for entry in late.values())
-        alike = any(entry["reason"] == "device" for entry in late.values())  # slower on the same shapes
+        slower = [rank for rank in finding["ranks"] if rank in late and late[rank]["reason"] == "device"]
+        if in_turns and slower and not held:  # on the same shapes: none is late each time, as they hide each other
+            yield _slow_device(case, finding, slower[0], late[slower[0]], tuple(slower))
+        alike = any(entry["reason"] == "device" for entry in late.values())
         if in_turns and _own_batches(case) and not (held or alike or "pipeline" in case.report):
             yield Proposal(finding, EvenBatches(), _SAMPLER, (SharedWork(),),
                            Refused(_SHARED_CORES) if on_cpu(case) else None)  # fmt: skip
@@ -249,9 +252,12 @@ class _Group(TypedDict, total=False):
     shared: str
 
 
-def _slow_device(case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None) -> Proposal:
+def _slow_device(
+    case: Case, finding: FindingEntry, rank: int, entry: StragglerEntry | None, ranks: tuple[int, ...] = ()
+) -> Proposal:
+    """`ranks`: those that are mended together, where it is not the entry that tells."""
     reason = (entry["reason_why"] or "") if entry is not None else ""
-    ranks = ranks_of(entry) if entry is not None else (rank,)
+    ranks = ranks or (ranks_of(entry) if entry is not None else (rank,))
     group: _Group = {"ranks": ranks, "shared": shared_words(entry)} if entry is not None and len(ranks) > 1 else {}
     timed = _from_timers(case, rank)
     return Proposal(

@@ -91,9 +91,11 @@ class BoundToNode(Suggestion):
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
-    """Graphs, if the run can be one; the cores beside each GPU."""
+    """Graphs, if the run can be one and launching costs much, be it less than something else; the cores beside each
+    GPU."""
     largest = finding["share_frac"] >= max(_others(case), default=0.0)
-    if on_cpu(case) or not (largest or case.report["verdict"]["cause"] == finding["code"]):
+    much = finding["severity"] == "high" or case.report["verdict"]["cause"] == finding["code"]
+    if on_cpu(case) or not (largest or much):
         return
     setting = None if _in_graphs(case) else _setting(case)
     blocking, shapes = _blocking(case), _unlike_shapes(case)
