@@ -18,6 +18,7 @@ if COMPILED:
         innermost,
         intersect,
         longest_path,
+        note_end,
         parents,
         places,
         release_memory,
@@ -33,6 +34,7 @@ else:
         innermost,
         intersect,
         longest_path,
+        note_end,
         parents,
         places,
         release_memory,
@@ -42,6 +44,6 @@ else:
     )
 
 __all__ = [
-    "COMPILED", "add_launched", "core", "group", "in_order", "innermost", "intersect", "longest_path", "parents",
-    "places", "release_memory", "table_columns", "table_pages", "union",
+    "COMPILED", "add_launched", "core", "group", "in_order", "innermost", "intersect", "longest_path", "note_end",
+    "parents", "places", "release_memory", "table_columns", "table_pages", "union",
 ]  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -125,3 +126,7 @@ def table_columns(*given: int | Numbers | Places | Integers) -> bool:
 def release_memory() -> None:
     """As `plain.release_memory`."""
     core.release_memory()
+
+
+note_end: Callable[[Any, Callable[[Any, BaseException], object], Any], None] = getattr(core, "note_end", None)
+"""As `plain.note_end`; itself the compiled one, without a frame of Python."""

@@ -17,7 +17,7 @@ from gpuscope.instrumented_runtime.record.digest.nccl_ring import NcclRing
 from gpuscope.instrumented_runtime.record.digest.thread_marks import GC, INPUT, Mark, ThreadMarks
 from gpuscope.instrumented_runtime.record.gloo import gloo_trace, last_calls
 from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
-from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective, Kind
 from gpuscope.instrumented_runtime.record.run_folder import PARTS, RankFolder
 
 KEPT = 20_000
@@ -65,9 +65,9 @@ class Digest:
         keep = last_calls.keeper(folder.path / PARTS, self._rank)
         mark = self._marks.mark
 
-        def issued(entry: Collective) -> None:
-            keep(entry)
-            mark()
+        def issued(entry: Collective, kind: Kind) -> None:
+            keep(entry, kind)
+            mark(entry.issued_ns)
 
         LOG.on_issue = issued
         path = folder.file(f"digest/rank{self._rank}.digest")

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, takewhile
+from operator import attrgetter
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.gloo import end_stamp
+from gpuscope.native import note_end
 from gpuscope.trace.naming.dtypes import dtype_name
 
 MOST_KINDS = 1000
 """Kinds of calls that are remembered."""
-HELD_BYTES, HELD_RESULTS = 256 << 10, 64
-"""Results that futures may hold before the next call looks which have ended. Looked at together small ones cost a
-fraction of one by one, when other work has driven all that this needs out of the caches; a large one's memory the job
-wants back at once, else it has to take new pages."""
 # Operations that every rank calls with as many elements.
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
-_Kind = tuple[int, int, str, int, tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
-"""What is alike in calls of one kind: of a `Collective` from `elements_in` to `sizes_out`."""
+_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+
+
+@dataclass(slots=True)
+class Kind:
+    """What is alike in calls of one kind, made once."""
+
+    fields: tuple[int, int, str, int, tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
+    """Of a `Collective` from `elements_in` to `sizes_out`."""
+    told: bytes = b""
+    """As `last_calls` writes it."""
 
 
 @dataclass(slots=True)
@@ -101,150 +108,98 @@ class Collective:
 
 @dataclass
 class CollectiveLog:
-    """The collectives of this process: all since the last `drain`, those pending, and the latest."""
+    """The collectives of this process: all since the last `drain`, those pending, and the latest.
+
+    Called from any thread, without a lock: what changes does so in one step of the interpreter.
+    """
 
     capacity: int = 2000
     groups: dict[str, Group] = field(default_factory=dict)
     latest: deque[Collective] = field(default_factory=deque)
-    on_issue: Callable[[Collective], None] | None = None
+    on_issue: Callable[[Collective, Kind], None] | None = None
     """Called with each collective before it is made."""
     _new: list[Collective] = field(default_factory=list)
-    _futures: list[tuple[Collective, end_stamp.Note, Any]] = field(default_factory=list)
-    """Running ones, with where their end will be noted. A future goes as it is seen to be done, at a step, a look of
-    the hang watch, or a call when they hold much: until then it holds its result."""
-    _held_bytes: int = 0
-    _notes: list[end_stamp.Note] = field(default_factory=list)
-    """Those of futures that are gone, for the next ones."""
-    _sequence: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
-    _kinds: dict[tuple[Any, ...], _Kind] = field(default_factory=dict)
+    _sequence: defaultdict[tuple[Any, ...], count[int]] = field(default_factory=lambda: defaultdict(partial(count, 1)))
+    """By group, and for messages sender and receiver."""
+    _kinds: dict[tuple[Any, ...], Kind] = field(default_factory=dict)
     """By operation, group, type and shapes."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_group(self, group: Group) -> None:
         """A group has been made. One of the same name may have been destroyed before: counting restarts."""
-        with self._lock:
-            self.groups[group.name] = group
-            self._kinds.clear()
-            for key in [key for key in self._sequence if key[0] == group.name]:
-                del self._sequence[key]
+        self.groups[group.name] = group
+        self._kinds.clear()
+        for key in [key for key in self._sequence if key[0] == group.name]:
+            del self._sequence[key]
 
     def issue(self, op: str, group: Group, inputs: Any, outputs: Any, peer: int | None) -> Collective:
-        """Log a call that is about to be made; `peer` is the other rank of a send or receive."""
-        tensors_in = tensors(inputs)
-        tensors_out = tensors_in if outputs is inputs else tensors(outputs)
-        first = (tensors_in or tensors_out or [None])[0]
-        key = (op, group.name, None if first is None else first.dtype,
-               tuple([one.shape for one in tensors_in]), tuple([one.shape for one in tensors_out]))  # fmt: skip
+        """Log a call that is about to be made; `peer` is the other rank of a send or receive.
+
+        Other work has driven all that this touches out of the caches: the less, the better.
+        """
+        given = tensors(inputs)
+        shapes = shapes_out = tuple(map(_shape, given))
+        if outputs is not inputs:
+            made = tensors(outputs)
+            shapes_out = tuple(map(_shape, made))
+        else:
+            made = given
+        key = op, group.name, *map(_dtype, given[:1] or made[:1]), shapes, shapes_out
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= MOST_KINDS:
+                self._kinds.clear()
+            kind = self._kinds[key] = _kind(given, made)
+        seq = p2p_seq = 0
         src = dst = None
-        if p2p := op in ("send", "recv"):
+        if op in ("send", "recv"):
             src, dst = (self.rank, peer) if op == "send" else (peer, self.rank)
-        with self._lock:
-            if self._holds_much() and self._futures[0][1].stamp[0]:  # the oldest has ended
-                self._settle()
-            kind = self._kinds.get(key)
-            if kind is None:
-                if len(self._kinds) >= MOST_KINDS:
-                    self._kinds.clear()
-                kind = self._kinds[key] = _kind(tensors_in, tensors_out, first)
-            seq = 0 if p2p else self._next(group.name)
-            # A receive from any source is counted once its sender is known.
-            p2p_seq = self._next(group.name, src, dst) if p2p and src is not None else 0
-            entry = Collective(op, group, seq, p2p_seq, *kind, src, dst, time.time_ns())
-            self._new.append(entry)
-            self.latest.append(entry)
-            while len(self.latest) > self.capacity:
-                self.latest.popleft()
+            if src is not None:  # a receive from any source is counted once its sender is known
+                p2p_seq = next(self._sequence[group.name, src, dst])
+        else:
+            seq = next(self._sequence[group.name,])
+        entry = Collective(op, group, seq, p2p_seq, *kind.fields, src, dst, time.time_ns())
+        self._new.append(entry)
+        self.latest.append(entry)
+        if len(self.latest) > self.capacity:
+            self.latest.popleft()
         if self.on_issue is not None:
-            self.on_issue(entry)
+            self.on_issue(entry, kind)
         return entry
 
     def completes_with(self, entry: Collective, future: Any) -> None:
-        """Its end is that of a future."""
-        with self._lock:
-            note = self._notes.pop() if self._notes else end_stamp.Note()
-            self._futures.append((entry, note, future))
-            self._held_bytes += entry.elements_out * entry.item_bytes
-        future.add_done_callback(note.write)
-
-    def _holds_much(self) -> bool:
-        return self._held_bytes > HELD_BYTES or len(self._futures) >= HELD_RESULTS
-
-    def _settle(self) -> None:
-        """Take the ends that futures have noted, and whether they failed."""
-        if not self._futures:
-            return
-        running, ended = [], []
-        for one in self._futures:
-            entry, note, future = one
-            seconds, ns = note.stamp
-            if not seconds:
-                running.append(one)
-                continue
-            if entry.completed_ns is None:
-                entry.completed_ns = seconds * 1_000_000_000 + ns
-                entry.error = _failure(future)
-            self._held_bytes -= entry.elements_out * entry.item_bytes
-            note.stamp[0] = 0
-            self._notes.append(note)
-            ended.append(future)
-        self._futures = running
-        del one, future
-        self._let_go(ended)
-
-    def _let_go(self, futures: list[Any]) -> None:
-        """Free results that nobody else holds by now. It takes longer than all else of an end, but whoever holds a
-        result last does it: without us, the job."""
-        futures.clear()
+        """Its end is that of a future, which is not held: the job may want the result's memory back."""
+        future.add_done_callback(partial(note_end, entry, _failed))
 
     def name_source(self, entry: Collective, src: int) -> None:
         """A receive from any source turned out to be from `src`."""
-        with self._lock:
-            entry.src, entry.p2p_seq = src, self._next(entry.group.name, src, entry.dst)
-
-    def _next(self, *key: object) -> int:
-        self._sequence[key] += 1
-        return self._sequence[key]
+        entry.src, entry.p2p_seq = src, next(self._sequence[entry.group.name, src, entry.dst])
 
     def complete(self, entry: Collective, error: str | None = None) -> None:
         """Mark it completed, or failed with `error`; a second call is ignored."""
-        now = time.time_ns()
-        with self._lock:
-            if entry.completed_ns is None:
-                entry.completed_ns, entry.error = now, error
+        if entry.completed_ns is None:
+            entry.completed_ns, entry.error = time.time_ns(), error
 
     def pending(self) -> list[Collective]:
         """Those issued and not completed, oldest first."""
-        with self._lock:
-            self._settle()
-            return [entry for entry in self._new if entry.completed_ns is None]
+        return [entry for entry in self._new if entry.completed_ns is None]
 
     def recent(self) -> list[Collective]:
         """The latest, oldest first."""
-        with self._lock:
-            self._settle()
-            return list(self.latest)
+        return list(self.latest)
 
     def last(self) -> Collective | None:
         """The latest."""
-        with self._lock:
-            self._settle()
-            return self.latest[-1] if self.latest else None
+        return self.latest[-1] if self.latest else None
 
     def drain(self) -> list[Collective]:
         """Remove and return the completed ones in order, up to the first still running."""
-        with self._lock:
-            self._settle()
-            done = 0
-            while done < len(self._new) and self._new[done].completed_ns is not None:
-                done += 1
-            drained, self._new = self._new[:done], self._new[done:]
-            return drained
+        drained = list(takewhile(_completed, self._new))
+        del self._new[: len(drained)]
+        return drained
 
     def undrained(self) -> list[Collective]:
         """What `drain` has not returned yet, in order of issue, running ones included."""
-        with self._lock:
-            self._settle()
-            return list(self._new)
+        return list(self._new)
 
     def running(self) -> bool:
         """Whether a collective, not a send or receive, has not completed."""
@@ -258,23 +213,23 @@ class CollectiveLog:
         return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _kind(tensors_in: Sequence[Any], tensors_out: Sequence[Any], first: Any) -> _Kind:
-    return (
-        sum(one.numel() for one in tensors_in),
-        sum(one.numel() for one in tensors_out),
+_completed = attrgetter("completed_ns")
+
+
+def _kind(given: Sequence[Any], made: Sequence[Any]) -> Kind:
+    first = (*given, *made, None)[0]
+    return Kind((
+        sum(one.numel() for one in given),
+        sum(one.numel() for one in made),
         str(first.dtype).removeprefix("torch.") if first is not None else "",
         first.element_size() if first is not None else 0,
-        tuple(tuple(one.shape) for one in tensors_in),
-        tuple(tuple(one.shape) for one in tensors_out),
-    )
+        tuple(tuple(one.shape) for one in given),
+        tuple(tuple(one.shape) for one in made),
+    ))  # fmt: skip
 
 
-def _failure(future: Any) -> str | None:
-    try:
-        future.value()
-    except Exception as error:
-        return first_line(error)
-    return None
+def _failed(entry: Collective, error: BaseException) -> None:
+    entry.error = first_line(error)
 
 
 def first_line(error: BaseException) -> str:

@@ -13,36 +13,31 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, Group
+from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, Group, Kind
 
 _SIZE = 4096
 _NAME = "last_call.rank{}"
 _OWN = ("seq", "issued_ns")
 """What differs between calls of one kind."""
 _ALIKE = tuple(name for name in Collective.__slots__ if name not in ("group", *_OWN))
-_MOST = 1000
-"""Kinds of calls that are kept encoded."""
 
 
-def keeper(parts: Path, rank: int) -> Callable[[Collective], None]:
+def keeper(parts: Path, rank: int) -> Callable[[Collective, Kind], None]:
     """What writes a collective into this rank's file among the parts of the manifest, over the one before."""
     path = parts / _NAME.format(rank)
     path.write_bytes(b"\0" * _SIZE)
     with path.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), _SIZE)
-    encoded: dict[tuple[object, ...], bytes] = {}
 
-    def keep(entry: Collective) -> None:
-        if entry.is_p2p:
+    def keep(entry: Collective, kind: Kind) -> None:
+        if not entry.seq:  # a message
             return
-        kind = entry.op, entry.group.name, entry.dtype, entry.sizes_in, entry.sizes_out
-        told = encoded.get(kind)
-        if told is None:
-            if len(encoded) >= _MOST:
-                encoded.clear()
-            told = encoded[kind] = _encoded(entry, entry.group.ranks, entry.sizes_in, entry.sizes_out)
+        told = kind.told
+        if not told:
+            told = _encoded(entry, entry.group.ranks, entry.sizes_in, entry.sizes_out)
             if len(told) > _SIZE - 80:  # of many ranks or tensors
-                told = encoded[kind] = _encoded(entry, (), [[entry.elements_in]], [[entry.elements_out]])
+                told = _encoded(entry, (), [[entry.elements_in]], [[entry.elements_out]])
+            kind.told = told
         line = told + b"[%d, %d]]\n" % (entry.seq, entry.issued_ns)
         mapped[: len(line)] = line
 

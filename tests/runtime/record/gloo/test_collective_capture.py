@@ -15,9 +15,11 @@ import pytest
 import torch
 from helpers.warm_python import executable
 
-from gpuscope.instrumented_runtime.record.gloo import end_stamp, gloo_trace
+from gpuscope import native
+from gpuscope.instrumented_runtime.record.gloo import collective_log, gloo_trace
 from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
 from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, CollectiveLog, Group
+from gpuscope.native import plain
 
 Run = Callable[..., SimpleNamespace]
 WORKER = Path(__file__).with_name("gloo_worker.py")
@@ -159,24 +161,30 @@ def test_the_log_gives_each_entry_once_and_in_order() -> None:
     assert [entry.seq for entry in log.latest] == [2, 3]  # the capacity's worth
 
 
-@pytest.mark.parametrize("clock", ["_clock", "_python_clock"])
-def test_a_collective_ends_as_its_future_does(monkeypatch: pytest.MonkeyPatch, clock: str) -> None:
-    """On any thread, also where libc's clock can't be called; its failure stays with it, and its result does not."""
-    monkeypatch.setattr(end_stamp, "_clock", getattr(end_stamp, clock))
+@pytest.mark.parametrize("note_end", [native.note_end, plain.note_end])
+def test_a_collective_ends_as_its_future_does(monkeypatch: pytest.MonkeyPatch, note_end: Any) -> None:
+    """On any thread, also where nothing is compiled; its failure stays with it, and its result does not."""
+    monkeypatch.setattr(collective_log, "note_end", note_end)
     log = CollectiveLog()
-    good, bad, running = (log.issue("all_reduce", WORLD, (), (), None) for _ in range(3))
-    futures: list[Any] = [torch.futures.Future() for _ in range(3)]
-    for entry, future in zip((good, bad, running), futures, strict=True):
+    good, bad, told, running = (log.issue("all_reduce", WORLD, (), (), None) for _ in range(4))
+    futures: list[Any] = [torch.futures.Future() for _ in range(4)]
+    for entry, future in zip((good, bad, told, running), futures, strict=True):
         log.completes_with(entry, future)
-    ending = threading.Thread(target=lambda: futures[0].set_result(1))
-    before = time.time_ns()
+    log.complete(told)
+    before, ended = time.time_ns(), told.completed_ns
+    result = torch.ones(1)
+    gone = ref(result)
+    ending = threading.Thread(target=futures[0].set_result, args=(result,))
     ending.start()
     ending.join()
     futures[1].set_exception(RuntimeError("Connection closed by peer"))
+    futures[2].set_result(1)
     assert log.pending() == [running]
     assert before <= (good.completed_ns or 0) <= (bad.completed_ns or 0) <= time.time_ns()
     assert (good.error, bad.error) == (None, "Connection closed by peer")
-    assert [entry for entry, *_ in log._futures] == [running]
+    assert told.completed_ns == ended
+    del result, ending, futures, future
+    assert gone() is None
 
 
 @pytest.mark.parametrize(("op", "source"), [("reduce_scatter", None), ("recv", 1)])
