@@ -321,12 +321,13 @@ def _no_plan(kept: Sequence[Proposal], tries: Tries) -> str:
 
 
 def _plan(plan: Plan) -> PlanEntry:
+    predicted = _careful(plan.predicted)
     return {
-        "predicted": _prediction(plan.predicted),
+        "predicted": _prediction(predicted),
         "steps": [
             {
                 "code": one.code, "finding": one.finding["code"], "action": one.says("action"), "setting": one.setting,
-                "step_ns_after": after, "risk": one.says("risk"), "verify": one.says("verify"),
+                "step_ns_after": max(after, predicted.after), "risk": one.says("risk"), "verify": one.says("verify"),
                 "facts": one.record.facts(),
             }
             for one, after in plan.steps
