@@ -1,5 +1,6 @@
 """What a digest costs, and whether it leads to the verdict of the full trace.
 
+    python -m benchmarks.digest switched --work /tmp/switched # five scripts, turned on and off within each
     python -m benchmarks.digest cost --work /tmp/cost         # five scripts with and without, in turn
     python -m benchmarks.digest faults --work /tmp/faults     # the faults of benchmarks.faults, traced and digested
 
@@ -73,7 +74,7 @@ def _environment() -> dict[str, str]:
 
 def _cost_row(kind: str, work: Path) -> None:
     pairs = [
-        [json.loads((work / f"{kind}-{turn}-{way}.json").read_text()) for way in ("plain", "always")]
+        [json.loads((work / f"{kind}-{turn}-{way}.json").read_text())[0] for way in ("plain", "always")]
         for turn in range(100)
         if all((work / f"{kind}-{turn}-{way}.json").exists() for way in ("plain", "always"))
     ]
@@ -117,15 +118,15 @@ def standard_error(values: Sequence[float]) -> float:
 @main.command()
 @click.option("--work", type=click.Path(path_type=Path), required=True)
 @click.option("--only", default="", help="Scripts whose name contains this.")
-@click.option("--length", default=45, show_default=True, help="Seconds that a script trains.")
+@click.option("--length", default=120, show_default=True, help="Seconds that a script trains.")
 @click.option("--seconds", default=0, help="Begin no run after so many seconds.")
 def switched(work: Path, only: str, length: int, seconds: int) -> None:
-    """Five scripts whose digest is turned on and off every other step: the difference between neighbours, and the CPU
-    time of gpuscope's own calls in those with, that of freeing the job's results apart."""
+    """Five scripts whose digest is turned on and off every other step, steps of an eighth of the rows: the difference
+    between neighbours, and the CPU time of gpuscope's own calls, in percent of a whole step."""
     work.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + seconds if seconds else float("inf")
-    click.echo("| script | steps | step, ms | wall | CPU | own calls | results freed | bytes, median and most |")
-    click.echo("|---|---|---|---|---|---|---|---|")
+    click.echo("| script | steps | whole step, ms | wall, % | CPU, % | own calls, % | bytes, median and most |")
+    click.echo("|---|---|---|---|---|---|---|")
     for kind in KINDS:
         if only not in kind:
             continue
@@ -136,18 +137,21 @@ def switched(work: Path, only: str, length: int, seconds: int) -> None:
             if done.returncode:
                 click.echo(f"{kind}: {done.stderr[-600:]}", err=True)
         if out.exists():
-            times = json.loads(out.read_text())
-            fours = [times[at : at + 4] for at in range(0, len(times) - 3, 4)]
-            told = []
-            for which in (0, 1):
-                middle = statistics.median(one[which] for one in times)
-                differences = [50 * sum(one[which] * (1 if one[2] else -1) for one in four) / middle for four in fours]
-                told.append(_mean_and_range(differences))
-            step = statistics.median(one[0] for one in times) / 1e6
-            for which in (3, 4):
-                own = [100 * one[which] / step / 1e6 for one in times if one[2]]
-                told.append(f"{statistics.fmean(own):.2f} ± {student(0.05, len(own) - 1) * standard_error(own):.2f} %")
-            click.echo(f"| {kind} | {len(times)} | {step:.1f} | {' | '.join(told)} | {_bytes(work, f'{kind}-run')} |")
+            click.echo(f"| {kind} | {_switched_row(json.loads(out.read_text()))} | {_bytes(work, f'{kind}-run')} |")
+
+
+def _switched_row(ranks: Sequence[Any]) -> str:
+    """By the mean over both ranks: what slows one holds up the other."""
+    whole = next(place for place, one in enumerate(ranks[0]) if one[2]) // 4 * 4
+    step = statistics.median(one[0] for rank in ranks for one in rank[:whole])
+    steps = [[statistics.fmean(of) for of in zip(*both, strict=True)] for both in zip(*ranks, strict=True)][whole:]
+    fours = [steps[at : at + 4] for at in range(0, len(steps) - 3, 4)]
+    told = [
+        _mean_and_range([50 * sum(one[which] * (1 if one[2] else -1) for one in four) / step for four in fours])
+        for which in (0, 1)
+    ]
+    own = _mean_and_range([100 * one[3] / step for one in steps if one[2]])
+    return " | ".join([str(len(steps)), f"{step / 1e6:.0f}", *told, own])
 
 
 @main.command()

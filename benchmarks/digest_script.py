@@ -1,10 +1,13 @@
-"""One of five training scripts for two gloo ranks, which writes the wall and CPU time of its steps (rank 0).
+"""One of five training scripts for two gloo ranks, which writes the wall and CPU time of each rank's steps.
 
 torchrun --nproc-per-node 2 benchmarks/digest_script.py KIND SECONDS OUT [FOLDER]
 
 With a FOLDER it digests two steps in four, the outer or the inner ones as drawn: neighbours share the state of the
 machine, which differs from run to run by more than a digest costs. What can't be turned off within a process (the
 watch's thread, that calls to gloo pass through a group of ours) is in both.
+
+A digest costs the same however many rows a step computes, and the noise of a step grows with its length. So after
+`WHOLE` steps as they are, which tell how long one takes, all further ones have an eighth of the rows.
 """
 
 import json
@@ -30,7 +33,8 @@ from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collec
 from gpuscope.instrumented_runtime.record.hang.hang_watch import HangWatch
 from gpuscope.instrumented_runtime.record.session import Session
 
-SKIPPED = 8
+SKIPPED, WHOLE = 8, 20
+FEWER = 8
 
 
 class Block(nn.Module):
@@ -66,12 +70,11 @@ def build(kind):
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
-OWN = [0, 0]
-"""CPU time of gpuscope's own calls on the training thread, and on the hang watch's, since the step began; and that of
-freeing results within them, which without gpuscope the job does itself."""
+OWN = [0]
+"""CPU time of gpuscope's own calls on the training thread, and on the hang watch's, since the step began."""
 
 
-def count(holder, name, at=0):
+def count(holder, name):
     """Count a method's time on its thread."""
     inner = getattr(holder, name)
 
@@ -80,7 +83,7 @@ def count(holder, name, at=0):
         try:
             return inner(*args)
         finally:
-            OWN[at] += time.thread_time_ns() - began
+            OWN[0] += time.thread_time_ns() - began
 
     setattr(holder, name, counted)
 
@@ -94,7 +97,6 @@ for holder, names in {
 }.items():
     for one in names:
         count(holder, one)
-count(CollectiveLog, "_let_go", 1)
 
 
 class Switched:
@@ -137,24 +139,29 @@ def main(kind, seconds, out, folder=None):
     began = time.monotonic()
     while go_on.item():
         for inputs in loader:
+            short = switched is not None and len(times) >= WHOLE
             if len(times) % 4 == 0:
                 outer = drawn.random() < 0.5  # the same on both ranks
-            with_digest = switched is not None and (len(times) % 4 in (0, 3)) == outer
+            with_digest = short and (len(times) % 4 in (0, 3)) == outer
             if switched is not None:
                 switched.turn(with_digest)
-            OWN[:], start, cpu = (0, 0), time.perf_counter_ns(), time.process_time_ns()
+            if short:
+                inputs = inputs[: batch // FEWER]
+            OWN[0], start, cpu = 0, time.perf_counter_ns(), time.process_time_ns()
             model(inputs).pow(2).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             if with_digest:
                 switched.session.step()
             took = time.perf_counter_ns() - start, time.process_time_ns() - cpu
-            times.append((*took, with_digest, OWN[0] - OWN[1], OWN[1]))
+            times.append((*took, with_digest, OWN[0]))
         go_on.fill_(time.monotonic() - began < float(seconds))
         dist.broadcast(go_on, 0)
-    if dist.get_rank() == 0:
+    ranks = [None, None] if dist.get_rank() == 0 else None
+    dist.gather_object(times[SKIPPED:], ranks)
+    if ranks:
         with open(out, "w") as file:
-            json.dump(times[SKIPPED:], file)
+            json.dump(ranks, file)
     if switched is not None:
         switched.turn(True)
         switched.session.close()

@@ -128,5 +128,5 @@ def release_memory() -> None:
     core.release_memory()
 
 
-note_end: Callable[[Any, Callable[[Any, BaseException], object], Any], None] = getattr(core, "note_end", None)
+note_end: Callable[[Any, Callable[[Any, BaseException], object], Any], None] = core and core.note_end
 """As `plain.note_end`; itself the compiled one, without a frame of Python."""

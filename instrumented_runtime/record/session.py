@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from gpuscope.errors import GpuscopeError, MissingExtraError, UsageError
-from gpuscope.instrumented_runtime.record.capture.capture import Capture
+from gpuscope.instrumented_runtime.record.capture.capture import Capture, Quiet
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, options_from
 from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
 from gpuscope.instrumented_runtime.record.run_folder import ENV_FOLDER, RankFolder
@@ -143,7 +143,7 @@ class Session:
 
     def _advance(self) -> None:
         for capture in list(self._captures):
-            if not self._attempt(capture, "step", self.steps):
+            if not isinstance(capture, Quiet) and not self._attempt(capture, "step", self.steps):
                 self._captures.remove(capture)
         self.steps += 1
         self.at_exit = None

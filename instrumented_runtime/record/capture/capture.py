@@ -23,7 +23,7 @@ class Capture(Protocol):
 
 
 class Quiet:
-    """A capture that ignores steps."""
+    """A capture that ignores steps: the session does not call it."""
 
     def step(self, step: int) -> None:
         del step

@@ -89,8 +89,8 @@ class Collective:
 
         A rank that is not the root of a gather or scatter holds one piece of as many as there are ranks.
         """
-        pieces = {"gather": self.elements_in, "scatter": self.elements_out}.get(self.op, 0) * len(self.group.ranks)
-        return max(self.elements_in, self.elements_out, pieces) * self.item_bytes
+        pieces = self.elements_in if self.op == "gather" else self.elements_out if self.op == "scatter" else 0
+        return max(self.elements_in, self.elements_out, pieces * len(self.group.ranks)) * self.item_bytes
 
     @property
     def called(self) -> str:
@@ -181,7 +181,7 @@ class CollectiveLog:
 
     def pending(self) -> list[Collective]:
         """Those issued and not completed, oldest first."""
-        return [entry for entry in self._new if entry.completed_ns is None]
+        return [entry for entry in self.undrained() if entry.completed_ns is None]
 
     def recent(self) -> list[Collective]:
         """The latest, oldest first."""
