@@ -16,11 +16,12 @@ from gpuscope.when_used import dataclass
 LARGEST_TEXT = 64 << 20
 """Bytes of a file that is read at once: manifests of thousands of ranks have a few."""
 
-Reason = Literal["leads_out", "no_plain_file", "too_large"]
+Reason = Literal["leads_out", "no_plain_file", "too_large", "newer"]
 _WORDS: dict[Reason, str] = {
     "leads_out": "leads out of the folder",
     "no_plain_file": "is no plain file",
     "too_large": "is larger than any such file",
+    "newer": "is of another gpuscope's version",
 }
 
 

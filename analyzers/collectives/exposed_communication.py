@@ -22,7 +22,7 @@ from gpuscope.analyzers.collectives.stragglers import rank_steps, stragglers, wa
 from gpuscope.analyzers.collectives.transfers import BUBBLE, CAUSES, Attribution, attribute_transfers
 from gpuscope.analyzers.facts.matching import Matched, report_unmatched
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.facts.waits import Waits
+from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
 from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
 from gpuscope.collective_costs.bus_bandwidth import algbw, busbw_factor
 from gpuscope.problems import collectives
@@ -30,7 +30,7 @@ from gpuscope.schema.document import CollectiveEntry, Evidence
 from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table, Times, rows_of_rank
-from gpuscope.trace.intervals import EMPTY, Spans, intersect, join, subtract, union
+from gpuscope.trace.intervals import EMPTY, Spans, intersect, join, measure_within, subtract, union
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 from gpuscope.words import units
@@ -42,8 +42,8 @@ def run(facts: RunFacts) -> Result:
     trace = facts.trace
     attribution = attribute_transfers(trace, facts.waits)
     row_of_event = _row_of_event(trace)
-    for lane in facts.lanes:
-        result.causes[lane.key] = _attribute(trace, lane, attribution, row_of_event)
+    for lane, held in _held_up(facts, attribution):
+        result.causes[lane.key] = _attribute(trace, lane, attribution, row_of_event, held)
     _report_assumed_links(result, attribution)
     report_unmatched(result, facts.matched)
     result.sections[COLLECTIVES] = _table(trace, facts.matched, facts.waits)
@@ -81,8 +81,37 @@ def _report_stragglers(result: Result, facts: RunFacts) -> None:
     result.sections[RANK_STEPS] = rank_steps(trace, measured, traced, lanes) if len(found) else []
 
 
-def _attribute(trace: Trace, lane: LaneSummary, attribution: Attribution, row_of_event: Times) -> dict[str, Attributed]:
-    """Split a lane's exposed communication by cause."""
+def _held_up(facts: RunFacts, attribution: Attribution) -> list[tuple[LaneSummary, Spans]]:
+    """Per lane, the stretches in which one of its collectives waits for a rank that no communication holds up then:
+    what others of them transfer meanwhile makes nothing later. Only of waits beside such a transfer."""
+    table, clock, waits = facts.trace["collectives"], facts.clocks, facts.waits
+    found, exposed = facts.matched.instances, dict[int, Spans]()
+    for lane in facts.lanes:
+        exposed[lane.rank] = join(exposed.get(lane.rank, EMPTY), lane.exposed_communication)
+    late = np.full(len(table), NA, np.int64)
+    own = np.flatnonzero(~found.p2p[found.owner] & (waits.wait[found.rows] > 0))
+    late[found.rows[own]] = table["rank"][waits.last[found.owner[own]]]
+    held = []
+    for lane, rows in rows_by_lane(facts.trace, facts.lanes):
+        transfers = intersect(lane.exposed_communication, union(attribution.turn[rows], attribution.over[rows]))
+        waiting = rows[late[rows] != NA]
+        waiting = waiting[measure_within(transfers, table["start"][waiting], attribution.turn[waiting]) > 0]
+        spans = [EMPTY]
+        for rank in np.unique(late[waiting]).tolist():
+            at = waiting[late[waiting] == rank]
+            start, end = (
+                clock.local(np.full(len(of), lane.rank), clock.common(np.full(len(of), rank), of))
+                for of in (exposed[rank].start, exposed[rank].end)
+            )
+            spans.append(subtract(union(table["start"][at], attribution.turn[at]), union(start, end)))
+        held.append((lane, join(*spans)))
+    return held
+
+
+def _attribute(
+    trace: Trace, lane: LaneSummary, attribution: Attribution, row_of_event: Times, held: Spans
+) -> dict[str, Attributed]:
+    """Split a lane's exposed communication by cause: `held` is waiting whatever else is transferred meanwhile."""
     exposed = lane.exposed_communication
     if not len(exposed.start):
         return {}
@@ -104,7 +133,8 @@ def _attribute(trace: Trace, lane: LaneSummary, attribution: Attribution, row_of
         np.where(known, cause[at], unknown) if len(cause) else np.full(len(events), unknown)
         for cause in (attribution.before, attribution.after)
     )
-    left = exposed
+    waiting = intersect(exposed, held)
+    left = subtract(exposed, waiting)
     shares: dict[str, Spans] = {}
     for place, cause in enumerate(CAUSES):
         first, second = before == place, after == place
@@ -113,6 +143,7 @@ def _attribute(trace: Trace, lane: LaneSummary, attribution: Attribution, row_of
         left = subtract(left, shares[cause])
     # What is left: messages that have arrived and are not waited for yet.
     shares[BUBBLE] = join(shares[BUBBLE], left)
+    shares["straggler"] = join(shares["straggler"], waiting)
     return only_present(
         {
             cause: attribute(covered, lane, _evidence(trace, lane.key, events, row, covered, cause))

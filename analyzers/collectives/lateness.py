@@ -194,3 +194,14 @@ def beyond_peers(times: Mapping[int, CoreTimes]) -> dict[int, float]:
     if len(known) > 1:
         usual[known] = medians_of_others(waited[known] / ran[known]) * ran[known]
     return dict(zip(times, np.maximum(waited - usual, 0.0).tolist(), strict=True))
+
+
+def more_to_run(times: Mapping[int, CoreTimes]) -> dict[int, float]:
+    """By how much later each rank comes for what its training thread runs beyond its median peer's, ns, with the waits
+    for a core that so much running brings at the peers' rate; 0 where the time on a core was not counted."""
+    ran = np.array([one.ran or 0 for one in times.values()], np.float64)
+    if len(ran) < 2 or not ran.all():
+        return dict.fromkeys(times, 0.0)
+    rate = np.array([one.waited for one in times.values()], np.float64) / ran
+    longer = np.maximum(ran - medians_of_others(ran), 0.0) * (1 + medians_of_others(rate))
+    return dict(zip(times, longer.tolist(), strict=True))

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscope.analyzers.collectives.lateness import beyond_peers
+from gpuscope.analyzers.collectives.lateness import beyond_peers, more_to_run
 from gpuscope.analyzers.collectives.work_of_ranks import MOST, SAME_WORK, Longer, WorkOfRanks, medians_of_others
 from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
 from gpuscope.analyzers.facts.counted_by_step.gpu_clocks import GpuClocks, lower_clock
@@ -60,10 +60,12 @@ def reasons(
     alone = Reasoned(None, "no other rank's work is recorded to compare with")
     if len(work.ranks) < 2:
         return dict.fromkeys(late, alone)
-    idle, without_core = _IdleLonger(host, work), beyond_peers(cores)
+    idle, without_core, more = _IdleLonger(host, work), beyond_peers(cores), more_to_run(cores)
     found: dict[int, Reasoned] = {}
     for rank, lateness in late.items():
-        place, waited = work.place(rank), cores[rank].waited if rank in cores else 0
+        place = work.place(rank)
+        # What a thread runs longer, it runs longer on free cores too: no waits for them are to be thought of.
+        waited = cores[rank].waited if rank in cores and more[rank] < MOST * lateness else 0
         found[rank] = (
             alone if place is None
             else _reason(

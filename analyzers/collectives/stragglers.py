@@ -117,7 +117,7 @@ def _per_step(facts: RunFacts, exposed: Array, recurrent: Mapping[int, Late]) ->
 
 def waits_without_core(facts: RunFacts) -> float:
     """Share of the exposed waiting for late ranks that the others' time without a core in the same step is long enough
-    to explain; 0 where nobody waits."""
+    to explain, beyond what one of them ran longer; 0 where nobody waits."""
     steps, judged = judged_rows(facts)
     table, measured = facts.trace["collectives"], facts.waits
     message = np.zeros(len(table), np.bool_)
@@ -127,10 +127,14 @@ def waits_without_core(facts: RunFacts) -> float:
     ranks = int(table["rank"].max(initial=0)) + 1
     pairs, pair = distinct(steps[rows] * ranks + table["rank"][rows])
     waited = np.bincount(pair, weights=measured.exposed[rows], minlength=len(pairs))
-    without = [
-        sum(own[step].waited for rank, own in facts.core_times.items() if rank != waiting and step in own)
-        for step, waiting in zip((pairs // ranks).tolist(), (pairs % ranks).tolist(), strict=True)
-    ]
+    without = []
+    for step, waiting, ns in zip((pairs // ranks).tolist(), (pairs % ranks).tolist(), waited.tolist(), strict=True):
+        others = [own[step] for rank, own in facts.core_times.items() if rank != waiting and step in own]
+        mine = facts.core_times.get(waiting, {}).get(step)
+        ran = mine.ran if mine is not None else None
+        # With a core for everyone a step still lasts as long as any of its threads runs.
+        longer = max((one.ran - ran for one in others if one.ran is not None), default=0) if ran is not None else 0
+        without.append(min(sum(one.waited for one in others), max(ns - max(longer, 0), 0)))
     return float(np.minimum(waited, without).sum() / waited.sum()) if len(pairs) else 0.0
 
 

@@ -20,7 +20,7 @@ from gpuscope.when_used import dataclass
 BUBBLE = "pipeline_bubble"
 CAUSES = ("bandwidth", "latency", BUBBLE, "straggler", UNDIVIDED_COMMUNICATION)
 """Causes of exposed communication. Where several operations cover an instant the first counts: moving data
-before waiting, known before unknown."""
+before waiting (but for waits that no transfer brings), known before unknown."""
 _BANDWIDTH, _LATENCY, _BUBBLE, _STRAGGLER, _UNKNOWN = range(len(CAUSES))
 
 

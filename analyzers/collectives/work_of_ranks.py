@@ -116,9 +116,9 @@ class WorkOfRanks:
             more += excess - same
             if one.sized:
                 known += np.abs(excess)
-            else:
+            else:  # counts tell what more calls take; calls that take longer may be of larger shapes
                 counted = np.abs(count - usual) > SAME_WORK * np.maximum(count, usual)
-                known += np.where(counted, np.abs(excess), 0.0)
+                known += np.where(counted, np.abs(excess - same), 0.0)
             does = np.zeros(size, np.bool_)
             does[one.place] = True
             larger = does & (excess > most)

@@ -149,8 +149,10 @@ def _steps(seen: Seen, shown: int, once: bool) -> int:
 
 
 def _end(seen: Seen) -> None:
+    from gpuscope.words import units
+
     ranks, lost = len(seen.steps), seen.lost
     steps = max((max(own) + 1 for own in seen.steps.values()), default=0)
-    tail = f"; {lost} lines could not be read" if lost else ""
-    told = f"{ranks} ranks, {steps} steps" if ranks else "no step was measured"
+    tail = f"; {units.plural(lost, 'line')} could not be read" if lost else ""
+    told = f"{units.plural(ranks, 'rank')}, {units.plural(steps, 'step')}" if ranks else "no step was measured"
     click.echo(f"{seen.status or 'no manifest yet'}: {told}{tail}")

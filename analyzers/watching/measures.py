@@ -12,6 +12,7 @@ from typing import Any
 from gpuscope.contained_files import Refused, RefusedError, listed, opened
 from gpuscope.errors import InputError
 from gpuscope.sources.digest import SUFFIX as DIGEST
+from gpuscope.sources.digest import VERSION
 from gpuscope.sources.lines import json_object
 from gpuscope.sources.restarts import attempts
 from gpuscope.sources.run_manifest import MANIFEST, PARTS, ended, finished_traces, refused_files
@@ -141,6 +142,10 @@ class RunWatcher:
             size = file.seek(0, 2)
             if size < place.done:
                 place.done, place.within = 0, False  # a restart begins its file anew
+            if not place.done and path.name.endswith(DIGEST):
+                file.seek(0)
+                if (json_object(file.readline(BLOCK)) or {}).get("gpuscope_digest", VERSION) != VERSION:
+                    raise RefusedError(Refused(str(path.relative_to(self.folder)), "newer"))
             while place.done < size:
                 file.seek(place.done)
                 block = file.read(min(BLOCK, size - place.done))

@@ -128,7 +128,7 @@ class Digest:
         self, line: dict[str, Any], key: str, done: Sequence[Collective], exposed: Mapping[str, int]
     ) -> None:
         """All of a step in sum by operation and group, and those that are listed: [kind, number, offset, ns]."""
-        chosen, every = step_line.listed(done)
+        chosen, every = step_line.listed(done, line["step"])
         line[f"{key}_in_all"], line[f"{key}_every"] = step_line.in_all(done, exposed), every
         line[key] = [self._row(one, line["end_ns"] - line["step_ns"]) for one in chosen]
 

@@ -123,14 +123,12 @@ def _longest(spans: list[list[int]], most: int) -> list[list[int]]:
     return [span for span in spans if span[1] >= least][:most]
 
 
-def listed(collectives: Sequence[Collective]) -> tuple[list[Collective], int]:
-    """Those to list one by one, and one in how many that is: chosen by number, so that all ranks list the same."""
-    every = -(-len(collectives) // MOST_COLLECTIVES)
-    if every <= 1:
-        return list(collectives), 1
-    return [one for one in collectives if (one.p2p_seq if one.is_p2p else one.seq) % every == 0][
-        :MOST_COLLECTIVES
-    ], every
+def listed(collectives: Sequence[Collective], step: int) -> tuple[list[Collective], int]:
+    """Those to list one by one, and one in how many that is: by number, so that all ranks list the same, and others in
+    the next step, so that none is never listed where each step has as many."""
+    every = max(-(-len(collectives) // MOST_COLLECTIVES), 1)
+    numbered = [(one.p2p_seq if one.is_p2p else one.seq, one) for one in collectives]
+    return [one for number, one in numbered if (number + step) % every == 0][:MOST_COLLECTIVES], every
 
 
 def time_in(phase: str, found: Sequence[Sequence[Any]]) -> int:

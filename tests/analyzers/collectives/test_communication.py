@@ -76,6 +76,33 @@ def test_wait_and_transfer(tmp_path: Path) -> None:
     assert straggler["cost_ns"] == 120_000
 
 
+@pytest.mark.parametrize(
+    ("busy", "transferred"),
+    [
+        ((10, 290), 20),  # rank 1 computes on during the first transfer: it would come to the second no earlier
+        ((10, 110), 100),  # it waits for the first one itself, and computes after it
+    ],
+)
+def test_waiting_beside_a_transfer(tmp_path: Path, busy: tuple[int, int], transferred: int) -> None:
+    """On rank 0 the first all-reduce runs from 100 to 200, the second from 110 to 320. Rank 1 comes to them at 120 and
+    300. The second makes rank 0 wait from 110 to 300 unless the first holds rank 1 up."""
+    for rank, first, second in ((0, 100, 110), (1, 120, 300)):
+        events: list[Any] = []
+        for step in range(3):
+            at, one = 1000 * step, 2 * step + 1
+            begin, length = busy if rank else (10, 90)
+            events += [note(at, 1000, f"ProfilerStep#{step}"), call(at + 1, 2, one), kernel(at + begin, length, one)]
+            if begin + length == 120:
+                events += [call(at + 4, 2, one + 1), kernel(at + 200, 100, one + 1)]
+            beside = collective(at + second, 320 - second, 100 << 20, one) | {"tid": 14}
+            beside["args"]["stream"] = 14
+            events += [collective(at + first, 200 - first, 100 << 20, one - 1), beside]
+        write(tmp_path / f"rank{rank}.json", *events, rank=rank, world_size=2)
+    causes = gpuscope.analyze(tmp_path).report["ranks"][0]["stall_ns"]["communication"]
+    judged = 2000
+    assert causes == {"bandwidth": judged * transferred, "straggler": judged * (220 - transferred)}
+
+
 def test_recurrent_from_two_judged_steps_on(tmp_path: Path) -> None:
     """The last step is not judged where two others remain."""
     found = {

@@ -9,16 +9,18 @@ from helpers.collectives import collective
 from helpers.kineto import Event, call, kernel, note, op, write
 
 import gpuscope
-from gpuscope.analyzers.collectives.lateness import beyond_peers
+from gpuscope.analyzers.collectives.lateness import beyond_peers, more_to_run
 from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
 from gpuscope.schema.document import Report
 
 STEPS = 8
 
 
-def rank(folder: Path, number: int, late: list[int], *, products: int = 1, waited: int = 0) -> None:
+def rank(
+    folder: Path, number: int, late: list[int], *, products: int = 1, waited: int = 0, ran: int = 200,
+) -> None:  # fmt: skip
     """A product of 100 (or several in its place), the first `late[step]` longer; the all-reduce ends at 400 for all.
-    In each step its thread runs 200 and waits `waited` for a core."""
+    In each step its thread runs `ran` and waits `waited` for a core."""
     events: list[Event] = []
     for step, delay in enumerate(late):
         at, first = 410 * step, 100 * step
@@ -31,7 +33,7 @@ def rank(folder: Path, number: int, late: list[int], *, products: int = 1, waite
         end = 15 + delay + 100 * products
         events.append(collective(at + end, 400 - end, 1 << 20, step))
     counted = {"columns": ["step", "ran_ns", "waited_ns"],
-               "steps": [[step, 200_000, waited * 1000] for step in range(len(late))]}  # fmt: skip
+               "steps": [[step, ran * 1000, waited * 1000] for step in range(len(late))]}  # fmt: skip
     write(folder / f"rank{number}.json", *events, rank=number, world_size=2, gpuscope_cores=counted)
 
 
@@ -70,6 +72,17 @@ def test_who_has_no_core_longer_than_its_peers_is_late_for_that(tmp_path: Path) 
     assert report["verdict"]["cause"] is None
 
 
+def test_who_runs_longer_is_late_for_that_also_where_cores_are_held(tmp_path: Path) -> None:
+    """270 late, of which its thread ran 150: so long the other would have waited with cores for all, and with the waits
+    for a core that running brings here, so long rank 1 is late."""
+    rank(tmp_path, 0, [0] * STEPS, waited=300)
+    rank(tmp_path, 1, [270] * STEPS, waited=300, ran=350)
+    report = analysed(tmp_path)
+    (entry,) = report["stragglers"]
+    assert (entry["rank"], entry["recurrent"], entry["reason"]) == (1, True, "device")
+    assert report["verdict"]["cause"] == "straggler"
+
+
 def test_without_waits_for_cores_the_verdict_stands(tmp_path: Path) -> None:
     rank(tmp_path, 0, [0] * STEPS)
     rank(tmp_path, 1, [270] * STEPS)
@@ -99,3 +112,15 @@ def test_slow_in_every_third_step(tmp_path: Path) -> None:
 )
 def test_beyond_the_peers_rate(first: CoreTimes, second: CoreTimes, beyond: dict[int, float]) -> None:
     assert beyond_peers({0: first, 1: second}) == beyond
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "more"),
+    [
+        (CoreTimes(100, 50), CoreTimes(200, 0), [0, 150]),  # 100 more, for which the other would wait 50
+        (CoreTimes(100, 50), CoreTimes(100, 900), [0, 0]),
+        (CoreTimes(None, 50), CoreTimes(200, 50), [0, 0]),
+    ],
+)
+def test_more_to_run(first: CoreTimes, others: CoreTimes, more: list[float]) -> None:
+    assert list(more_to_run({0: first, 1: others}).values()) == more

@@ -68,6 +68,8 @@ def by_hand(rows: list[tuple[int, ...]], rank: int) -> tuple[float, float, float
             same += (own[4] - own[3] * float(np.median(each))) / own[5] if each else 0.0
         slower, more = slower + same, more + excess - same
         sized = all(row[2] != NO_NAME for row in rows if row[1] == operation)
-        if sized or abs(count - usual[0]) > 0.05 * max(count, usual[0]):
+        if sized:
             known += abs(excess)
+        elif abs(count - usual[0]) > 0.05 * max(count, usual[0]):
+            known += abs(excess - same)
     return slower, more, known

@@ -88,6 +88,11 @@ def test_a_restarted_job_is_followed_into_its_last_attempt(tmp_path: Path) -> No
     assert ({rank: len(own) for rank, own in seen.steps.items()}, seen.groups) == ({1: 2}, {"0": (0, 1)})
     digest(tmp_path / "restart10", 1, 4)
     assert [*watcher.look().steps[1]] == [0, 1, 2, 3]
+    digest(tmp_path / "restart11", 1, 4)
+    newer = tmp_path / "restart11" / "digest" / "rank1.digest"
+    newer.write_text(newer.read_text().replace('"gpuscope_digest": 1', '"gpuscope_digest": 2'))
+    seen = watcher.look()
+    assert (seen.steps, [one.name for one in seen.refused]) == ({}, ["restart11/digest/rank1.digest"])
 
 
 @pytest.mark.parametrize("own_ms", [-40, 140])

@@ -65,9 +65,10 @@ def test_phases_tile_the_step_and_more_collectives_than_a_line_holds_are_chosen_
     marks = [(0, 0, 0, "forward"), (3, 0, 0, "forward"), (5, 0, 0, "input"), (5, 0, 0, "forward"), (9, 0, 0, "forward")]
     assert step_line.phases(marks) == [["forward", 9]]
     many = [collective(seq, seq, seq + 1) for seq in range(1, 201)]
-    chosen, every = step_line.listed(many)
+    chosen, every = step_line.listed(many, 0)
     assert (every, [one.seq for one in chosen]) == (7, [*range(7, 201, 7)])
-    assert step_line.listed(many[1:])[0] == chosen
+    assert step_line.listed(many[1:], 7) == (chosen, every)
+    assert sorted(one.seq for step in range(7) for one in step_line.listed(many, step)[0]) == [*range(1, 201)]
     busy = [(number * 10, 0, 0, "gc" if number % 2 else "forward") for number in range(101)]
     busy[-1] = (9_000, 0, 0, "forward")
     folded = step_line.phases(busy)
@@ -81,7 +82,7 @@ def test_the_longest_line_is_under_3_kb() -> None:
     many = [collective(10**6 + seq, seq * 100, seq * 100 + 60) for seq in range(200)]
     off = step_line.blocked(marks, many)
     assert (len(off.waits), len(off.others)) == (step_line.MOST_WAITS, step_line.MOST_PAUSES)
-    rows = [[7, one.seq, one.issued_ns, 123_456_789] for one in step_line.listed(many)[0]]
+    rows = [[7, one.seq, one.issued_ns, 123_456_789] for one in step_line.listed(many, 0)[0]]
     line = {"phases": step_line.phases(marks), "waits": off.waits, "pauses": off.others, "collectives": rows}
     others = 700  # the other keys, with the allocator's and NVML's, and the sums of two series
     assert len(json.dumps(line, separators=(",", ":"))) + others < 3_000
