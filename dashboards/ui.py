@@ -224,9 +224,9 @@ def swatches(labels: Mapping[str, str]) -> Component:
 
 
 def facts(pairs: Sequence[tuple[Any, Any]]) -> Component:
-    """Names and values, one pair a row; text is cleaned of control characters."""
+    """Names and values, one pair a row; text is as of `prose`."""
     rows = [
-        dmc.TableTr([dmc.TableTh(name), dmc.TableTd(units.clean(value) if isinstance(value, str) else value)])
+        dmc.TableTr([dmc.TableTh(name), dmc.TableTd(prose(value) if isinstance(value, str) else value)])
         for name, value in pairs
     ]
     return dmc.Table(dmc.TableTbody(rows), withRowBorders=False, verticalSpacing=2, className="facts")

@@ -12,8 +12,6 @@ from dash.development.base_component import Component
 from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.catalogue.cause_table import finding_words
 from gpuscope.catalogue.prediction_sentences import (
-    bound_change,
-    bound_share,
     gain,
     nothing_gains,
     setting_words,
@@ -25,6 +23,7 @@ from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, 
 from gpuscope.dashboards.figures import gains_figure
 from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.state import View, parse
+from gpuscope.report.view.first_figures import gain_of
 from gpuscope.schema.document import PlanEntry, SuggestionEntry, UnpredictedEntry
 from gpuscope.words import units
 
@@ -38,7 +37,9 @@ def _suggestions(shown: Shown) -> Iterator[Component]:
     report = shown.run.report
     found = report["suggestions"]
     if not found:
-        yield ui.empty("Nothing to change", units.clean(report["advice"]["why"]).capitalize() + ".")
+        if why := units.clean(report["advice"]["why"]):
+            title = "No gain predicted" if report["advice"]["unpredicted"] else "Nothing to change"
+            yield ui.empty(title, why.capitalize() + ".")
         return
     drawn = [
         gains_figure.Step(one["action"], *(one["predicted"][key] for key in ("step_ns_after", "low_ns", "high_ns")))
@@ -100,10 +101,8 @@ def _not_estimated(shown: Shown) -> Iterator[Component]:
 
 
 def _reasons(one: UnpredictedEntry) -> list[tuple[str, Any]]:
-    shown = [("set", dmc.Code(units.clean(setting_words(one, brief=False)))), ("why not", one["why_not"])]
-    if "bound" in one:
-        shown.insert(1, ("gain", f"{bound_share(one['bound'])}: {bound_change(one['bound'])}"))
-    return [*shown, *([("verify", one["verify"])] if one.get("verify") else [])]
+    told = (("gain", gain_of(one)), ("why not", one["why_not"]), ("verify", one.get("verify", "")))
+    return [("set", dmc.Code(units.clean(setting_words(one, brief=False)))), *(pair for pair in told if pair[1])]
 
 
 def _in_vain(shown: Shown) -> Iterator[Component]:

@@ -21,7 +21,7 @@ from gpuscope.words import units
 MEASURES = {"wait_caused_ns": "waits caused", "wait_suffered_ns": "waits suffered", "step_ns": "step time"}
 MEANS = {
     "step_ns": "Length of each step on each rank, coloured by how far it is off the median of the ranks in that step.",
-    "wait_caused_ns": "How long the others waited in collectives that this rank entered last.",
+    "wait_caused_ns": "How long the others waited, added up, in collectives that this rank entered last.",
     "wait_suffered_ns": "How long this rank waited in collectives for the last one.",
 }
 

@@ -85,9 +85,9 @@ def _pruned(nodes: Sequence[Node], tracks: Collection[int]) -> list[Node]:
     for node in nodes:
         rows = [row for row in node["rows"] if row in tracks]
         children = _pruned(node["children"], tracks)
-        summary = node["summary"] if node["summary"] in tracks else -1
+        summary, beside = (node[own] if node[own] in tracks else -1 for own in ("summary", "beside"))
         if rows or children or summary >= 0:
-            kept.append(Node(**{**node, "rows": rows, "children": children, "summary": summary}))
+            kept.append(Node(**{**node, "rows": rows, "children": children, "summary": summary, "beside": beside}))
     return kept
 
 

@@ -27,6 +27,13 @@ def test_the_timeline_is_two_tabs_away(browser: Browser, served: str) -> None:
     assert not browser.script("return document.querySelector('.skip-rows').offsetParent")
 
 
+def test_a_narrow_timeline_needs_no_scrolling(browser: Browser, served: str) -> None:
+    """Its legend takes more lines there."""
+    browser.open(f"{served}/timeline?run=2", "/timeline")
+    with browser.seen_as("light", 1024):
+        browser.wait(lambda: browser.script("return document.documentElement.scrollHeight <= innerHeight"))
+
+
 def test_nothing_moves_where_less_motion_is_asked_for(browser: Browser, served: str) -> None:
     command = browser.driver.execute_cdp_cmd
     command("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]})

@@ -146,11 +146,17 @@
     else timeline.draw();
   }
 
+  // What lies at a place of a row, of its second stream where its own has nothing there.
+  function under(timeline, row, x) {
+    const both = space.drawn([row]).map((track) => ({ track, found: timeline.at(track, x) }));
+    return both.find((one) => one.found) || {};
+  }
+
   function click(timeline, row, x, before) {
     if (!row) return;
     timeline.cursor = row.key;
-    const found = row.track >= 0 ? timeline.at(row.track, x) : null;
-    if (found) timeline.select(row.track, found.event || found.cells);
+    const { track, found } = under(timeline, row, x);
+    if (found) timeline.select(track, found.event || found.cells);
     else if (row.node && !row.node.rows.length && row.track < 0) timeline.toggle(row.node);
     else if (before || timeline.selected) timeline.clear();
     else timeline.draw();
@@ -160,10 +166,10 @@
   function told(timeline, row, x) {
     if (!row) return null;
     if (x < timeline.label) return space.cut(timeline, row) ? [row.text] : null;
-    const found = row.track >= 0 ? timeline.at(row.track, x) : null;
+    const { track, found } = under(timeline, row, x);
     if (!found) return null;
     const { event: one, cells } = found;
-    const counter = timeline.counter(row.track);
+    const counter = timeline.counter(track);
     if (counter) {
       const value = (share) => `${Number((share * counter.top).toPrecision(4))} ${counter.unit}`.trim();
       return [counter.label, `${value(cells.busy / cells.width)} on average in this pixel, at most ${value(cells.row / 65535)}`];

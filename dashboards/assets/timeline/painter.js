@@ -94,14 +94,18 @@
     steps(timeline, pen, look, 0, height);
     spans(timeline, pen, look, height);
     space.paintFound(timeline, pen, shown);
-    const { image, width, curves } = raster(timeline, shown, ratio);
+    const below = shown.filter((one) => one.beside >= 0).map((one) => ({ ...one, track: one.beside, low: true }));
+    const drawn = [...shown, ...below];
+    const { image, width, curves } = raster(timeline, drawn, ratio);
     timeline.buffer.width = width;
     timeline.buffer.height = image.height;
     timeline.buffer.getContext("2d").putImageData(image, 0, 0);
     pen.imageSmoothingEnabled = false;
-    shown.forEach((one, place) => {
+    drawn.forEach((one, place) => {
       if (one.track < 0) return;
-      const inset = one.node && !one.node.rows.length ? 5 : 2; // a closed node's summary is thinner
+      const inset = one.beside >= 0 ? 3 : one.node && !one.node.rows.length ? 5 : 2; // a closed node's summary is thinner
+      const tall = (ROW - 2 * inset) / (one.beside >= 0 ? 2 : 1); // two streams share the height
+      const top = one.top + inset + (one.low ? tall : 0);
       pen.save();
       clip(timeline, pen, one, height);
       pen.globalAlpha = 1;
@@ -110,9 +114,9 @@
         pen.restore();
         return;
       }
-      pen.drawImage(timeline.buffer, 0, 2 * place, width, 1, label, one.top + inset, plot, ROW - 2 * inset);
-      pen.drawImage(timeline.buffer, 0, 2 * place + 1, width, 1, label, one.top + ROW - inset - 2, plot, 2);
-      events(timeline, pen, one, inset, look);
+      pen.drawImage(timeline.buffer, 0, 2 * place, width, 1, label, top, plot, tall);
+      pen.drawImage(timeline.buffer, 0, 2 * place + 1, width, 1, label, top + tall - 2, plot, 2);
+      events(timeline, pen, one, top, tall, look);
       pen.restore();
     });
     space.paintPath(timeline, pen, shown);
@@ -200,7 +204,7 @@
   }
 
   // What is wide enough to have an edge and a name, and the selected event's outline.
-  function events(timeline, pen, one, inset, look) {
+  function events(timeline, pen, one, top, tall, look) {
     const found = [];
     timeline.visible(one.track, (event) => found.push(event));
     found.forEach((event, place) => {
@@ -209,16 +213,16 @@
       if (width >= 5) {
         pen.fillStyle = look.back;
         pen.globalAlpha = 0.45;
-        pen.fillRect(x, one.top + inset, 1, ROW - 2 * inset); // an edge, so that neighbours of one colour are two
+        pen.fillRect(x, top, 1, tall); // an edge, so that neighbours of one colour are two
         pen.globalAlpha = 1;
       }
       const next = found[place + 1]; // where it begins before this one ends, the label ends there too
       const free = Math.min(until, next ? Math.max(timeline.x(next.start), x) : until) - x;
-      if (free >= 28 && inset < 5) {
+      if (free >= 28 && tall > 10) {
         const name = timeline.tiles.label(event.name);
         const room = Math.floor((free - 6) / CHARACTER);
         pen.fillStyle = timeline.colours(event.look, event.name).ink;
-        pen.fillText(name.length <= room ? name : `${name.slice(0, Math.max(room - 1, 1))}…`, x + 3, one.top + ROW / 2 + 0.5, free - 5);
+        pen.fillText(name.length <= room ? name : `${name.slice(0, Math.max(room - 1, 1))}…`, x + 3, top + tall / 2 + 0.5, free - 5);
       }
     });
     const picked = timeline.selected;
@@ -228,7 +232,7 @@
       if (until >= timeline.label && x <= timeline.label + timeline.plot) {
         pen.strokeStyle = look.select;
         pen.lineWidth = 2;
-        pen.strokeRect(x, one.top + inset - 0.5, Math.max(until - x, 3), ROW - 2 * inset + 1);
+        pen.strokeRect(x, top - 0.5, Math.max(until - x, 3), tall + 1);
       }
     }
   }

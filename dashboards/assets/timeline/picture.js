@@ -149,8 +149,7 @@
     const asked = new URLSearchParams({ from: timeline.absolute(timeline.from), to: timeline.absolute(timeline.to) });
     for (const key of ["ranks", "event", "mark", "range", "pin", "tree", "colour"]) if (own.get(key)) asked.set(key, own.get(key));
     const rows = [...timeline.shownRows(), ...timeline.layout]; // those on the screen first, where they are too many
-    const tracks = new Set(rows.map((one) => one.track).filter((one) => one >= 0));
-    asked.set("tracks", space.ranges([...tracks].slice(0, MOST_TRACKS)));
+    asked.set("tracks", space.ranges(space.drawn(rows).slice(0, MOST_TRACKS)));
     asked.set("theme", document.documentElement.dataset.mantineColorScheme || "light");
     return `${href}?${asked}`;
   }

@@ -11,6 +11,9 @@
     return `${window.location.pathname}?${query}`;
   }
 
+  // The tracks that rows show, once each: their own, and of a closed rank a second stream.
+  space.drawn = (rows) => [...new Set(rows.flatMap((one) => [one.track, one.beside ?? -1]))].filter((track) => track >= 0);
+
   class Timeline {
     constructor(root, setup) {
       Object.assign(this, { root, setup, flows: setup.flows, focused: false, cursor: "", over: "", scroll: 0, height: 300 });
@@ -132,7 +135,8 @@
           return;
         }
         found.push({
-          key: node.id, node, level, text: node.label, track: isOpen ? -1 : node.summary, holds: isOpen ? null : new Set(every(node)),
+          key: node.id, node, level, text: node.label, track: isOpen ? -1 : node.summary, beside: isOpen ? -1 : node.beside,
+          holds: isOpen ? null : new Set(every(node)),
         });
         if (isOpen) node.children.forEach((child) => visit(child, level + 1));
       };
@@ -262,7 +266,7 @@
       this.plot = Math.max(width - this.label - 1, 50);
       this.layout = this.rows();
       const total = this.layout.length * space.ROW + this.pinnedHeight();
-      const below = 66 + (document.querySelector(".timeline-legend")?.offsetHeight || 0);
+      const below = 66 + (document.querySelector(".timeline-legend")?.offsetHeight ?? 18);
       const most = Math.max(240, window.innerHeight - this.scroller.getBoundingClientRect().top - window.scrollY - below);
       this.height = Math.max(Math.min(total, most), 120);
       this.scroller.style.height = `${this.height}px`;
@@ -299,8 +303,7 @@
       const ratio = window.devicePixelRatio || 1;
       const level = space.Tiles.level((this.to - this.from) / Math.round(this.plot * ratio));
       // Some rows beyond the screen too: what is scrolled to is there at once.
-      const tracks = new Set(this.shownRows(BEYOND).map((one) => one.track).filter((track) => track >= 0));
-      this.tiles.want([...tracks], level, this.from, this.to);
+      this.tiles.want(space.drawn(this.shownRows(BEYOND)), level, this.from, this.to);
     }
 
     // Whether all that is on the screen is here at its own level of detail.
@@ -308,8 +311,8 @@
       const ratio = window.devicePixelRatio || 1;
       const level = space.Tiles.level((this.to - this.from) / Math.round(this.plot * ratio));
       const [first, last] = space.Tiles.range(level, this.from, this.to);
-      return this.shownRows().every((one) => {
-        for (let tile = first; one.track >= 0 && tile < last; tile++) if (!this.tiles.find(one.track, level, tile)) return false;
+      return space.drawn(this.shownRows()).every((track) => {
+        for (let tile = first; tile < last; tile++) if (!this.tiles.find(track, level, tile)) return false;
         return true;
       });
     }

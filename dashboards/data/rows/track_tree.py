@@ -18,12 +18,14 @@ CLOSED: tuple[Group, ...] = ("python", "os")
 
 
 class Node(TypedDict):
-    """A line of the tree. `rows` are tracks by number: those of a section by depth; `summary` is drawn when closed."""
+    """A line of the tree. `rows` are tracks by number: those of a section by depth. When closed `summary` is drawn, and
+    below it `beside`, -1 where there is none: a rank's second stream, mostly of communication."""
 
     id: str
     label: str
     rows: list[int]
     summary: int
+    beside: int
     open: bool
     children: list[Node]
 
@@ -60,10 +62,11 @@ def _links(counters: Sequence[CounterTrack], first: int, ranks: Collection[int])
 
 def _rank(tracks: Sequence[Track], rank: int, places: list[int], is_open: bool) -> Node:
     streams = [place for place in places if tracks[place].group == "streams"]
-    summary = max(streams or places, key=lambda place: int(tracks[place].covered[-1]) if len(tracks[place]) else 0)
+    busy = sorted(streams or places, key=lambda place: int(tracks[place].covered[-1]) if len(tracks[place]) else 0)
     single = [place for place in places if tracks[place].group in ("steps", "streams")]
     leaves = [_node(f"r{rank}.{place}", tracks[place].label, [place]) for place in single]
-    return _node(f"r{rank}", f"rank {rank}", [], summary, is_open, leaves + list(_threads(tracks, rank, places)))
+    node = _node(f"r{rank}", f"rank {rank}", [], busy[-1], is_open, leaves + list(_threads(tracks, rank, places)))
+    return Node(**{**node, "beside": busy[-2] if len(streams) > 1 else -1})
 
 
 def _threads(tracks: Sequence[Track], rank: int, places: list[int]) -> Iterator[Node]:
@@ -105,4 +108,4 @@ def _by_the_way(track: Track) -> bool:
 def _node(
     name: str, label: str, rows: list[int], summary: int = -1, is_open: bool = True, children: list[Node] | None = None
 ) -> Node:
-    return Node(id=name, label=label, rows=rows, summary=summary, open=is_open, children=children or [])
+    return Node(id=name, label=label, rows=rows, summary=summary, beside=-1, open=is_open, children=children or [])

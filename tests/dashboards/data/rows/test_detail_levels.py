@@ -129,6 +129,20 @@ def test_the_tree_holds_each_track_once(pair: OpenRun, slow_rank: OpenRun) -> No
         assert sorted(seen) == list(range(len(run.events.tracks)))
 
 
+def test_a_closed_rank_shows_its_two_busiest_streams(pair: OpenRun, slow_rank: OpenRun) -> None:
+    for run in (pair, slow_rank):
+        assert run.events is not None
+        tracks = run.events.tracks
+        for node in (one for one in tree(tracks, None) if one["id"].startswith("r")):
+            own = [
+                place
+                for place, track in enumerate(tracks)
+                if track.group == "streams" and f"r{track.rank}" == node["id"]
+            ]
+            busiest = sorted(own, key=lambda place: -int(tracks[place].covered[-1]))
+            assert [node["summary"], node["beside"]] == [*busiest, -1][:2]
+
+
 def test_a_range_is_broken_down_by_the_definitions(pair: OpenRun) -> None:
     events = pair.events
     assert events is not None
