@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.dashboards.data.events import Events
+from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import Kind
 from gpuscope.when_used import dataclass
@@ -62,9 +63,9 @@ def _repeated(codes: Times, sums: Times) -> list[tuple[int, Times, int]]:
     ids = codes
     for length in range(2, min(LONGEST, len(codes) // 2) + 1):
         pairs = ids[:-1] * (int(codes.max()) + 1) + codes[length - 1 :]
-        _, ids, counts = np.unique(pairs, return_inverse=True, return_counts=True)
+        _, ids = distinct(pairs)
         covered = np.bincount(ids, sums[length:] - sums[: len(ids)])
-        for which in np.argsort(-np.where(counts > 1, covered, 0), kind="stable")[:SHOWN].tolist():
+        for which in np.argsort(-np.where(np.bincount(ids) > 1, covered, 0), kind="stable")[:SHOWN].tolist():
             begun = _apart(np.flatnonzero(ids == which), length)
             if len(begun) > 1:
                 found.append((length, begun, int((sums[begun + length] - sums[begun]).sum())))

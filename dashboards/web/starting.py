@@ -32,7 +32,7 @@ async function ask() {
   } catch {
     return show("now", "It has ended: its terminal says why.");
   }
-  setTimeout(ask, 400);
+  setTimeout(ask, 200);
 }
 ask();
 """
@@ -50,6 +50,8 @@ class Starting:
     def __init__(self, paths: Sequence[str], token: str, local: bool) -> None:
         self.progress: Reading | None = None
         """How far reading is; set by the work."""
+        self.told = ""
+        """What is known of the first run once all are read: shown while the pages are made."""
         self._paths = paths
         self._begun = time.monotonic()
         self._page = self._made(token, local)
@@ -119,6 +121,8 @@ class Starting:
         """What is going on, in words and as a share of the bytes."""
         passed = f"{round(time.monotonic() - self._begun)} s so far"
         progress = self.progress
+        if self.told:
+            return {"said": units.clean(self.told), "share": 1, "passed": passed}
         if progress is None:
             return {"said": "Starting", "share": None, "passed": passed}
         done, total = progress.done_bytes, max(progress.total_bytes or 0, progress.done_bytes, 1)

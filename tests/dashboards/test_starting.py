@@ -42,6 +42,8 @@ def test_it_says_how_far_it_is_and_then_hands_on() -> None:
     starting.progress(1_000)
     now = client.get(STATE).get_json()
     assert (now["share"], now["said"].partition(":")[0]) == (0.25, "Reading rank2.json (file 1 of 8)")
+    starting.told = "Rank 2 is late"
+    assert client.get(STATE).get_json()["said"] == "Rank 2 is late"
     go, failed = Event(), Event()
 
     def work() -> Flask:
