@@ -6,21 +6,19 @@ from __future__ import annotations
 
 import atexit
 import io
-import shlex
-import shutil
-import tarfile
-import tempfile
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from lzma import LZMAError
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from gpuscope.errors import InputError
 from gpuscope.progress import reading
+
+if TYPE_CHECKING:
+    import tarfile
+    import zipfile
 
 _TAR_AT, _TAR = 257, b"ustar"
 _ZIP, _SEVEN = b"PK\x03\x04", b"7z\xbc\xaf\x27\x1c"
@@ -31,7 +29,6 @@ MOST_FILES = 100_000
 """Files of an archive: traces of thousands of ranks, and what lies beside them, are fewer."""
 SPARED = 1 << 30
 """Bytes of the temporary folder's disk that stay free."""
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError, RuntimeError, NotImplementedError)
 
 Member = tuple[str, int, IO[bytes]]
 """A plain file of an archive: its name, its bytes, its content."""
@@ -54,6 +51,9 @@ def unpacked(path: Path) -> Path:
     Links, devices and names that lead out of it are left out. Raises `InputError` where the archive is damaged, needs a
     password, or holds more than there is room for.
     """
+    import shutil
+    import tempfile
+
     folder = Path(tempfile.mkdtemp(prefix="gpuscope-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     room = shutil.disk_usage(folder).free - SPARED
@@ -70,10 +70,18 @@ def unpacked(path: Path) -> Path:
                     copied = _copied(content, file, size)
                 if copied != size:
                     raise InputError(f"{path}: is damaged: {name} has not the {size:,} bytes that it should have")
-    except (*_DAMAGED, OSError) as error:
+    except (*_damages(), OSError) as error:
         raise InputError(f"{path}: can't be unpacked: {error}", hint="copy it again, or unpack it by hand") from None
     _ARCHIVES[folder] = path
     return folder
+
+
+def _damages() -> tuple[type[Exception], ...]:
+    import tarfile
+    import zipfile
+    from lzma import LZMAError
+
+    return tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError, RuntimeError, NotImplementedError
 
 
 _ARCHIVES: dict[Path, Path] = {}
@@ -96,6 +104,9 @@ def _copied(content: IO[bytes], file: IO[bytes], most: int) -> int:
 
 @contextmanager
 def _opened(path: Path, advance: Callable[[int], None]) -> Iterator[Iterator[Member]]:
+    import tarfile
+    import zipfile
+
     with _Counted(path, advance) as file:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(file) as packed:
@@ -138,6 +149,8 @@ def _stays_inside(name: str) -> bool:
 
 def remedy(path: Path, head: bytes) -> str | None:
     """The commands that unpack an archive or a packed file; None where it is none."""
+    import shlex
+
     if is_tar(head) or head.startswith(_ZIP) or (path.name.lower().endswith(_NAMES) and _suffix(head)):
         return _by_hand(path)
     if head.startswith(_SEVEN):
@@ -153,6 +166,9 @@ def _suffix(head: bytes) -> str | None:
 
 
 def _by_hand(path: Path) -> str:
+    import shlex
+    import zipfile
+
     folder = path.name
     for suffix in sorted(_NAMES, key=len, reverse=True):
         folder = folder.removesuffix(suffix)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -58,6 +56,8 @@ def _existing(folder: Path) -> Path:
 
 def _check_writable(path: Path, folder: Path) -> None:
     """Raise `InputError` where no file can be made in `folder`; tried with one that has no name, or not for long."""
+    import tempfile
+
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -95,6 +95,8 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
 
     Raises `InputError` where that can't be done (no permission, disk full).
     """
+    import tempfile
+
     path = Path(os.path.realpath(path))  # a link stays one: what it points to is written
     made: list[Path] = []
     try:
@@ -122,6 +124,9 @@ def write_folder(path: Path, fill: Callable[[Path], object]) -> None:
 
     What else `path` holds stays. Raises `InputError` where that can't be done (no permission, disk full).
     """
+    import shutil
+    import tempfile
+
     path = Path(os.path.realpath(path))
     made: list[Path] = []
     temporary: Path | None = None

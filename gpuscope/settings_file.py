@@ -8,7 +8,6 @@ line and environment variables win.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -56,6 +55,8 @@ def found(start: Path | None = None) -> Settings | None:
 
 def _read(path: Path) -> Settings | None:
     """None for a pyproject.toml without the table."""
+    import tomllib
+
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -17,8 +17,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean, median, variance
 
+from gpuscope.averages import fmean, median
 from gpuscope.student import student
 from gpuscope.when_used import dataclass
 
@@ -74,6 +74,8 @@ class Interval:
 
 def sample(values: Sequence[float]) -> Sample | None:
     """Median, its variance and how well that is known; None below two values, which show no spread."""
+    from statistics import variance
+
     count = len(values)
     if count < 2:
         return None

@@ -6,7 +6,6 @@ neither draws nor prints nor changes the trace. A new analysis is one file and o
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
@@ -28,8 +27,6 @@ from gpuscope.trace.intervals import Spans, measure_within
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
-
-_LOG = logging.getLogger(__name__)
 
 LaneKey = tuple[int, int]
 """(rank, device)."""
@@ -155,8 +152,13 @@ Kind = TypeVar("Kind", bound=Analyzer)
 @cache
 def analyzers_of(kind: type[Kind]) -> tuple[Kind, ...]:
     """The analyzers of this package of one kind, in order of name."""
-    found = (one for room in ROOMS for one in listed(f"gpuscope.analyzers.{room}", "ANALYZER"))
-    return tuple(sorted((one for one in found if isinstance(one, kind)), key=lambda analyzer: analyzer.name))
+    return tuple(one for one in _analyzers() if isinstance(one, kind))
+
+
+@cache
+def _analyzers() -> list[Analyzer]:
+    found: list[Analyzer] = [one for room in ROOMS for one in listed(f"gpuscope.analyzers.{room}", "ANALYZER")]
+    return sorted(found, key=lambda analyzer: analyzer.name)
 
 
 def run_one(analyzer: Analyzer, trace: Trace, *given: object) -> Result:
@@ -179,7 +181,9 @@ def run_one(analyzer: Analyzer, trace: Trace, *given: object) -> Result:
 
 def broken(name: str, error: Exception) -> Result:
     """The result of an analysis that raised `error`, whose traceback goes to the log (`gpuscope --debug`)."""
-    _LOG.debug("the analysis %s failed", name, exc_info=error)
+    import logging
+
+    logging.getLogger(__name__).debug("the analysis %s failed", name, exc_info=error)
     return Result(name, "failed", f"{type(error).__name__}: {error}")
 
 

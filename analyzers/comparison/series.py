@@ -6,8 +6,8 @@ The ranks of a step wait for each other, so their step times are one observation
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import fmean, median
 
+from gpuscope.averages import fmean, median
 from gpuscope.schema.document import Report, StepEntry
 from gpuscope.when_used import dataclass
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Literal
 
 from gpuscope.analyzers.base.lanes import LaneSummary
 from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.averages import median
 from gpuscope.trace.breakdown import Breakdown
 
 MOST = 0.5

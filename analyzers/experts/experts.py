@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from gpuscope.analyzers.experts.exchanges import Exchange, Pace, exchanges, pace
 from gpuscope.analyzers.experts.expert_tokens import Counts, counts_of
 from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.waits import rows_by_lane
+from gpuscope.averages import fmean
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.network import ExpertImbalance
 from gpuscope.report.view.per_step import per_step_ns

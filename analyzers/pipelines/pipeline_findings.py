@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from math import sqrt
-from statistics import fmean, stdev
 
 from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.pipelines.stage_pace import Pace, StepLength
 from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
+from gpuscope.averages import fmean
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import FILLED_BY_MORE, FewMicroBatches, PipelineImbalance, SlowWorker
 from gpuscope.schema.document import Evidence, FindingEntry
@@ -152,6 +152,8 @@ def _work(found: Sequence[Flush], stage: int) -> tuple[float, float]:
 
 def _beyond_scatter(found: Sequence[Flush], stage: int) -> bool:
     """Whether micro-batches take longer on this stage than on the others, by `SIGNIFICANT` standard errors."""
+    from statistics import stdev
+
     over = []
     for flush in found:
         works = [_per_micro_batch(own) for own in flush.stages]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
 from typing import Literal
 
 from gpuscope.analyzers.base.analyzer import Result
@@ -19,6 +18,7 @@ from gpuscope.analyzers.pipelines.bubbles import bubbles
 from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
 from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
 from gpuscope.analyzers.pipelines.stage_pace import StepLength, outside_work, pace
+from gpuscope.averages import fmean
 from gpuscope.schema.pipeline_section import (
     Pipeline,
     PipelineComputation,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import sqrt
-from statistics import fmean, median, stdev
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from gpuscope.analyzers.collectives.stragglers import judged_core_times
 from gpuscope.analyzers.collectives.work_of_ranks import WorkOfRanks
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.averages import fmean, median
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import WorkOutsidePipeline
 from gpuscope.schema.document import Evidence, FindingEntry
@@ -89,6 +89,8 @@ def outside_work(
 ) -> list[FindingEntry]:
     """A finding per rank that computes more than the others outside the pipeline's computations, by as much as bounds
     a run: all stages wait for it, and neither the schedule nor the split is to blame."""
+    from statistics import stdev
+
     outside, without_core = _outside(facts, rows), beyond_peers(judged_core_times(facts))
     found = []
     for rank, own in outside.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.analyzers.roles.role_gains import Job, gains
 from gpuscope.analyzers.roles.role_replay import Schedule, bounding, step_ns, times_of
 from gpuscope.analyzers.roles.rollout_model import USUAL_SAMPLES, Lengths, fitted
+from gpuscope.averages import median
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings import roles as words
 from gpuscope.problems import roles as problems

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
 
 import numpy as np
 
 from gpuscope.analyzers.replay.prediction_bounds import bounds, median_by_chance
 from gpuscope.analyzers.roles.role_replay import Schedule, Times, durations, step_ns
 from gpuscope.analyzers.roles.rollout_model import UNKNOWN, Lengths, RolloutModel, Shares
+from gpuscope.averages import median
 from gpuscope.schema.roles_section import RoleChange, RoleGain
 from gpuscope.when_used import dataclass
 from gpuscope.words.role_names import FORWARD, TRAINER

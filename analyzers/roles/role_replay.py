@@ -7,9 +7,9 @@ role takes stays as measured unless a change says otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from gpuscope.analyzers.facts.role_steps import RoleStep
+from gpuscope.averages import median
 from gpuscope.when_used import dataclass
 from gpuscope.words.role_names import FORWARD, ORDER
 

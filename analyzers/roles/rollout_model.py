@@ -9,14 +9,19 @@ the same in all of them, as a reward's own time, no GPU shortens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import exp, log
-from statistics import NormalDist, median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpuscope.averages import median
 from gpuscope.student import student
 from gpuscope.trace.columns.table import Array
 from gpuscope.when_used import dataclass
+
+if TYPE_CHECKING:
+    from statistics import NormalDist
 
 FEWEST = 8
 """Steps from which the three can be told apart, and how well."""
@@ -26,7 +31,13 @@ POOR_FIT = 0.10
 """Median residual, of the rollout, from which the model does not describe it."""
 USUAL_SAMPLES = 512
 """Responses of a step where their number is not logged; its logarithm matters."""
-_NORMAL = NormalDist()
+
+
+@cache
+def _normal() -> NormalDist:
+    from statistics import NormalDist
+
+    return NormalDist()
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Lengths:
         if cap >= self.longest:
             return self.mean
         beyond = self.clipped or 1 / (self.samples + 1)
-        place = _NORMAL.inv_cdf(1 - min(beyond, 0.99))
+        place = _normal().inv_cdf(1 - min(beyond, 0.99))
         low, high = 0.01, 5.0
         for _ in range(40):  # the wider they spread, the lower lies the mean under the same maximum
             spread = (low + high) / 2
@@ -59,7 +70,7 @@ def _mean_below(cap: float, middle: float, spread: float) -> float:
     """The mean of a log-normal variable that is cut at `cap`."""
     at = (log(cap) - middle) / spread
     whole = exp(min(middle + spread**2 / 2, 700.0))
-    return whole * _NORMAL.cdf(at - spread) + cap * (1 - _NORMAL.cdf(at))
+    return whole * _normal().cdf(at - spread) + cap * (1 - _normal().cdf(at))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import TypeVar
 
@@ -28,6 +27,8 @@ def results_of(
 ) -> tuple[list[Result], Kept]:
     """The results of all analyses of a file, in order of their names, and what `beside` returns, which needs none of
     them. `alone` says that no other file is being read."""
+    from concurrent.futures import ThreadPoolExecutor
+
     analyzers = analyzers_of(FileAnalyzer)
 
     def result(analyzer: FileAnalyzer) -> Result:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import fmean, median
 
 import numpy as np
 
 from gpuscope.analyzers.serving.served_steps import COUNTS, ServedStep
 from gpuscope.analyzers.serving.step_measures import KINDS
 from gpuscope.analyzers.verdict.verdict import bound
+from gpuscope.averages import fmean, median
 from gpuscope.schema.serving_section import (
     ServingBatch,
     ServingInterval,

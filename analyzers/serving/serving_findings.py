@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from statistics import fmean, median
 
 from gpuscope.analyzers.base.analyzer import EVIDENCE
 from gpuscope.analyzers.serving.by_phase import TokenWait, token_waits
 from gpuscope.analyzers.serving.served_steps import ServedStep
 from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
+from gpuscope.averages import fmean, median
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings.serving import (
     EagerDecode,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import comb
-from statistics import median
 from typing import Literal
 
 import numpy as np
 
 from gpuscope.analyzers.collectives import slow_members
 from gpuscope.analyzers.watching.measures import MeasuredStep, Seen
+from gpuscope.averages import median
 from gpuscope.schema.document import Report
 from gpuscope.trace.columns.table import Array
 from gpuscope.when_used import dataclass

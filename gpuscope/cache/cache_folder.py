@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +69,8 @@ def store(key: str, write: Callable[[IO[bytes]], None]) -> bool:
     Written under another name and then renamed, so that nobody ever sees half of it. False where it can't be kept: a
     full disk, a folder that others can write to, more than half of what may be kept.
     """
+    import tempfile
+
     place = folder()
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)

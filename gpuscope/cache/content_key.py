@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from functools import cache
@@ -20,6 +19,8 @@ def content_key(path: Path, *asked: object) -> str | None:
     from all over it: to read gigabytes again would take as long as to parse them. What is made may hold the path, so
     that is part of it too.
     """
+    import hashlib
+
     digest = hashlib.blake2b(digest_size=20)
     try:
         status = path.stat()
@@ -37,6 +38,8 @@ def content_key(path: Path, *asked: object) -> str | None:
 @cache
 def program() -> str:
     """The version of gpuscope, and the state of its files: a change of the code is another program."""
+    import hashlib
+
     root = Path(__file__).parents[1]
     digest = hashlib.blake2b(f"{__version__} {sys.version}".encode(), digest_size=16)
     for folder, folders, files in os.walk(root, followlinks=True):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from pathlib import Path
 
 from gpuscope.cache import file_cache
@@ -20,6 +19,8 @@ _HARDWARE = "GPUSCOPE_HARDWARE"
 def report_key(paths: Sequence[str], *asked: object) -> str | None:
     """The key of the report on these files when `asked` so; None where it may depend on more than these files: folders,
     URLs, a table of link rates of one's own (whether they lie in a run folder the caller knows), and for small ones."""
+    from hashlib import blake2b
+
     files = [Path(path) for path in paths]
     if os.environ.get(_HARDWARE) or not all(map(file_cache.is_worth, files)):
         return None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 from gpuscope.when_used import dataclass
 
@@ -27,7 +26,9 @@ class Board:
 @cache
 def boards() -> Mapping[str, Board]:
     """Every board by each of its names, in the order in which they are tried."""
-    rows = tomllib.loads(resources.files("gpuscope.hardware").joinpath("boards.toml").read_text(encoding="utf-8"))
+    import tomllib
+
+    rows = tomllib.loads(Path(__file__).with_name("boards.toml").read_text(encoding="utf-8"))
     return {
         word: Board(word, **{key: value for key, value in row.items() if key != "match"})
         for row in rows["boards"]

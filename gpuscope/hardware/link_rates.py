@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +49,9 @@ class Link:
 @cache
 def _data() -> Mapping[str, Any]:
     """The table, with what the file that GPUSCOPE_HARDWARE names says otherwise: links by key, latencies, GPUs."""
-    table = tomllib.loads(resources.files("gpuscope.hardware").joinpath("links.toml").read_text(encoding="utf-8"))
+    import tomllib
+
+    table = tomllib.loads(Path(__file__).with_name("links.toml").read_text(encoding="utf-8"))
     if not (named := os.environ.get(ENV_HARDWARE)):
         return table
     try:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from string import Formatter
 from typing import Literal
 
 from gpuscope.plugins import submodules
@@ -38,6 +37,8 @@ class ProblemKind:
 
     def of(self, count: int, **facts: object) -> Problem:
         """`count` occurrences of it. Raises `ValueError` unless the facts are those that the text names."""
+        from string import Formatter
+
         named = {name for _, name, _, _ in Formatter().parse(self.text) if name}
         if named != facts.keys():
             raise ValueError(f"problem {self.code!r} takes the facts {sorted(named)}, not {sorted(facts)}")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import re
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from hashlib import sha256
 from typing import Any, cast
 
 from gpuscope.schema.document import Report, SharedEntry
@@ -100,16 +97,22 @@ def _numbered(names: set[str], kind: str) -> dict[str, str]:
 
 def hashed(names: set[str], kind: str) -> dict[str, str]:
     """What stands instead of each name: alike in every file that it occurs in."""
+    from hashlib import sha256
+
     return {name: f"{kind}-{sha256(name.encode()).hexdigest()[:8]}" for name in names if len(name) >= _SHORTEST}
 
 
 def _own_users() -> set[str]:
+    import getpass
+
     with suppress(KeyError, OSError, ImportError):  # no user of that number, as in some containers
         return {getpass.getuser()} - {"root"}
     return set()
 
 
 def _own_hosts() -> set[str]:
+    import socket
+
     name = socket.gethostname()
     return {name, name.partition(".")[0]} - {"localhost"}
 

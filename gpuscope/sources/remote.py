@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +82,8 @@ def shown(path: Path) -> str:
 @contextmanager
 def beginning(url: str, size: int) -> Iterator[Path]:
     """A local file of the same name with the first bytes of a remote one of that size, to recognise its format."""
+    import tempfile
+
     filesystem, path = _opened(url)
     with tempfile.TemporaryDirectory(prefix="gpuscope-") as folder:
         local = Path(folder) / url.rpartition("/")[2]
@@ -97,6 +98,8 @@ def beginning(url: str, size: int) -> Iterator[Path]:
 @contextmanager
 def fetched(url: str) -> Iterator[Path]:
     """The whole file as a local one, removed afterwards."""
+    import tempfile
+
     filesystem, path = _opened(url)
     with tempfile.TemporaryDirectory(prefix="gpuscope-") as folder:
         local = Path(folder) / url.rpartition("/")[2]

@@ -6,9 +6,9 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
+from gpuscope.averages import fmean
 from gpuscope.report.view import arrangement
 from gpuscope.schema.document import BreakdownEntry, RankEntry, Report, StepEntry
 from gpuscope.sources.remote import is_url

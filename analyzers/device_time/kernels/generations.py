@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from statistics import median
 
 from gpuscope import when_used
+from gpuscope.averages import median
 from gpuscope.hardware.device_peaks import MODELS, peaks_of
 from gpuscope.hardware.link_rates import compute_capability
 from gpuscope.schema.compute_section import Generation

@@ -16,9 +16,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from math import sqrt
-from statistics import median
 
 from gpuscope.analyzers.nccl.measured.timed_series import TRACE, Series
+from gpuscope.averages import median
 from gpuscope.collective_costs.nccl_model import Choice
 from gpuscope.schema.nccl_sections import CrossoverEntry
 from gpuscope.when_used import dataclass

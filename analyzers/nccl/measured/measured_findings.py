@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from statistics import median
 from typing import Literal
 
 from gpuscope.analyzers.nccl.measured.timed_series import NCCL_TESTS, Series, calls_logged
+from gpuscope.averages import median
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.nccl import LowBusbw, MeasuredWhileLogging, NcclCrossover, SlowerRun
 from gpuscope.collective_costs.nccl_constants import RING_LL128_PER_CHANNEL

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import fmean, median
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from gpuscope.analyzers.pipelines.message_times import MessageTime, message_time
 from gpuscope.analyzers.pipelines.schedules import recognise, schedule_order
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError, edge_columns
+from gpuscope.averages import fmean, median
 from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Times
 

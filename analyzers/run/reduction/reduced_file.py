@@ -11,7 +11,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
@@ -71,6 +70,8 @@ def write_part(path: Path, part: Part, steps: tuple[int, int] | None, share: boo
 
 def digest(members: Mapping[str, Array]) -> str:
     """SHA-256 of all members but the head: a part that was changed is refused, not half believed."""
+    from hashlib import sha256
+
     found = sha256()
     for name in sorted(members):
         found.update(f"{name} {members[name].dtype} {members[name].shape}\n".encode())

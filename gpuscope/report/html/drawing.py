@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import field
-from statistics import median
 
+from gpuscope.averages import median
 from gpuscope.report.view import arrangement
 from gpuscope.report.view.step_bars import KINDS, Kind, pieces
 from gpuscope.schema.document import BreakdownEntry, Evidence, RankEntry, Report, StepEntry

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from statistics import median
 
+from gpuscope.averages import median
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import Diagnosis, Evidence, FindingEntry, RankEntry, Report
 from gpuscope.schema.profile_sections import GapEntry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
@@ -113,6 +112,8 @@ def _numbered(metrics: dict[str, float]) -> Row:
 
 def of_table(lines: Iterable[str]) -> Iterator[Row]:
     """The rows of a CSV whose columns are metrics; W&B puts the run's name before one, and adds `__MIN` and `__MAX`."""
+    import csv
+
     for cells in csv.DictReader(lines):
         row: dict[str, float] = {}
         for column, cell in cells.items():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING, Any
 
 from gpuscope.errors import InputError
 from gpuscope.hardware.link_rates import pcie
@@ -14,6 +13,9 @@ from gpuscope.sources.nccl import NCCL_ALONE
 from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
+
+if TYPE_CHECKING:
+    from xml.etree import ElementTree
 
 MAX_BYTES = 16 << 20
 _GENERATION = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
@@ -35,6 +37,8 @@ class TopologySource(Source):
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a file. Raises `InputError` where it is no whole XML, or declares entities."""
+        from xml.etree import ElementTree
+
         try:
             data = path.read_bytes()
         except OSError as error:

@@ -6,12 +6,15 @@ META_DATA_CAPTURE), its arguments, what it printed (ProcessStreams), and message
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuscope.errors import InputError
 from gpuscope.recorded_environment import allowed, kept_assignments, redacted
+
+if TYPE_CHECKING:
+    import sqlite3
 
 _ENVIRONMENT, _CAPTURE, _PRINTED = "TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "ProcessStreams"
 _SAID = "DIAGNOSTIC_EVENT"
@@ -22,6 +25,8 @@ def take_out_secrets(database: Path) -> None:
 
     Raises `InputError` where the export is no usable SQLite file.
     """
+    import sqlite3
+
     try:
         with closing(sqlite3.connect(database)) as connection:
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")

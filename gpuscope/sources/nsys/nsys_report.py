@@ -8,10 +8,7 @@ and is not older.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import sqlite3
-import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -66,6 +63,8 @@ def exported(report: Path, options: ReadOptions) -> Path:
 
     Raises `InputError` where nsys is missing or refuses the report.
     """
+    import tempfile
+
     state = _state_of(report)
     if (there := _already_exported(report, state)) is not None:
         return there
@@ -99,6 +98,8 @@ def _already_exported(report: Path, state: str) -> Path | None:
 
 def _kept_export(report: Path) -> Path:
     """Where the export of a report is kept: a folder of its own below the user's cache directory."""
+    import hashlib
+
     from platformdirs import user_cache_path
 
     whole = os.fspath(report.absolute()).encode()
@@ -108,6 +109,8 @@ def _kept_export(report: Path) -> Path:
 
 def _state_of(report: Path) -> str:
     """Changes when the report does; reads no more than its two ends, since reports have gigabytes."""
+    import hashlib
+
     try:
         stat = report.stat()
         with report.open("rb") as file:
@@ -120,6 +123,8 @@ def _state_of(report: Path) -> str:
 
 
 def _put_mark(database: Path, state: str, nsys: str) -> None:
+    import sqlite3
+
     try:
         connection = sqlite3.connect(database)
         with connection:

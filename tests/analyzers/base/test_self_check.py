@@ -131,13 +131,17 @@ def test_the_message_names_the_lanes_and_stays_short() -> None:
 def replaced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Replaces attributes of a module's analyzer for the test."""
 
+    def forget() -> None:
+        analyzer._analyzers.cache_clear()
+        analyzer.analyzers_of.cache_clear()
+
     def replace(module: ModuleType, **attributes: object) -> None:
         monkeypatch.setattr(module, "ANALYZER", dataclasses.replace(module.ANALYZER, **attributes))
-        analyzer.analyzers_of.cache_clear()
+        forget()
 
     yield replace
     monkeypatch.undo()
-    analyzer.analyzers_of.cache_clear()
+    forget()
 
 
 @pytest.fixture

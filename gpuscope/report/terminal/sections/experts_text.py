@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from statistics import fmean
 
+from gpuscope.averages import fmean
 from gpuscope.catalogue.prediction_sentences import step_change
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.document import Report

@@ -6,9 +6,9 @@ Tables that have a row per rank show one rank, the first: the others are a `--ra
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
+from gpuscope.averages import median
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view import arrangement
 from gpuscope.schema.document import Report

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Full, Queue
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuscope.when_used import dataclass
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _BLOCKS_AHEAD = 4
 _TO_SPARE = 1 << 16
@@ -81,6 +83,8 @@ class Scanners:
     """Threads that scan, and the blocks that they have not been asked for yet, in the order of the file."""
 
     def __init__(self, scan: Callable[[memoryview], Any]) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._scan = scan
         self._count = max(1, min(cores, _SCANNERS))

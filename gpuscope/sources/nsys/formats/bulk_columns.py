@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +43,8 @@ def bulk(path: Path, root: int, columns: Sequence[int]) -> list[Array] | None:
 
     None where the native core can't read them: `sqlite3` then can, or says why not.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     with path.open("rb", buffering=0) as file:
         table = _pages(file.fileno(), file.read(100), path.stat().st_size, root)
         if table is None:

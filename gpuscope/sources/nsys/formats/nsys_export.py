@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +38,8 @@ def find_nsys(path: Path, wanted: str | None) -> str:
 
     Raises `UsageError` where the one named is not there, `InputError` where there is none.
     """
+    import shutil
+
     named = wanted or os.environ.get("GPUSCOPE_NSYS")
     if named:
         found = shutil.which(named)
@@ -120,6 +120,8 @@ def _number(version: str) -> list[int]:
 
 def _run(command: list[str], percent: Callable[[int], None]) -> tuple[int, str]:
     """Exit status and output. Whatever interrupts it, no process is left behind."""
+    import subprocess
+
     try:
         # A session of its own: then it and what it starts can be ended together.
         process = subprocess.Popen(
@@ -148,6 +150,8 @@ def _help(nsys: str) -> str:
 
 
 def _captured(command: list[str]) -> str:
+    import subprocess
+
     try:
         done = subprocess.run(command, capture_output=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
     except (OSError, subprocess.TimeoutExpired):
