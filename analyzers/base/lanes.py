@@ -12,7 +12,7 @@ from gpuscope.analyzers.base.step_roles import Role, StepFacts, roles
 from gpuscope.errors import UsageError
 from gpuscope.trace.breakdown import Breakdown, Parts, split
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Table, Times, blocks, rows_of_rank, rows_where
+from gpuscope.trace.columns.table import Times, blocks
 from gpuscope.trace.intervals import Spans, union
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.steps import KERNEL_SEQUENCE, device_steps
@@ -46,15 +46,6 @@ class LaneView:
     """Of each of `steps`, by this rank's own durations; the run's roles come from all ranks."""
     cut: bool = False
     """Whether the window is that of the steps asked for, rather than the whole recording."""
-    _on_thread: dict[int, Times] = field(default_factory=dict, compare=False, repr=False)
-
-    def host_rows(self, host: Table, thread: int) -> Times:
-        """Rows of the rank's host events on one of its threads, by start; looked for once."""
-        if thread not in self._on_thread:
-            low, high = rows_of_rank(host, self.lane.rank)
-            threads = host.columns["thread"]
-            self._on_thread[thread] = rows_where(low, high, lambda part: np.asarray(threads[part] == thread))
-        return self._on_thread[thread]
 
     @property
     def key(self) -> tuple[int, int]:

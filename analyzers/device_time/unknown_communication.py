@@ -15,10 +15,11 @@ from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.problems import completeness
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.distinct import distinct_values
+from gpuscope.trace.columns.table import Mask, Times, looked_up
 from gpuscope.trace.intervals import intersect, union
 from gpuscope.trace.naming.kernel_categories import OTHER, kernel_category
-from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.schema import Kind
 from gpuscope.trace.trace import Trace
 
 OWN_STREAM = 0.9
@@ -44,29 +45,30 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 
 def _alike(trace: Trace, view: LaneView) -> dict[str, int]:
     device = trace["device_events"]
-    rows = view.rows[(device["kind"][view.rows] == Kind.COMPUTE) & (device.at("stream", view.rows) != NA)]
+    rows = view.rows[(device.at("kind", view.rows) == Kind.COMPUTE) & device.known("stream")[view.rows]]
+    unknown = looked_up(trace.names.matching(lambda name: kernel_category(name) == OTHER), device.at("name", rows))
     stream = device.at("stream", rows)
-    streams = np.unique(stream)
-    unknown = trace.names.matching(lambda name: kernel_category(name) == OTHER)[device["name"][rows]]
+    streams = distinct_values(stream)
     if len(streams) < 2 or not unknown.any():
         return {}
-    took = device["end"][rows] - device["start"][rows]
-    spent = {int(own): int(took[stream == own].sum()) for own in streams}
-    main = max(spent, key=lambda own: spent[own] - int(took[(stream == own) & unknown].sum()))
+    took = device.at("end", rows) - device.at("start", rows)
+    spent = {int(own): int(took.sum(where=stream == own)) for own in streams}
+    main = max(spent, key=lambda own: spent[own] - int(took.sum(where=(stream == own) & unknown)))
     found: dict[str, int] = {}
     for own in streams.tolist():
         there = stream == own
-        if own == main or took[there & unknown].sum() < OWN_STREAM * spent[own]:
+        if own == main or took.sum(where=there & unknown) < OWN_STREAM * spent[own]:
             continue
-        others = rows[~there]
-        compute = union(device["start"][others], device["end"][others])
-        usual = float(np.median(took[~there]))
         for code in np.unique(device["name"][rows[there & unknown]]).tolist():
             mine = rows[there & (device["name"][rows] == code)]
-            spans = union(device["start"][mine], device["end"][mine])
             middle = float(np.median(device["end"][mine] - device["start"][mine]))
-            beside = intersect(spans, compute).total >= BESIDE * spans.total
-            if beside and middle >= max(LONG_NS, LONGER * usual) and _again(device["start"][mine], view):
+            if middle < LONG_NS or not _again(device["start"][mine], view):
+                continue
+            if middle < LONGER * float(np.median(took[~there])):
+                continue
+            others, spans = rows[~there], union(device["start"][mine], device["end"][mine])
+            compute = union(device["start"][others], device["end"][others])
+            if intersect(spans, compute).total >= BESIDE * spans.total:
                 found[trace.names[code]] = len(mine)
     return found
 

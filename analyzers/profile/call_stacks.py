@@ -23,7 +23,7 @@ from gpuscope.report.view.places import Step, Tree
 from gpuscope.trace.columns.distinct import among, distinct, distinct_pairs, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Mask, Times, blocks, constant, rows_of_rank
+from gpuscope.trace.columns.table import Array, Mask, Times, blocks, constant, quarters, rows_of_rank
 from gpuscope.trace.intervals import Spans, measure_before
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kinds import is_step_range
@@ -50,23 +50,28 @@ class _Lane:
 
     def __init__(self, trace: Trace, view: LaneView) -> None:
         self.trace, self.view = trace, view
-        self.host, self.device, self.rows = trace["host_events"], trace["device_events"], of_lane(trace, view)
-        self.low, self.high = rows_of_rank(self.host, view.lane.rank)
+        self.all, self.device, self.rows = trace["host_events"], trace["device_events"], of_lane(trace, view)
+        self.host, self.kept = self.all, self._kept(*rows_of_rank(self.all, view.lane.rank))
+        self.taken: Times | None = None
+        """Rows of `all` that `host` has, where it has but few of them."""
         self.launch = self.device.at("launch", self.rows)
-        self.kept = self._kept()
         self.home = self._home()
+        if 4 * np.count_nonzero(self.kept) < len(self.all):  # then the others are not even looked at
+            self.taken = np.flatnonzero(self.kept)
+            self.host, self.kept = self.all.take(self.taken), np.ones(len(self.taken), np.bool_)
 
-    def _kept(self) -> Mask:
+    def _kept(self, low: int, high: int) -> Mask:
         """Which host events are places: not steps, nor frames of libraries."""
-        host, names = self.host, self.trace.names
+        host, names = self.all, self.trace.names
         own = names.matching(is_own_frame) | names.matching(lambda name: name.startswith(_MODULE))
         functions = names.matching(is_own_function)
         steps = names.matching(is_step_range)
-        category, name = host["category"], host["name"]
-        frame = ((category == Category.PYTHON) & own[name]) | ((category == Category.SAMPLE) & functions[name])
-        other = ((category == Category.OP) | (category == Category.ANNOTATION)) & ~steps[name]
-        kept = np.asarray(frame | other, np.bool_)
-        kept[: self.low] = kept[self.high :] = False
+        kept = np.zeros(len(host), np.bool_)
+        for block in blocks(low, high):
+            category, name = host["category"][block], host["name"][block]
+            frame = ((category == Category.PYTHON) & own[name]) | ((category == Category.SAMPLE) & functions[name])
+            other = ((category == Category.OP) | (category == Category.ANNOTATION)) & ~steps[name]
+            kept[block] = frame | other
         return kept
 
     def _home(self) -> int:
@@ -81,29 +86,33 @@ class _Lane:
         """Add all of it to a tree."""
         if not self.kept.any():
             return
-        start, end = self.device["start"][self.rows], self.device["end"][self.rows]
-        spent = np.minimum(end, self.view.window[1]) - np.maximum(start, self.view.window[0])
-        within = np.asarray(self._around(self._thread(), self._at(start)))
-        idle_at, idle = self._idle(start)
+        start, end = self.device.at("start", self.rows), self.device.at("end", self.rows)
+        thread = self._thread()
+        within = self._around(thread, self._at(start))
+        idle_at, idle = self._idle(start, thread)
+        del self.launch, thread
         place_of, at_place = self._places((within, idle_at), tree)
-        parts, part_of = distinct_pairs(place_of[np.maximum(within, -1)], self._part_of_graph())
-        names, name_of = distinct(self.device["name"][self.rows])
-        for key, device_ns, exposed_ns in _summed(
-            part_of * len(names) + name_of, np.maximum(spent, 0), self._exposed(start, end)
-        ):
-            (place, part), name = parts[key // len(names)], int(names[key % len(names)])
-            path: list[Step] = [] if part == NO_NAME else [("module", self.trace.names[part])]
-            at_place[place].at([*path, ("kernel", self.trace.names[name])]).add((device_ns, exposed_ns, 0))
-        for place, idle_ns in _summed(place_of[np.maximum(idle_at, -1)], idle):
+        first, last = self.view.window
+        exposed, in_graph = self._exposed(start, end), self._part_of_graph()
+        for part in quarters(len(start)):
+            parts, part_of = distinct_pairs(place_of[within[part]], in_graph[part])
+            names, keys = distinct(self.device.at("name", self.rows[part]))
+            keys = keys + part_of * len(names)
+            spent = np.maximum(np.minimum(end[part], last) - np.maximum(start[part], first), 0)
+            for key, device_ns, exposed_ns in _summed(keys, spent, exposed[part]):
+                (place, annotation), name = parts[key // len(names)], int(names[key % len(names)])
+                path: list[Step] = [] if annotation == NO_NAME else [("module", self.trace.names[annotation])]
+                at_place[place].at([*path, ("kernel", self.trace.names[name])]).add((device_ns, exposed_ns, 0))
+        for place, idle_ns in _summed(place_of[idle_at], idle):
             at_place[place].add((0, 0, idle_ns))
 
     def _places(self, asked: Sequence[Times], tree: Tree) -> tuple[Array, list[Tree]]:
-        """For each host event (the last element stands for none, NA) the number of its place, of those that are asked
-        for, and the places by number."""
+        """For each host event (the last element stands for none) the number of its place, of those that are asked for,
+        and the places by number."""
         above = self._above()
         wanted, more = np.zeros((2, len(self.host)), np.bool_)
         for rows in asked:
-            more[rows[rows != NA]] = True
+            more[rows[(rows >= 0) & (rows < len(more))]] = True
         while len(rows := np.flatnonzero(more)):
             wanted |= more
             around = above[rows]
@@ -140,12 +149,16 @@ class _Lane:
     def _lead_back(self, above: Times) -> None:
         """Put autograd's nodes into the lines and modules that their operators of the forward pass were called from."""
         node, forward = self.trace["backward"]["event"], self.trace["backward"]["forward"]
-        own = (node >= self.low) & (node < self.high) & self.kept[node]
+        if self.taken is None:
+            own = self.kept[node]
+        else:
+            place = np.minimum(np.searchsorted(self.taken, node), len(self.taken) - 1)
+            own, node = self.taken[place] == node, place
         node, forward = node[own], forward[own]
         if len(node):
             host = self.host
             stacks = self.kept & ((host["category"] == Category.PYTHON) | (host["category"] == Category.SAMPLE))
-            around = innermost(host, stacks, host["thread"][forward], host["start"][forward])
+            around = innermost(host, stacks, self.all["thread"][forward], self.all["start"][forward])
             above[node[around != NA]] = around[around != NA]
 
     def _part_of_graph(self) -> Times:
@@ -165,22 +178,26 @@ class _Lane:
 
     def _thread(self) -> Times:
         """The thread that launched each device event; the home thread where that is not recorded."""
-        known = self.launch != NA
-        return np.where(known, self.host["thread"][np.where(known, self.launch, 0)], self.home)
+        return self._of_launch("thread", self.home)
 
     def _at(self, start: Times) -> Times:
         """When each was launched; when it began, where that is not recorded."""
+        return self._of_launch("start", start)
+
+    def _of_launch(self, column: str, otherwise: int | Times) -> Times:
         known = self.launch != NA
-        return np.where(known, self.host["start"][np.where(known, self.launch, 0)], start)
+        if known.all():
+            return self.all.at(column, self.launch)
+        return np.where(known, self.all[column][np.where(known, self.launch, 0)], otherwise)
 
     def _around(self, thread: Times, at: Times) -> Times:
-        """The innermost place at instants of threads, else that of the home thread then, else NA."""
+        """The innermost place at instants of threads, else that of the home thread then, else −1."""
         row = innermost(self.host, self.kept, thread, at)
         elsewhere = row == NA
         if elsewhere.any() and self.home != NA:
             home = np.full(int(elsewhere.sum()), self.home, np.int64)
             row[elsewhere] = innermost(self.host, self.kept, home, at[elsewhere])
-        return row
+        return np.maximum(row, -1, out=row)
 
     def _exposed(self, start: Times, end: Times) -> Times:
         """What of each communication event is exposed, ns; of those that run at once, the first has it."""
@@ -194,19 +211,22 @@ class _Lane:
             found[own] = np.where(end[own] > begin, length, 0)
         return found
 
-    def _idle(self, start: Times) -> tuple[Times, Times]:
-        """Where the thread was that launches the operation behind each gap: places and idle time there, ns."""
+    def _idle(self, start: Times, thread_of: Times) -> tuple[Times, Times]:
+        """Where the thread was that launches the operation behind each gap, a row behind the last for nowhere, and the
+        idle time there, ns; `thread_of` says which launched each operation."""
         idle = self.view.parts.idle
-        ending = np.minimum(np.searchsorted(start, idle.end), len(start))
-        threads = np.append(self._thread(), self.home)[ending]
-        found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        for thread in np.unique(threads).tolist():
-            own = threads == thread
-            pieces = self._pieces(Spans(idle.start[own], idle.end[own]), thread)
-            row = self._around(np.full(len(pieces.start), thread, np.int64), (pieces.start + pieces.end) // 2)
-            found.append((row, pieces.end - pieces.start))
-        rows, spent = zip(*found, strict=True)
-        return np.concatenate(rows), np.concatenate(spent)
+        threads = np.append(thread_of, thread_of.dtype.type(self.home))[np.searchsorted(start, idle.end)]
+        asked, spent = np.zeros(len(self.host) + 1, np.bool_), np.zeros(len(self.host) + 1, np.int64)
+        for part in quarters(len(threads)):
+            for thread in distinct_values(threads[part]).tolist():
+                own = threads[part] == thread
+                pieces = self._pieces(Spans(idle.start[part][own], idle.end[part][own]), thread)
+                middle = (pieces.start + pieces.end) // 2
+                row = self._around(np.full(len(middle), thread, threads.dtype), middle)
+                asked[row] = True
+                np.add.at(spent, row, pieces.end - pieces.start)
+        rows = np.flatnonzero(asked)
+        return rows, spent[rows]
 
     def _pieces(self, gaps: Spans, thread: int) -> Spans:
         """Gaps cut where a place of the thread, or of the home thread, begins or ends."""
@@ -215,6 +235,7 @@ class _Lane:
         for column in (self.host["start"], self.host["end"]):
             for block in blocks(0, len(rows)):
                 time = column[rows[block]]
+                time = time[(time >= gaps.start[0]) & (time < gaps.end[-1])]
                 gap = places(gaps.start, time) - 1
                 found.append(time[(gap >= 0) & (time < gaps.end[np.maximum(gap, 0)])])
         cuts = distinct_values(np.concatenate(found))  # each is inside a gap, and these are apart

@@ -6,6 +6,7 @@ import numpy as np
 
 from gpuscope import native
 from gpuscope.analyzers.profile.recorded_ranks import RecordedRank
+from gpuscope.trace.columns.row_order import is_sorted
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import union
 from gpuscope.trace.schema import NA, Category, Kind
@@ -23,12 +24,6 @@ def parents(start: Times, end: Times, thread: Times, wanted: Mask | None = None)
     Spans of a thread nest, as calls do. One that overlaps another without being inside it (a range that crosses
     threads, one of no length) has no parent and is none.
     """
-    if wanted is not None and 4 * np.count_nonzero(wanted) < len(start):  # then the others are not even looked at
-        rows = np.flatnonzero(wanted)
-        inner = parents(start[rows], end[rows], thread[rows])
-        around = np.full(len(start), NA, np.int64)
-        around[rows[inner != NA]] = rows[inner[inner != NA]]
-        return around
     return native.parents(start, end, thread, end > start if wanted is None else (end > start) & wanted)
 
 
@@ -52,15 +47,17 @@ def launched(trace: Trace, rows: Times) -> Launched:
     """These device events, of which the launches are recorded, by their launch's start."""
     device, host = trace["device_events"], trace["host_events"]
     at = host["start"][device.at("launch", rows)]
-    order = np.argsort(at, kind="stable")
-    rows = rows[order]
-    start, end, kind = device["start"][rows], device["end"][rows], device["kind"][rows]
-    spent = end - start
+    if not is_sorted([at]):
+        order = np.argsort(at, kind="stable")
+        rows, at = rows[order], at[order]
+        del order
+    start, end, kind = (device.at(column, rows) for column in ("start", "end", "kind"))
     sums = np.zeros((4, len(rows) + 1), np.int64)
-    for place, one in enumerate((Kind.COMPUTE, Kind.COMMUNICATION, Kind.MEMORY)):
-        np.cumsum(spent * (kind == one), out=sums[place, 1:])
+    for one, own in zip((Kind.COMPUTE, Kind.COMMUNICATION, Kind.MEMORY), sums[:, 1:], strict=False):
+        np.subtract(end, start, out=own, where=kind == one)
+        np.cumsum(own, out=own)
     sums[3] = np.arange(len(rows) + 1)
-    return Launched(at[order], start, end, sums)
+    return Launched(at, start, end, sums)
 
 
 class LaunchingThreads:
@@ -73,7 +70,8 @@ class LaunchingThreads:
     def __init__(self, trace: Trace, recorded: RecordedRank) -> None:
         rows, host, device = recorded.device, trace["host_events"], trace["device_events"]
         self._trace = trace
-        self._rows = rows[device.at("launch", rows) != NA]
+        known = device.known("launch")[rows]
+        self._rows = rows if known.all() else rows[known]
         self._thread = host["thread"][device.at("launch", self._rows)]
         ranges = recorded.host_rows(host, lambda rows: host["category"][rows] == Category.ANNOTATION)
         of_range = host["thread"][ranges]
@@ -83,7 +81,7 @@ class LaunchingThreads:
         autograd = np.unique(host["thread"][engine]).tolist()
         free = np.zeros(len(self._rows), np.bool_)
         for thread in np.unique(self._thread).tolist():
-            own = np.flatnonzero(self._thread == thread)
+            own = self._thread == thread
             inside = ranges[of_range == thread]
             free[own] = thread != self.home
             if len(inside) and thread != self.home and thread not in autograd:

@@ -18,7 +18,7 @@ from gpuscope.analyzers.profile.recorded_ranks import RecordedRank, recorded_ran
 from gpuscope.schema.profile_sections import OperatorEntry, PhaseEntry, RangeEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import union
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category, Kind
@@ -68,20 +68,27 @@ def _of_rank(trace: Trace, recorded: RecordedRank) -> tuple[list[OperatorEntry],
     if not len(rows):
         return _operators(trace, sums, recorded.has_device), _ranges(trace, recorded.rank, sums, recorded.has_device)
     device = LaunchingThreads(trace, recorded)
-    wanted = np.zeros(len(host), np.bool_)
-    wanted[rows] = True
-    parent = parents(host["start"], host["end"], host["thread"], wanted)
-    thread = host["thread"][rows]
+    start, end, name, category, thread = (
+        host.at(column, rows) for column in ("start", "end", "name", "category", "thread")
+    )
+    del rows
+    parent = parents(start, end, thread)
     for which in distinct_values(thread).tolist():
-        own = rows if (of_thread := thread == which).all() else rows[of_thread]
-        _add_thread(host, sums, own, parent, *device.of_thread(which))
+        own = np.flatnonzero(thread == which)
+        _add_thread((start, end, name, category), sums, own, parent, *device.of_thread(which))
     return _operators(trace, sums, recorded.has_device), _ranges(trace, recorded.rank, sums, recorded.has_device)
 
 
-def _add_thread(host: Table, sums: _Sums, rows: Times, parent: Times, by: Launched, of_ranges: Launched) -> None:
+def _add_thread(
+    columns: tuple[Times, Array, Array, Array],
+    sums: _Sums,
+    rows: Times,
+    parent: Times,
+    by: Launched,
+    of_ranges: Launched,
+) -> None:
     """Add the events `rows` of a thread; `parent` says for each host event which one it is within. What was launched in
     ranges is looked for in `of_ranges`, in others in `by`."""
-    columns = host["start"], host["end"], host["name"], host["category"]
     own = by.columns
     others = own if of_ranges is by else of_ranges.columns
     native.add_launched(columns, rows, parent, int(Category.OP), int(Category.ANNOTATION), own, others, sums.columns)

@@ -13,6 +13,7 @@ from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, analyzers_of,
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.phases import name_phases
 from gpuscope.analyzers.collectives.activity import IDLE
+from gpuscope.native import release_memory
 from gpuscope.trace.trace import Trace
 
 LARGE = 1 << 18
@@ -53,6 +54,7 @@ def results_of(
 
     def other() -> Kept:
         kept = beside()
+        release_memory()
         work()
         return kept
 
@@ -82,4 +84,5 @@ class _Left:
     def done(self, analyzer: FileAnalyzer) -> None:
         """One that was taken has been run."""
         if analyzer.large:
+            release_memory()
             self._large_runs = False

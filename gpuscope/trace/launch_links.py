@@ -140,7 +140,11 @@ def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:
     rows = np.flatnonzero(candidates)  # then the others are not even looked at
     start, end, own = (host[name][rows] for name in ("start", "end", "thread"))
     found = native.innermost(start, end, own, np.ones(len(rows), np.bool_), thread, at)
-    return np.where(found == NA, NA, rows[np.where(found == NA, 0, found)])
+    for block in blocks(0, len(found)):
+        part = found[block]
+        inside = part != NA
+        part[inside] = rows[part[inside]]
+    return found
 
 
 def outermost(host: Table, rows: Times) -> Times:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.catalogue.cause_table import COVERING
-from gpuscope.trace.columns.table import Table, Times, rows_of_rank
+from gpuscope.trace.columns.table import Mask, Table, Times, blocks, rows_of_rank, rows_where
 from gpuscope.trace.intervals import complement, union
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category
@@ -60,8 +62,8 @@ def _overlapping(trace: Trace, view: LaneView, thread: int, start: int, end: int
     """Rows of the thread's events in [start, end), without those that go on all around it and show no cause."""
     host = trace["host_events"]
     steps = trace.names.matching(kinds.is_step_range)
-    rows = _begun(host, view, thread, end)
-    rows = rows[host["end"][rows] > start]
+    threads, ends = host["thread"], host["end"]
+    rows = rows_where(*_begun(host, view, end), lambda block: (threads[block] == thread) & (ends[block] > start))
     rows = rows[~steps[host["name"][rows]]]
     everywhere = np.zeros(len(rows), np.bool_)
     for begin, until in _around(view, start):
@@ -74,11 +76,10 @@ def _overlapping(trace: Trace, view: LaneView, thread: int, start: int, end: int
     return rows[~everywhere | trace.names.matching(_shows_cause)[host["name"][rows]]]
 
 
-def _begun(host: Table, view: LaneView, thread: int, before: int) -> Times:
-    """Rows of a thread's events that begin before an instant."""
-    own = view.host_rows(host, thread)
+def _begun(host: Table, view: LaneView, before: int) -> tuple[int, int]:
+    """The rank's first event, and the one after its last that begins before an instant."""
     low, high = rows_of_rank(host, view.lane.rank)
-    return own[: np.searchsorted(own, low + int(np.searchsorted(host["start"][low:high], before, "left")))]
+    return low, low + int(np.searchsorted(host["start"][low:high], before, "left"))
 
 
 def _shows_cause(name: str) -> bool:
@@ -107,11 +108,14 @@ def _between(trace: Trace, view: LaneView, thread: int, rows: Times, start: int,
     if not len(length) or length.max() < max(MOST * (end - start), LONG_STRETCH):
         return None
     place = int(np.argmax(length))
-    before = _begun(host, view, thread, int(bare.start[place]) + 1)
-    before = before[host["end"][before] <= bare.start[place]]
-    after = view.host_rows(host, thread)[len(_begun(host, view, thread, int(bare.end[place]))) :]
-    ended = _outermost(host, before, host["end"][before]) if len(before) else NA
-    begun = _outermost(host, after, -host["start"][after]) if len(after) else NA
+    begin, until = int(bare.start[place]), int(bare.end[place])
+    threads, starts, ends = host["thread"], host["start"], host["end"]
+    before = _begun(host, view, begin + 1)
+    after = _begun(host, view, until)[1], rows_of_rank(host, view.lane.rank)[1]
+    ended = _outermost(
+        host, before, lambda rows: (threads[rows] == thread) & (ends[rows] <= begin), lambda rows: ends[rows]
+    )
+    begun = _outermost(host, after, lambda rows: np.asarray(threads[rows] == thread), lambda rows: -starts[rows])
     said = [names[int(host["name"][row])] for row in (ended, begun) if row != NA]
     if len(said) == 2:
         return f"between {said[0]} and {said[1]}"
@@ -120,7 +124,13 @@ def _between(trace: Trace, view: LaneView, thread: int, rows: Times, start: int,
     return None
 
 
-def _outermost(host: Table, rows: Times, nearest: Times) -> int:
-    """Of the rows with the greatest `nearest` the longest."""
-    own = rows[nearest == nearest.max()]
-    return int(own[np.argmax(host["end"][own] - host["start"][own])])
+def _outermost(
+    host: Table, bounds: tuple[int, int], wanted: Callable[[slice], Mask], nearest: Callable[[Times], Times]
+) -> int:
+    """Of the wanted events within bounds with the greatest `nearest` the longest, or NA."""
+    own = np.empty(0, np.int64)
+    for block in blocks(*bounds):
+        own = np.concatenate((own, np.flatnonzero(wanted(block)) + block.start))
+        if len(own):
+            own = own[(near := nearest(own)) == near.max()]
+    return int(own[np.argmax(host["end"][own] - host["start"][own])]) if len(own) else NA

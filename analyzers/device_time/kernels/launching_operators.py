@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool, PerName
-from gpuscope.trace.columns.table import Times, blocks, constant, looked_up
+from gpuscope.trace.columns.table import Mask, Times, blocks, constant, looked_up, quarters
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kernel_categories import (
     CATEGORIES,
@@ -65,20 +65,22 @@ def operators(trace: Trace, rows: Times) -> Labels:
     """The name of what launched each of these device events, shape (n,): its innermost operator, where there is none
     its innermost range, else `NO_NAME`. Ranges of whole steps are none."""
     host, device = trace["host_events"], trace["device_events"]
-    steps, left = trace.names.matching(is_step_range), None
-    found: Labels = constant(NO_NAME, len(rows), np.int32)
+    steps = trace.names.matching(is_step_range)
+    layers: list[Mask] = []
     for category in (Category.OP, Category.ANNOTATION):
         candidates = host["category"] == category
         candidates[candidates] = ~steps[host["name"][candidates]]
-        if not candidates.any():
-            continue
-        if left is None:
-            found, launch = np.full(len(rows), NO_NAME, np.int32), device.at("launch", rows)
-            left = np.flatnonzero(launch != NA)
-        own = launch[left]
-        around = innermost(host, candidates, host["thread"][own], host["start"][own])
-        found[left] = np.where(around == NA, NO_NAME, host["name"][np.maximum(around, 0)])
-        left = left[around == NA]
+        layers += [candidates] if candidates.any() else []
+    if not layers:
+        return constant(NO_NAME, len(rows), np.int32)
+    found = np.full(len(rows), NO_NAME, np.int32)
+    for part in quarters(len(rows)):
+        launch, own = device.at("launch", rows[part]), found[part]
+        left = np.flatnonzero(launch != NA)
+        for candidates in layers:
+            around = innermost(host, candidates, host["thread"][launch[left]], host["start"][launch[left]])
+            own[left] = np.where(around == NA, NO_NAME, host["name"][np.maximum(around, 0)])
+            left = left[around == NA]
     return found
 
 

@@ -19,7 +19,7 @@ from gpuscope.analyzers.device_time.kernels.launching_operators import label
 from gpuscope.schema.compute_section import OperatorWorkEntry
 from gpuscope.trace.columns.distinct import distinct, distinct_rows, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, constant, picked
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks, constant, looked_up, picked
 from gpuscope.trace.launch_links import innermost, outermost
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
@@ -37,15 +37,13 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[OperatorWorkEntry]:
     launch = device.at("launch", rows)
     is_operator = np.asarray(host["category"] == Category.OP)
     modules = trace.names.matching(lambda name: name.startswith("nn.Module: "))
-    operator, outer, module = (
-        _around(host, wanted, launch)
-        for wanted in (
-            is_operator,
-            _outermost(host, np.flatnonzero(is_operator)),
-            (host["category"] == Category.PYTHON) & modules[host["name"]],
-        )
-    )
-    columns = _named(trace, operator) + _named(trace, outer) + (_names_of(host, module),)
+    operator = np.maximum(_around(host, is_operator, launch), -1)
+    outer = _around(host, _outermost(host, np.flatnonzero(is_operator)), launch)
+    columns = [*_named(trace, operator), *_named(trace, outer)]
+    del outer
+    is_module = (host["category"] == Category.PYTHON) & looked_up(modules, host["name"])
+    columns.append(_names_of(host, _around(host, is_module, launch)))
+    del launch
     first, which = distinct_rows(*columns)
     texts = [[_text(trace, code) for code in column[first].tolist()] for column in columns]
     calls = np.bincount(which[distinct_rows(which, operator)[0]])
@@ -79,7 +77,9 @@ class _Sums:
     def _longest(self, codes: Array) -> Times:
         """Per group the code with most of its time."""
         values, place = distinct(codes)
-        pairs, of_pair = distinct(self._which * len(values) + place)
+        place = place + self._which * len(values)
+        pairs, of_pair = distinct(place)
+        del place
         order = np.argsort(np.bincount(of_pair, self._spent.astype(np.float64)), kind="stable")
         found = np.zeros(self._groups, np.int64)
         found[pairs[order] // len(values)] = values[pairs[order] % len(values)]
@@ -101,8 +101,10 @@ class _Sums:
 def _around(host: Table, wanted: Mask, launch: Times) -> Times:
     """The innermost wanted host event around each launch, else NA."""
     found = np.full(len(launch), NA, np.int64)
-    linked = np.flatnonzero(launch != NA)
-    found[linked] = innermost(host, wanted, host["thread"][launch[linked]], host["start"][launch[linked]])
+    if wanted.any():
+        linked = np.flatnonzero(launch != NA)
+        own = launch[linked]
+        found[linked] = innermost(host, wanted, host["thread"][own], host["start"][own])
     return found
 
 
@@ -122,7 +124,9 @@ def _names_of(host: Table, events: Times) -> Array:
 def _of_events(codes: Array, events: Times) -> Array:
     """Of each event its code, `NO_NAME` where there is no event (a trace may have none at all)."""
     found = np.full(len(events), NO_NAME, codes.dtype)
-    found[events != NA] = codes[events[events != NA]]
+    for block in blocks(0, len(events)):
+        known = events[block] >= 0
+        found[block][known] = codes[events[block][known]]
     return found
 
 

@@ -50,7 +50,9 @@ def distinct(values: Array) -> tuple[Times, Times]:
     found = np.flatnonzero(present)
     place_of = np.empty(span, np.int32)  # only what is looked up is written
     place_of[found] = np.arange(len(found))
-    return found + low, place_of[place].astype(np.int64)
+    for block in blocks(0, len(place)):
+        place[block] = place_of[place[block]]
+    return found + low, place
 
 
 def mapped(values: Array, known: Array, to: Array) -> Array:
@@ -93,7 +95,8 @@ def distinct_rows(*columns: Array) -> tuple[Times, Times]:
     for column in columns:
         found, place = distinct(column)
         if len(found) > 1:
-            _, which = distinct(which * len(found) + place)
+            place += which * len(found)
+            _, which = distinct(place)
     first = np.empty(int(which.max(initial=-1)) + 1, np.int64)
     first[which[::-1]] = np.arange(len(which))[::-1]
     return first, which

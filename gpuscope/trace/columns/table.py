@@ -134,6 +134,12 @@ def blocks(low: int, high: int) -> Iterator[slice]:
     return (slice(first, min(first + _AT_ONCE, high)) for first in range(low, high, _AT_ONCE))
 
 
+def quarters(count: int) -> Iterator[slice]:
+    """So many rows in four parts, of few in one: for what needs much room for each but looks at all of a table."""
+    size = max(-(-count // 4), _AT_ONCE)
+    return (slice(first, min(first + size, count)) for first in range(0, count, size))
+
+
 def as_slice(rows: Array | slice) -> Array | slice:
     """Many row numbers that follow each other, as a slice: what it picks is no copy."""
     if isinstance(rows, slice) or rows.dtype == np.bool_ or len(rows) < _AT_ONCE:
