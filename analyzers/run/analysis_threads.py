@@ -1,4 +1,4 @@
-"""The analyses of one large file, in two threads, one of which records it for the replay first: nearly all of their
+"""The analyses of one large file, in two threads, one of which first makes what else is kept of it: nearly all of their
 time is numpy's and the native core's, which run at once. More would mostly wait for the interpreter, and each needs
 memory."""
 

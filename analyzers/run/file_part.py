@@ -138,15 +138,14 @@ def reduce_trace(trace: Trace, options: Options) -> Part:
     trace = trace.with_table(sized.tables.pop("collectives", trace["collectives"]))
     lanes = views(trace, options.steps)
 
-    def recording() -> list[Recorded]:
-        if not options.replay:
-            return not_recorded(view.lane.rank for view in lanes)
-        return record(trace, lanes, options.files)
+    def beside() -> tuple[list[LaneSummary], list[Recorded]]:
+        ranks = (view.lane.rank for view in lanes)
+        recorded = record(trace, lanes, options.files) if options.replay else not_recorded(ranks)
+        return [summarise(trace, one, why_thinned(trace, one), work_done_once(trace, one)) for one in lanes], recorded
 
-    alone = options.files == 1
-    results, recorded = results_of(trace, lanes, alone, recording) if options.analyses else ([], recording())
+    found = results_of(trace, lanes, options.files == 1, beside) if options.analyses else ([], beside())
+    results, (summaries, recorded) = found
     results += [sized] if sized.problems or sized.status == "failed" else []
-    summaries = [summarise(trace, view, why_thinned(trace, view), work_done_once(trace, view)) for view in lanes]
     reduced = trace.reduced()
     for table in (table for result in results for table in result.tables.values()):
         reduced = reduced.with_table(table)

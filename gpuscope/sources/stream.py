@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import codecs
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -49,62 +48,6 @@ def blocks(path: Path, advance: Callable[[int], None] | None = None, size: int =
     yield from raw
 
 
-class Text:
-    """What `blocks` gives, put where there is room: without a copy, unless it has to be gunzipped or recoded, which
-    `ahead` does in a thread of its own."""
-
-    def __init__(
-        self, path: Path, advance: Callable[[int], None] | None, ahead: Callable[[Iterator[bytes]], Iterator[bytes]]
-    ) -> None:
-        start = _head(path, len(codecs.BOM_UTF8))
-        self._file: IO[bytes] | None = None
-        self._path, self._advance = path, advance
-        self._left: deque[memoryview] = deque()
-        if start.startswith((GZIP_MAGIC, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            self._blocks = ahead(blocks(path, advance))
-        else:
-            self._file = path.open("rb", buffering=0)
-            self._file.seek(len(start) if start == codecs.BOM_UTF8 else 0)
-
-    def __enter__(self) -> Text:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def __iter__(self) -> Iterator[bytes]:
-        room = memoryview(bytearray(BLOCK))
-        while count := self.into(room):
-            yield bytes(room[:count])
-
-    def into(self, room: memoryview) -> int:
-        """Put the next of the text there; how much it was, 0 at the end. Raises as `blocks`."""
-        if not self._left:
-            if self._file is not None:
-                return self._read(self._file, room[:BLOCK])
-            self._left.append(memoryview(next((block for block in self._blocks if block), b"")))
-        piece = self._left.popleft()
-        count = min(len(piece), len(room))
-        room[:count] = piece[:count]
-        if count < len(piece):
-            self._left.appendleft(piece[count:])
-        return count
-
-    def _read(self, file: IO[bytes], room: memoryview) -> int:
-        try:
-            count: int = file.readinto(room)  # type: ignore[attr-defined]
-        except OSError as error:
-            raise _unreadable(self._path, error) from error
-        if self._advance:
-            self._advance(count)
-        return count
-
-    def put_back(self, pieces: Iterable[bytes]) -> None:
-        """Give these again, and then what is left."""
-        self._left.extendleft(memoryview(piece) for piece in reversed([piece for piece in pieces if piece]))
-
-
 def head(path: Path, size: int = 1 << 16) -> bytes:
     """The first `size` bytes of the text, for recognising formats; as many as there are when damaged."""
     found = b""
@@ -121,11 +64,7 @@ def _head(path: Path, size: int) -> bytes:
         with path.open("rb") as file:
             return file.read(size)
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: can't be read: {error.strerror or error}")
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
 
 
 def _plain(path: Path, advance: Callable[[int], None] | None, size: int) -> Iterator[bytes]:
@@ -136,7 +75,7 @@ def _plain(path: Path, advance: Callable[[int], None] | None, size: int) -> Iter
                     advance(len(block))
                 yield block
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
 
 
 def _gunzipped(path: Path, advance: Callable[[int], None] | None, most: int) -> Iterator[bytes]:

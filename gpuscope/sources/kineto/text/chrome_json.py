@@ -8,7 +8,8 @@ and what is still broken is counted and left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ import msgspec
 from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
-from gpuscope.sources.kineto.text.scan_ahead import Guess, Scanners, read_ahead
+from gpuscope.sources.kineto.text.scan_ahead import Scanners, read_ahead
 from gpuscope.when_used import dataclass
 
 _BETWEEN = when_used.pattern(rb"\}\s*,\s*(?=\{)")
@@ -166,10 +167,10 @@ class Document:
 
         Raises `InputError` where the file holds no trace events at all.
         """
-        if self.scanner is not None:
-            yield from self._scanned(self.scanner)
-            return
         source = self._until_cut(stream.blocks(self.path, self.advance))
+        if self.scanner is not None:
+            yield from self._scanned(read_ahead(source), self.scanner)
+            return
         buffer = self._open(source)
         for block in source:
             buffer += block
@@ -179,65 +180,53 @@ class Document:
             self._check_size(buffer)
         yield self._close(buffer)
 
-    def _scanned(self, scanner: Scanner) -> Iterator[Any]:
+    def _scanned(self, source: Iterator[bytes], scanner: Scanner) -> Iterator[Any]:
         """As `events`, with the next blocks being scanned: cut where most likely an event ends, and if that proves
         wrong, or a block unusual, read again from there."""
-        with stream.Text(self.path, self.advance, read_ahead) as text, Scanners(scanner.scan) as scanners:
-            rest = self._open(self._until_cut(text))
-            known = 0  # how much of the rest was read for a block that was handed to the scanners
-            more = True
-            while more:
-                room = scanners.room(max(len(rest), stream.BLOCK) + stream.BLOCK)
-                room[: len(rest)] = rest
-                filled, more = self._fill(text, memoryview(room), len(rest))
-                cuts = _last_cuts(room, min(filled, _CUT_WITHIN)) if filled >= stream.BLOCK and not self._closed else []
-                if cuts:
-                    scanners.submit(room, known, cuts[0], filled)
-                    rest = bytes(memoryview(room)[cuts[0][1] : filled])
-                    known = len(rest)
-                else:
-                    rest = bytes(memoryview(room)[:filled])
-                    scanners.release(room)
-                self._check_size(rest)
-                while scanners.waiting and (not more or scanners.busy):
+        buffer = self._open(source)
+        again: deque[bytes] = deque()
+        with Scanners(scanner.scan) as scanners:
+            while True:
+                block = again.popleft() if again else next(source, None)
+                if block is not None:
+                    scanners.read(block)
+                    buffer += block
+                    buffer = self._submit(scanners, buffer)
+                while scanners.waiting and (block is None or scanners.busy):
                     guess = scanners.waiting.popleft()
-                    events, again = self._taken(guess, scanner)
-                    yield events
-                    if again is not None:
-                        text.put_back([*(bytes(later.read) for later in scanners.waiting), rest[known:]])
+                    found = guess.found.result()
+                    made = None if found is None else scanner.block(found, guess.text)
+                    if made is not None:
+                        self.losses.events += made[0]
+                        yield made[1]
+                        continue
+                    cut = self._cut(guess.buffer)
+                    assert cut is not None  # it was cut before
+                    yield cut[0]
+                    if self._closed or len(cut[1]) != len(guess.buffer) - guess.following:
                         scanners.waiting.clear()
-                        rest, known, more = again, 0, True
-                    scanners.release(guess.room)
-        yield self._close(rest)
+                        again.extendleft(reversed(guess.later))
+                        buffer = cut[1]
+                if block is None and not again:
+                    break
+        yield self._close(buffer)
 
-    def _taken(self, guess: Guess, scanner: Scanner) -> tuple[Any, bytes | None]:
-        """What stands in a block; and where it was cut wrongly, its text from the right cut on."""
-        found = guess.found.result()
-        made = None if found is None else scanner.block(found, guess.text)
-        if made is not None:
-            self.losses.events += made[0]
-            return made[1], None
-        cut = self._cut(bytes(memoryview(guess.room)[: guess.filled]))
-        assert cut is not None  # it was cut before
-        right = not self._closed and len(cut[1]) == guess.filled - guess.following
-        return cut[0], None if right else cut[1]
-
-    def _fill(self, text: stream.Text, room: memoryview, filled: int) -> tuple[int, bool]:
-        """Read until there is a block at least: how far the room is filled then, and whether there may be more."""
-        try:
-            while count := text.into(room[filled:]):
-                filled += count
-                if filled >= stream.BLOCK:
-                    return filled, True
-        except stream.TruncatedError as error:
-            self.losses.truncated = str(error)
-        return filled, False
+    def _submit(self, scanners: Scanners, buffer: bytes) -> bytes:
+        """Hand whole blocks to the scanners; what is left."""
+        while len(buffer) >= stream.BLOCK and not self._closed:
+            cuts = _last_cuts(buffer, min(len(buffer), _CUT_WITHIN))
+            if not cuts:
+                break
+            scanners.submit(buffer, *cuts[0])
+            buffer = buffer[cuts[0][1] :]
+        self._check_size(buffer)
+        return buffer
 
     def _check_size(self, buffer: bytes) -> None:
         if len(buffer) > _MAX_EVENT:
             raise InputError(f"{self.path}: no event ends within {_MAX_EVENT >> 20} MiB: not a trace")
 
-    def _until_cut(self, source: Iterable[bytes]) -> Iterator[bytes]:
+    def _until_cut(self, source: Iterator[bytes]) -> Iterator[bytes]:
         try:
             yield from source
         except stream.TruncatedError as error:
@@ -411,7 +400,7 @@ class Document:
         return events
 
 
-def _last_cuts(buffer: bytes | bytearray, limit: int) -> list[tuple[int, int]]:
+def _last_cuts(buffer: bytes, limit: int) -> list[tuple[int, int]]:
     """The last few (end of an event, start of the next) before `limit`, the last first."""
     window = 1 << 13
     while True:

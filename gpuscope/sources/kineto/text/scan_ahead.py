@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import field
 from queue import Full, Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _BLOCKS_AHEAD = 4
-_TO_SPARE = 1 << 16
 _SCANNERS = 4
 """At most so many: one thread hands the blocks on, and is busy with fewer."""
 
@@ -59,24 +59,18 @@ def read_ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
 class Guess:
     """A block being scanned, cut where an event most likely ends."""
 
-    room: bytearray
-    """Where it stands, with what followed it when it was cut."""
-    own: int
-    """Where what was read for it begins: before stands what followed the cut before."""
+    buffer: bytes
+    """The block and what followed it when it was cut."""
     end: int
     following: int
-    filled: int
     found: Future[Any]
+    later: list[bytes] = field(default_factory=list)
+    """What was read since: to go back to where the cut was wrong."""
 
     @property
     def text(self) -> memoryview:
         """The events."""
-        return memoryview(self.room)[: self.end]
-
-    @property
-    def read(self) -> memoryview:
-        """What was read for it."""
-        return memoryview(self.room)[self.own : self.filled]
+        return memoryview(self.buffer)[: self.end]
 
 
 class Scanners:
@@ -89,7 +83,6 @@ class Scanners:
         self._scan = scan
         self._count = max(1, min(cores, _SCANNERS))
         self._pool = ThreadPoolExecutor(self._count, "gpuscope-scan")
-        self._free: list[bytearray] = []
         self.waiting: deque[Guess] = deque()
 
     def __enter__(self) -> Scanners:
@@ -103,17 +96,12 @@ class Scanners:
         """Whether each has a block and others to go on with while what was found is taken in."""
         return len(self.waiting) > 2 * self._count
 
-    def room(self, size: int) -> bytearray:
-        """Memory for so many bytes: that of a block which is done with, where it is large enough. New memory costs more
-        than to read into it."""
-        free = self._free.pop() if self._free else b""
-        return free if len(free) >= size else bytearray(size + _TO_SPARE)  # type: ignore[return-value]
+    def submit(self, buffer: bytes, end: int, following: int) -> None:
+        """Scan `buffer[:end]`; the rest, from `following`, is for the next block."""
+        found = self._pool.submit(self._scan, memoryview(buffer)[:end])
+        self.waiting.append(Guess(buffer, end, following, found))
 
-    def release(self, room: bytearray) -> None:
-        """Nobody reads it any more."""
-        self._free.append(room)
-
-    def submit(self, room: bytearray, own: int, cut: tuple[int, int], filled: int) -> None:
-        """Scan `room` up to the first of `cut`; the rest, from the second to `filled`, is for the next block."""
-        found = self._pool.submit(self._scan, memoryview(room)[: cut[0]])
-        self.waiting.append(Guess(room, own, *cut, filled, found))
+    def read(self, block: bytes) -> None:
+        """Remember what was read after the blocks that wait."""
+        for guess in self.waiting:
+            guess.later.append(block)
