@@ -266,7 +266,7 @@
       this.plot = Math.max(width - this.label - 1, 50);
       this.layout = this.rows();
       const total = this.layout.length * space.ROW + this.pinnedHeight();
-      const below = 66 + (document.querySelector(".timeline-legend")?.offsetHeight ?? 18);
+      const below = 66 + (document.querySelector(".timeline-legend")?.offsetHeight || 18);
       const most = Math.max(240, window.innerHeight - this.scroller.getBoundingClientRect().top - window.scrollY - below);
       this.height = Math.max(Math.min(total, most), 120);
       this.scroller.style.height = `${this.height}px`;
