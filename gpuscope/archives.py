@@ -70,7 +70,7 @@ def unpacked(path: Path) -> Path:
                     copied = _copied(content, file, size)
                 if copied != size:
                     raise InputError(f"{path}: is damaged: {name} has not the {size:,} bytes that it should have")
-    except (*_damages(), OSError) as error:
+    except _damages() as error:
         raise InputError(f"{path}: can't be unpacked: {error}", hint="copy it again, or unpack it by hand") from None
     _ARCHIVES[folder] = path
     return folder
@@ -81,7 +81,8 @@ def _damages() -> tuple[type[Exception], ...]:
     import zipfile
     from lzma import LZMAError
 
-    return tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError, RuntimeError, NotImplementedError
+    others = (zlib.error, EOFError, RuntimeError, NotImplementedError, OSError)
+    return (tarfile.TarError, zipfile.BadZipFile, LZMAError, *others)
 
 
 _ARCHIVES: dict[Path, Path] = {}

@@ -35,7 +35,7 @@ def student(chance: float, freedom: int) -> float:
 def _normal_quantile(chance: float) -> float:
     """`NormalDist().inv_cdf`, where it is compiled without the rest of `statistics`, which takes 10 ms to import."""
     try:
-        from _statistics import _normal_dist_inv_cdf as quantile
+        from _statistics import _normal_dist_inv_cdf as quantile  # type: ignore[import-not-found]
     except ImportError:
         from statistics import NormalDist
 
