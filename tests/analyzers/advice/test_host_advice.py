@@ -56,10 +56,11 @@ def test_no_cuda_graphs_on_another_makers_device() -> None:
     assert graphs(launching(runtime="acl")) == ([], [])
 
 
-def test_no_graphs_where_the_host_idles_for_something_else() -> None:
+@pytest.mark.parametrize("severity", ["high", "medium"])
+def test_where_the_host_idles_for_something_else_graphs_are_for_launching_that_costs_much(severity: str) -> None:
     case = launching()
-    case["findings"] = [{**finding("host_other"), "share_frac": 0.21}, finding("launch")]
-    assert graphs(case) == ([], [])
+    case["findings"] = [{**finding("host_other"), "share_frac": 0.21}, finding("launch", severity)]
+    assert (graphs(case) == ([], [])) is (severity == "medium")
 
 
 def test_graphs_come_with_what_frees_a_step_of_blocking_calls() -> None:
