@@ -58,7 +58,7 @@ def test_an_error_of_the_user_is_raised_from_either_thread(monkeypatch: pytest.M
 
 
 def test_small_traces_and_runs_of_many_files_need_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis_threads, "ThreadPoolExecutor", None)
+    monkeypatch.setattr(analysis_threads, "_Left", None)  # what threads take analyses from
     assert len(found(alone=True)[0]) == len(base.analyzers_of(FileAnalyzer))
     monkeypatch.setattr(analysis_threads, "LARGE", 0)
     assert len(found(alone=False)[0]) == len(base.analyzers_of(FileAnalyzer))
