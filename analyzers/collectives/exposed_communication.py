@@ -83,7 +83,8 @@ def _report_stragglers(result: Result, facts: RunFacts) -> None:
 
 def _held_up(facts: RunFacts, attribution: Attribution) -> list[tuple[LaneSummary, Spans]]:
     """Per lane, the stretches in which one of its collectives waits for a rank that no communication holds up then:
-    what others of them transfer meanwhile makes nothing later. Only of waits beside such a transfer."""
+    what others of them transfer meanwhile makes nothing later. Only of waits beside such a transfer, and on CPU:
+    there a collective is in flight from its issue on, behind those before it; a device's kernel begins after them."""
     table, clock, waits = facts.trace["collectives"], facts.clocks, facts.waits
     found, exposed = facts.matched.instances, dict[int, Spans]()
     for lane in facts.lanes:
@@ -94,7 +95,7 @@ def _held_up(facts: RunFacts, attribution: Attribution) -> list[tuple[LaneSummar
     held = []
     for lane, rows in rows_by_lane(facts.trace, facts.lanes):
         transfers = intersect(lane.exposed_communication, union(attribution.turn[rows], attribution.over[rows]))
-        waiting = rows[late[rows] != NA]
+        waiting = rows[(late[rows] != NA) & (lane.device == NA)]
         waiting = waiting[measure_within(transfers, table["start"][waiting], attribution.turn[waiting]) > 0]
         spans = [EMPTY]
         for rank in np.unique(late[waiting]).tolist():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -77,30 +78,32 @@ def test_wait_and_transfer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("busy", "transferred"),
+    ("blocked", "transferred"),
     [
-        ((10, 290), 20),  # rank 1 computes on during the first transfer: it would come to the second no earlier
-        ((10, 110), 100),  # it waits for the first one itself, and computes after it
+        ([], 20),  # rank 1 computes on during the first transfer: it would come to the second no earlier
+        ([[120, 80]], 100),  # it waits for the first one itself, and computes after it
     ],
 )
-def test_waiting_beside_a_transfer(tmp_path: Path, busy: tuple[int, int], transferred: int) -> None:
-    """On rank 0 the first all-reduce runs from 100 to 200, the second from 110 to 320. Rank 1 comes to them at 120 and
-    300. The second makes rank 0 wait from 110 to 300 unless the first holds rank 1 up."""
-    for rank, first, second in ((0, 100, 110), (1, 120, 300)):
-        events: list[Any] = []
-        for step in range(3):
-            at, one = 1000 * step, 2 * step + 1
-            begin, length = busy if rank else (10, 90)
-            events += [note(at, 1000, f"ProfilerStep#{step}"), call(at + 1, 2, one), kernel(at + begin, length, one)]
-            if begin + length == 120:
-                events += [call(at + 4, 2, one + 1), kernel(at + 200, 100, one + 1)]
-            beside = collective(at + second, 320 - second, 100 << 20, one) | {"tid": 14}
-            beside["args"]["stream"] = 14
-            events += [collective(at + first, 200 - first, 100 << 20, one - 1), beside]
-        write(tmp_path / f"rank{rank}.json", *events, rank=rank, world_size=2)
-    causes = gpuscope.analyze(tmp_path).report["ranks"][0]["stall_ns"]["communication"]
-    judged = 2000
-    assert causes == {"bandwidth": judged * transferred, "straggler": judged * (220 - transferred)}
+def test_waiting_beside_a_transfer(tmp_path: Path, blocked: list[list[int]], transferred: int) -> None:
+    """Digests. On rank 0 the first all-reduce runs from 100 to 200, the second from 110 to 320. Rank 1 comes to them at
+    120 and 300. The second makes rank 0 wait from 110 to 300 unless the first holds rank 1 up."""
+    kind = {"kind": 0, "op": "all_reduce", "group": "0", "bytes": 100 << 20, "dtype": "float32"}
+    for rank, first, second, waits in ((0, 100, 110, [[100, 220]]), (1, 120, 300, [*blocked, [300, 20]])):
+        lines: list[Any] = [{"gpuscope_digest": 1, "rank": rank, "world_size": 2, "host": "one"},
+                            {"group": "0", "ranks": [0, 1]}, kind]  # fmt: skip
+        for step in range(8):
+            rows = [[0, 2 * step, first, 200 - first], [0, 2 * step + 1, second, 320 - second]]
+            lines.append({
+                "step": step, "rank": rank, "end_ns": 10**6 * (step + 1), "step_ns": 10**6,
+                "phases": [["backward", 10**6]], "waits": [[1000 * at, 1000 * ns] for at, ns in waits],
+                "collectives": [[*row[:2], 1000 * row[2], 1000 * row[3]] for row in rows],
+            })  # fmt: skip
+        (tmp_path / f"rank{rank}.digest").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    entry = gpuscope.analyze(tmp_path).report["ranks"][0]
+    judged = 1000 * entry["steps"]
+    assert entry["stall_ns"]["communication"] == {
+        "bandwidth": judged * transferred, "straggler": judged * (220 - transferred)
+    }  # fmt: skip
 
 
 def test_recurrent_from_two_judged_steps_on(tmp_path: Path) -> None:
