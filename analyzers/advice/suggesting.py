@@ -44,9 +44,9 @@ from gpuscope.words import units
 COSTLY_FRAC = 0.05
 """Share of the time from which a cause that no change helps against is said to be one."""
 OF_PIPELINE = (MicroBatches, Schedule, EvenStages)
-UNSHOWN_FRAC, UNSHOWN_TIMES = 0.02, 1.5
+UNSHOWN_FRAC, UNSHOWN_TIMES = 0.02, 1.25
 """Of the step, and of the gain that is certain: more than both is not promised where the gain hangs on what the trace
-does not show."""
+does not show. Where no more than nine ranges in ten hold, half as much again would be too much now and then."""
 NOT_ASKED = "advice was not asked for"
 Outcome = TypeVar("Outcome")
 
@@ -192,6 +192,7 @@ def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report
         perhaps += [(proposal, outcome)] if may_gain(outcome) else []
     if perhaps:  # part of a plan that is certain to gain as a whole
         proposal, outcome = perhaps[0]
+        outcome = replace(outcome, unshown=outcome.unshown or bool(proposal.if_unused))  # what values are needed for
         found.kept.append((proposal, _careful(outcome)))
         found.candidates += [proposal] if proposal.changes else []
     elif unclear:
@@ -339,7 +340,8 @@ def _nothing_gains(report: Diagnosis, found: _Found, plan: Plan | None) -> list[
     """Causes that cost much, and what was tried against them in vain."""
     if report["verdict"]["abstained"]:
         return []
-    answered = {one.finding["code"] for one, _ in (*found.kept, *found.refused, *(plan.steps if plan else ()))}
+    refused = [one for one in found.refused if one[0].record.bounded]  # others are no answer of their own
+    answered = {one.finding["code"] for one, _ in (*found.kept, *refused, *(plan.steps if plan else ()))}
     entries: list[NothingGainsEntry] = []
     for finding in report["findings"]:
         code = finding["code"]

@@ -238,7 +238,9 @@ class Replayer:
         low, high = self._bounds(changes, before, times, pipeline.error_frac)
         low = max(low, round(min(floor, times[0])))
         basis, provenance = pipeline.basis(changes), pipeline.provenance(changes)
-        return Predicted(round(before), round(times[0]), low, high, basis, provenance, unshown=provenance == "assumed")
+        # A device whose computations can't be put in that order has others among them: means tell little of it.
+        unshown = provenance == "assumed" or (self._setting.gpu and self._graph is not None)
+        return Predicted(round(before), round(times[0]), low, high, basis, provenance, unshown=unshown)
 
     def _hosts_alone(self, graph: Graph, changes: Sequence[PipelineChange]) -> float:
         """Mean ns that hosts need for a step with such changes: a device's queue evens out what they do in bunches, as
@@ -315,10 +317,10 @@ class Replayer:
             self._setting, bias=bias, cores_known=self._slowdown.significant, replaced=replaced, alone=alone
         )
         pipelined = [change for change in changes if isinstance(change, PipelineChange)]
+        if any(isinstance(change, MicroBatches) and change.keep_batch for change in pipelined):
+            provenance, lacking = "assumed", _CUT
         if (reordered := self._in_graph(changes, bias)) is not None:
-            cut = any(isinstance(change, MicroBatches) and change.keep_batch for change in pipelined)
             graph, pipelined = reordered, []
-            provenance, lacking = ("assumed", _CUT) if cut else (provenance, lacking)
             basis.append("the pipeline's computations moved with their messages and launches")
         loaded = any(isinstance(change, LoaderWorkers | MoreLoaderWorkers) for change in changes)
         if graph is not None and changes and setting.loader_processes and not loaded:

@@ -11,7 +11,7 @@ from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.prediction_bounds import by_chance
 from gpuscope.analyzers.replay.rewrite import CoreUse, Rewritten, Setting, on_host
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import NA
 from gpuscope.words import units
 
@@ -208,12 +208,15 @@ def as_they_came(graph: Graph, but: Collection[int], bias: int = 0) -> Rewritten
             if bias <= 0:
                 continue
             least, slower = 0, 0.0
-        for place, (consumer, spent) in enumerate(batches):
-            waited = int(min(loading[consumer], spent)) - least
-            if waited <= 0:
+        consumers = [consumer for consumer, _ in batches]
+        waits = np.minimum(loading[consumers], [spent for _, spent in batches]) - least
+        ready = came if bias < 0 else _evenly(came, waits > 0)
+        for place, consumer in enumerate(consumers):
+            waited = max(int(waits[place]), 0)
+            if not waited and ready[place] == came[place]:
                 continue
             end, step = int(came[place]), int(graph.nodes["step"][consumer])
-            release = end + round(slower * float(end - came[0]))
+            release = int(ready[place]) + round(slower * float(end - came[0]))
             made, taken = len(graph) + len(nodes), len(graph) + len(nodes) + 1
             dur[consumer] -= waited
             nodes.append({"kind": Node.MARK, "rank": rank, "dur": 0, "release": release})
@@ -241,6 +244,20 @@ def _late_once(graph: Graph, batches: Sequence[tuple[int, int]]) -> bool:
     waits = np.array([spent for _, spent in batches])
     came = graph.nodes["end"][[consumer for consumer, _ in batches]]
     return bool(waits.max() - waits.min() >= BEHIND * float(np.diff(came).mean()))
+
+
+def _evenly(came: Times, waited: Mask) -> Times:
+    """When batches of workers that are never idle were ready: those that were not waited for, as often as the others
+    came, and no later than they were taken."""
+    late = np.flatnonzero(waited)
+    if not len(late):
+        return came
+    first, last = late[0], late[-1]
+    pace = (came[last] - came[first]) / (last - first) if last > first else float(np.diff(came).mean())
+    place = np.arange(len(came))
+    outside = np.where(place < first, came[first] + (place - first) * pace, came[last] + (place - last) * pace)
+    inside = (first <= place) & (place <= last)
+    return np.asarray(np.minimum(came, np.where(inside, np.interp(place, late, came[late]), outside)), np.int64)
 
 
 def _pace_error(came: Times) -> float:

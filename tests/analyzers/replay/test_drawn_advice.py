@@ -47,7 +47,28 @@ def test_what_answers_the_trouble_comes_true(seed: int, code: str, tmp_path: Pat
         (61, "cuda_graphs"),
         (58019, "cuda_graphs"),  # of two ranks the slow one
         (26022, "overlap"),
+        (76172, "manual_gc"),  # workers are not idle where only some batches are waited for
     ],
 )
 def test_what_gains_nothing_is_not_promised(seed: int, code: str, tmp_path: Path) -> None:
     assert code not in [figure.code for figure in advised(draw(seed), tmp_path).figures]
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(76117, id="micro_batches_in_a_plan"),
+        pytest.param(76160, id="values_read_for_no_certain_gain"),
+        pytest.param(70096, id="a_pipeline_laid_out_anew"),
+        pytest.param(58045, id="messages_of_one_size"),
+    ],
+)
+def test_no_more_is_promised_than_the_trace_shows(seed: int, tmp_path: Path) -> None:
+    made = [figure for figure in advised(draw(seed), tmp_path).figures if figure.after is not None]
+    assert made
+    assert not [figure.code for figure in made if figure.overclaims]
+
+
+@pytest.mark.parametrize("seed", [76164, 76004])
+def test_a_cause_that_nothing_helps_against_has_its_bound(seed: int, tmp_path: Path) -> None:
+    assert advised(draw(seed), tmp_path).answer == "bound"

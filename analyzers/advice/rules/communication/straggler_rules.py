@@ -174,7 +174,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         for rank in () if held else finding["ranks"]:
             yield _slow_device(case, finding, rank, late.get(rank))
     else:
-        in_turns = len(finding["ranks"]) > 1 and not any(entry["recurrent"] for entry in late.values())
+        again = [rank for rank in finding["ranks"] if rank in late and late[rank]["recurrent"]]
+        in_turns = len(finding["ranks"]) > 1 and not again
         slower = [rank for rank in finding["ranks"] if rank in late and late[rank]["reason"] == "device"]
         if in_turns and slower and not held:  # on the same shapes: none is late each time, as they hide each other
             yield _slow_device(case, finding, slower[0], late[slower[0]], tuple(slower))
