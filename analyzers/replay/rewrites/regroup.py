@@ -242,13 +242,14 @@ class _Work:
     def _in_place(self, calls: list[int], buckets: list[Bucket], made: list[tuple[int, int]]) -> None:
         """Each where the old one that it is issued with stood on the stream; what stood around the others closes up."""
         which = 0 if self.at_first else -1
-        anchor = {bucket[which].old: pair for bucket, pair in zip(buckets, made, strict=True)}
+        anchors: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for bucket, pair in zip(buckets, made, strict=True):
+            anchors[bucket[which].old].append(pair)
         for place, call in enumerate(calls):
             edges = self.into.get(int(self.arrival[call]), ())
             source, pause = next(((src, lag) for src, _, lag, why in edges if why == STREAM), (NONE, 0))
             source = self.stands.get(source, source)
-            if place in anchor:
-                arrival, transfer = anchor[place]
+            for arrival, transfer in anchors.get(place, ()):
                 if source != NONE:
                     self.edges.append((source, arrival, pause, Edge.STREAM))
                 source = transfer
@@ -258,7 +259,7 @@ class _Work:
                     self.edges.append((source, dst, lag, Edge.STREAM))
 
     def _consumers(self, calls: list[int], buckets: list[Bucket], made: list[tuple[int, int]]) -> None:
-        holder = {piece.old: place for place, bucket in enumerate(buckets) for piece in bucket}
+        holder = {piece.old: place for place, bucket in enumerate(buckets) for piece in bucket if piece.bytes}
         for which, call in enumerate(calls):
             # A consumer that comes before the new collective is even issued waits for it no more.
             last = calls[buckets[holder[which]][-1].old]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from gpuscope.analyzers.changes import GroupModules, KeepParameters, Prefetch
 from gpuscope.analyzers.host_time.fsdp_options import LIMITER
 from gpuscope.analyzers.replay.collective_costs import costs
 from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, nodes_by_call, unissued
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, by_issue, edges_into, nodes_by_call, unissued
 from gpuscope.analyzers.replay.rewrites.gradient_buckets import scales
 from gpuscope.analyzers.replay.rewrites.regroup import Bucket, Piece, regrouped
 from gpuscope.trace.columns.table import Mask, Times
@@ -155,14 +156,15 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
     ]
     before = len(parameters) + len(scatters)
     changed = graph
-    for calls in families:
+    depths = [_depth(graph, calls) for calls in families[:2]] + [0]
+    for calls, depth in zip(families, depths, strict=True):
         if calls:
             scale = scales(graph, calls, found, setting)
             first = calls is not scatters
             changed = regrouped(
                 changed,
                 calls,
-                lambda own: _groups(own, change.count),
+                partial(_groups, count=change.count, depth=depth),
                 found,
                 scale,
                 key=change,
@@ -177,6 +179,26 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
     )
 
 
-def _groups(calls: Sequence[Call], count: int) -> list[Bucket]:
+def _depth(graph: Graph, calls: Sequence[int]) -> int:
+    """How many modules ahead of their use the gathers of a pass are issued, the median of those behind the first."""
+    node, issued = nodes_by_call(graph, Node.ARRIVAL), _issued(graph)
+    used = _used(graph, issued)
+    passes: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for call in by_issue(graph, calls):
+        passes[graph.calls[call].rank, int(graph.nodes["step"][node[call]])].append(call)
+    ahead = [
+        sum(used.get(other, NA) > issued[node[call]] for other in own[:place])
+        for own in passes.values() for place, call in enumerate(own) if place
+    ]  # fmt: skip
+    return int(np.median(ahead)) if ahead else 0
+
+
+def _groups(calls: Sequence[Call], count: int, depth: int) -> list[Bucket]:
+    """Those issued `depth` modules ahead are then issued as many groups ahead: with what was issued when the first
+    module of that group was to run, of which they hold nothing."""
     pieces = [Piece(old, call.bytes or 0) for old, call in enumerate(calls)]
-    return [pieces[at : at + count] for at in range(0, len(pieces), count)]
+    groups = [pieces[at : at + count] for at in range(0, len(pieces), count)]
+    if not depth:
+        return list(groups)
+    issue = [max(0, (place - depth) * count + depth) for place in range(len(groups))]
+    return [[Piece(min(at, own[0].old), 0), *own] for at, own in zip(issue, groups, strict=True)]
