@@ -3,7 +3,9 @@ made from it."""
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal
+
+from gpuscope.when_used import TypedDict
 
 PlaceKind = Literal["range", "line", "module", "operator", "kernel", "unknown"]
 

@@ -3,10 +3,11 @@ would take at their peaks, and what their counters showed."""
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired
 
 from gpuscope.schema.event_id import EventId
 from gpuscope.schema.nccl_sections import LinkCounterEntry
+from gpuscope.when_used import TypedDict
 
 Generation = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"]
 

@@ -6,7 +6,7 @@ are 1e9 B/s. What the numbers mean stands in docs/definitions.md.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired
 
 from gpuscope.schema.call_tree_section import PlaceEntry
 from gpuscope.schema.compilation_section import CompilationSection
@@ -44,6 +44,7 @@ from gpuscope.schema.roles_section import RolesSection
 from gpuscope.schema.serving_section import ServingSection
 from gpuscope.trace.naming.programs import Program
 from gpuscope.trace.naming.serving_names import Phase
+from gpuscope.when_used import TypedDict
 
 SCHEMA_VERSION = 3
 

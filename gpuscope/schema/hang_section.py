@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired
+
+from gpuscope.when_used import TypedDict
 
 Doing = Literal[
     "debugger", "rendezvous", "collective", "compiling", "data_loader", "storage", "device_wait", "autograd", "lock",

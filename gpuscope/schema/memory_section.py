@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired
+
+from gpuscope.when_used import TypedDict
 
 
 class HeldEntry(TypedDict):

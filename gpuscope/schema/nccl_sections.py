@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from gpuscope.schema.provenance import Provenance
+from gpuscope.when_used import TypedDict
 
 
 class BandwidthEntry(TypedDict):

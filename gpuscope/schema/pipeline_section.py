@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired
 
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Prediction
+from gpuscope.when_used import TypedDict
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "unknown"]
 

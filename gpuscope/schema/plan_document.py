@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal
+
+from gpuscope.when_used import TypedDict
 
 PLAN_VERSION = 3
 

@@ -6,7 +6,9 @@ stats`, HTA or the TensorBoard plugin, and unlike the verdict, which is of the s
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired
+
+from gpuscope.when_used import TypedDict
 
 
 class KernelRankEntry(TypedDict):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from gpuscope.when_used import TypedDict
 
 
 class QueryDocument(TypedDict):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from typing import NotRequired
 
 from gpuscope.schema.provenance import Provenance
+from gpuscope.when_used import TypedDict
 
 
 class Replay(TypedDict):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired
 
 from gpuscope.schema.replay_section import Prediction
+from gpuscope.when_used import TypedDict
 
 
 class RoleInterval(TypedDict):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal
 
 from gpuscope.trace.naming.serving_names import Phase
+from gpuscope.when_used import TypedDict
 
 Work = Literal["attention", "gemm", "communication", "other"]
 

@@ -5,7 +5,9 @@ Times are integer ns, of steps without a profiler.
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal
+
+from gpuscope.when_used import TypedDict
 
 TUNE_VERSION = 1
 RESULT = "result.json"

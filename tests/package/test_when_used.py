@@ -1,4 +1,4 @@
-"""Dataclasses and patterns made when first used are those of the standard library."""
+"""Dataclasses, patterns and TypedDicts made when used are those of the standard library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from threading import Barrier
-from typing import Any
+from typing import Any, NotRequired, get_type_hints, is_typeddict
 
 import msgspec
 import pytest
@@ -87,3 +87,33 @@ def test_a_pattern_is_the_standard_one() -> None:
     assert lazy.search("12X").group(1) == "12"  # type: ignore[union-attr]
     assert (lazy.pattern, lazy.flags) == (standard.pattern, standard.flags)
     assert lazy.sub("-", "a1x") == "a-"
+
+
+class Part(when_used.TypedDict, total=False):
+    """What may be there."""
+
+    at: int
+
+
+class Whole(when_used.TypedDict):
+    part: NotRequired[Part]
+    names: list[str]
+
+
+class More(Part):
+    also: str
+
+
+def test_a_typed_dict_is_read_as_the_standard_one() -> None:
+    assert all(map(is_typeddict, (Part, Whole, More)))
+    assert Part.__doc__ == "What may be there."
+    assert get_type_hints(Whole) == {"part": Part, "names": list[str]}
+    assert get_type_hints(More) == {"at": int, "also": str}
+    assert [*map(sorted, (Part.__required_keys__, Part.__optional_keys__))] == [[], ["at"]]
+    assert [*map(sorted, (More.__required_keys__, Whole.__required_keys__))] == [["also"], ["names", "part"]]
+    assert type(Whole(names=[])) is dict
+    assert msgspec.convert({"names": ["a"]}, Whole) == {"names": ["a"]}
+    wrong: list[dict[str, Any]] = [{"part": {}}, {"names": [], "part": {"at": "1"}}]
+    for one in wrong:
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(one, Whole)

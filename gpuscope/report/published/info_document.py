@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any
 
 from gpuscope.schema.document import ProblemEntry
+from gpuscope.when_used import TypedDict
 
 
 class InfoSource(TypedDict):

@@ -127,12 +127,13 @@ def text_codes(
     found, missing = known.get(text, spans)
     codes = np.frombuffer(found, np.int32)
     if missing:
-        places = _spans(spans)
-        for row in missing:
-            at, length = places[row].tolist()
+        new: dict[bytes, int] = {}
+        for row, (at, length) in zip(missing, _spans(spans)[missing].tolist(), strict=True):
             own = bytes(text[at : at + length])
-            codes[row] = code(own)
-            known.put(own, int(codes[row]))
+            if own not in new:
+                new[own] = code(own)
+                known.put(own, new[own])
+            codes[row] = new[own]
     return codes
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypedDict
 
 from gpuscope.analyzers.advice.framework_settings import config, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
@@ -14,7 +13,7 @@ from gpuscope.catalogue.suggestion import OfRank, Suggestion
 from gpuscope.schema.document import FindingEntry, Setting, StragglerEntry
 from gpuscope.trace.naming.frameworks import WRAPPERS
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
-from gpuscope.when_used import dataclass
+from gpuscope.when_used import TypedDict, dataclass
 from gpuscope.words import units
 
 
