@@ -16,7 +16,7 @@ from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.problems import completeness
 from gpuscope.trace.columns.distinct import distinct_values
-from gpuscope.trace.columns.table import Mask, Times, looked_up
+from gpuscope.trace.columns.table import Mask, Times, looked_up, picked
 from gpuscope.trace.intervals import intersect, union
 from gpuscope.trace.naming.kernel_categories import OTHER, kernel_category
 from gpuscope.trace.schema import Kind
@@ -47,7 +47,7 @@ def _alike(trace: Trace, view: LaneView) -> dict[str, int]:
     device = trace["device_events"]
     rows = view.rows[(device.at("kind", view.rows) == Kind.COMPUTE) & device.known("stream")[view.rows]]
     unknown = looked_up(trace.names.matching(lambda name: kernel_category(name) == OTHER), device.at("name", rows))
-    stream = device.at("stream", rows)
+    stream = picked(device.columns["stream"], rows)  # known in all
     streams = distinct_values(stream)
     if len(streams) < 2 or not unknown.any():
         return {}

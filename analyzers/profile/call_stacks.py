@@ -23,7 +23,18 @@ from gpuscope.report.view.places import Step, Tree
 from gpuscope.trace.columns.distinct import among, distinct, distinct_pairs, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Mask, Times, blocks, constant, quarters, rows_of_rank
+from gpuscope.trace.columns.table import (
+    Array,
+    Mask,
+    Times,
+    blocks,
+    compact,
+    concatenated,
+    constant,
+    picked,
+    quarters,
+    rows_of_rank,
+)
 from gpuscope.trace.intervals import Spans, measure_before
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kinds import is_step_range
@@ -52,12 +63,13 @@ class _Lane:
         self.trace, self.view = trace, view
         self.all, self.device, self.rows = trace["host_events"], trace["device_events"], of_lane(trace, view)
         self.host, self.kept = self.all, self._kept(*rows_of_rank(self.all, view.lane.rank))
-        self.taken: Times | None = None
+        self.row_type = np.int32 if len(self.all) < 2**31 else np.int64
+        self.taken: Array | None = None
         """Rows of `all` that `host` has, where it has but few of them."""
         self.launch = self.device.at("launch", self.rows)
         self.home = self._home()
         if 4 * np.count_nonzero(self.kept) < len(self.all):  # then the others are not even looked at
-            self.taken = np.flatnonzero(self.kept)
+            self.taken = np.flatnonzero(self.kept).astype(self.row_type)
             self.host, self.kept = self.all.take(self.taken), np.ones(len(self.taken), np.bool_)
 
     def _kept(self, low: int, high: int) -> Mask:
@@ -87,10 +99,14 @@ class _Lane:
         if not self.kept.any():
             return
         start, end = self.device.at("start", self.rows), self.device.at("end", self.rows)
-        thread = self._thread()
-        within = self._around(thread, self._at(start))
+        thread, at = self._thread(), self._at(start)
+        del self.launch
+        within = np.empty(len(start), self.row_type)
+        for part in quarters(len(start)):
+            within[part] = self._around(thread[part], at[part])
+        del at
         idle_at, idle = self._idle(start, thread)
-        del self.launch, thread
+        del thread
         place_of, at_place = self._places((within, idle_at), tree)
         first, last = self.view.window
         exposed, in_graph = self._exposed(start, end), self._part_of_graph()
@@ -117,25 +133,31 @@ class _Lane:
             wanted |= more
             around = above[rows]
             more[:] = False
-            more[around[around != NA]] = True
+            more[around[around >= 0]] = True
             more &= ~wanted
         place_of, found = np.full(len(self.host) + 1, -1, np.int32), [tree]
         place_of[-1] = 0
-        left = np.flatnonzero(wanted)
-        step = self.host["name"][left].astype(np.int64) * len(Category) + self.host["category"][left]
+        left = np.flatnonzero(wanted).astype(above.dtype)
+        del wanted, more
         steps = len(self.trace.names) * len(Category)
         while len(left):  # a level at a time, the outermost first
-            parent = place_of[np.maximum(above[left], -1)].astype(np.int64)
-            ready = parent >= 0
-            keys, which = distinct(parent[ready] * steps + step[ready])
-            place_of[left[ready]] = which + len(found)
-            for one, code in (divmod(key, steps) for key in keys.tolist()):
-                found.append(found[one].at([self._step(*divmod(code, len(Category)))]))
-            left, step = left[~ready], step[~ready]
+            ready = place_of[above[left]] >= 0
+            own, left = left[ready], left[~ready]
+            number: dict[int, int] = {}
+            for rows in (own[part] for part in quarters(len(own))):
+                key = place_of[above[rows]].astype(np.int64) * steps
+                key += self.host["name"][rows] * np.int64(len(Category)) + self.host["category"][rows]
+                keys, which = distinct(key)
+                for new in (one for one in keys.tolist() if one not in number):
+                    parent, step = divmod(new, steps)
+                    number[new] = len(found)
+                    found.append(found[parent].at([self._step(*divmod(step, len(Category)))]))
+                place_of[rows] = np.array([number[one] for one in keys.tolist()])[which]
         return place_of, found
 
-    def _above(self) -> Times:
-        """For each host event the place around it; outside all of its own thread that of the home thread then."""
+    def _above(self) -> Array:
+        """For each host event the place around it, outside all of its own thread that of the home thread then, else
+        −1."""
         host = self.host
         above = parents(host["start"], host["end"], host["thread"], self.kept)
         self._lead_back(above)
@@ -144,7 +166,7 @@ class _Lane:
             home = np.full(len(outer), self.home, np.int64)
             on_home = self.kept & (host["thread"] == self.home)
             above[outer] = innermost(host, on_home, home, host["start"][outer])
-        return above
+        return np.maximum(above, -1, out=above).astype(self.row_type)
 
     def _lead_back(self, above: Times) -> None:
         """Put autograd's nodes into the lines and modules that their operators of the forward pass were called from."""
@@ -178,7 +200,7 @@ class _Lane:
 
     def _thread(self) -> Times:
         """The thread that launched each device event; the home thread where that is not recorded."""
-        return self._of_launch("thread", self.home)
+        return compact(self._of_launch("thread", self.home))
 
     def _at(self, start: Times) -> Times:
         """When each was launched; when it began, where that is not recorded."""
@@ -188,7 +210,7 @@ class _Lane:
         known = self.launch != NA
         if known.all():
             return self.all.at(column, self.launch)
-        return np.where(known, self.all[column][np.where(known, self.launch, 0)], otherwise)
+        return np.where(known, self.all.at(column, np.where(known, self.launch, 0)), otherwise)
 
     def _around(self, thread: Times, at: Times) -> Times:
         """The innermost place at instants of threads, else that of the home thread then, else −1."""
@@ -215,7 +237,8 @@ class _Lane:
         """Where the thread was that launches the operation behind each gap, a row behind the last for nowhere, and the
         idle time there, ns; `thread_of` says which launched each operation."""
         idle = self.view.parts.idle
-        threads = np.append(thread_of, thread_of.dtype.type(self.home))[np.searchsorted(start, idle.end)]
+        known = concatenated((thread_of, constant(self.home, 1, thread_of.dtype.type)))
+        threads = picked(known, np.searchsorted(start, idle.end))
         asked, spent = np.zeros(len(self.host) + 1, np.bool_), np.zeros(len(self.host) + 1, np.int64)
         for part in quarters(len(threads)):
             for thread in distinct_values(threads[part]).tolist():
@@ -230,11 +253,11 @@ class _Lane:
 
     def _pieces(self, gaps: Spans, thread: int) -> Spans:
         """Gaps cut where a place of the thread, or of the home thread, begins or ends."""
-        rows = np.flatnonzero(self.kept & among(self.host["thread"], (thread, self.home)))
-        found = [np.empty(0, np.int64)]
-        for column in (self.host["start"], self.host["end"]):
-            for block in blocks(0, len(rows)):
-                time = column[rows[block]]
+        found, host = [np.empty(0, np.int64)], self.host
+        for block in blocks(0, len(host)):
+            own = self.kept[block] & among(host["thread"][block], (thread, self.home))
+            for column in ("start", "end"):
+                time = host[column][block][own]
                 time = time[(time >= gaps.start[0]) & (time < gaps.end[-1])]
                 gap = places(gaps.start, time) - 1
                 found.append(time[(gap >= 0) & (time < gaps.end[np.maximum(gap, 0)])])

@@ -72,7 +72,7 @@ class LaunchingThreads:
         self._trace = trace
         known = device.known("launch")[rows]
         self._rows = rows if known.all() else rows[known]
-        self._thread = host["thread"][device.at("launch", self._rows)]
+        self._thread = host.at("thread", device.at("launch", self._rows))
         ranges = recorded.host_rows(host, lambda rows: host["category"][rows] == Category.ANNOTATION)
         of_range = host["thread"][ranges]
         self.home = int(np.bincount(of_range).argmax()) if len(of_range) else NA

@@ -20,6 +20,16 @@ def _threads(column: Integers) -> Integers:
     return np.ascontiguousarray(column, column.dtype if column.dtype == np.int32 else np.int64)
 
 
+def _is_of_one(column: Integers) -> bool:
+    """Whether a column was made of one value."""
+    return column.strides == (0,)
+
+
+def _from_zero(thread: Integers) -> Integers:
+    """Numbers of threads, of which a single one is 0: nothing writes such zeros, so that they take no memory."""
+    return np.zeros(len(thread), np.int32) if _is_of_one(thread) else thread
+
+
 def _integers(data: bytearray) -> Integers:
     return np.frombuffer(data, np.int64)
 
@@ -54,6 +64,7 @@ def group(values: Integers, group_of: Integers, groups: int) -> Integers:
 
 def parents(start: Integers, end: Integers, thread: Integers, candidates: Wanted) -> Integers:
     """As `plain.parents`."""
+    thread = _from_zero(thread)
     threads = max(int(thread.max(initial=-1)) + 1, 0)
     own = *_whole(start, end), _threads(thread), np.ascontiguousarray(candidates)
     return _integers(core.parents(*own, threads))
@@ -63,6 +74,8 @@ def innermost(
     start: Integers, end: Integers, thread: Integers, candidates: Wanted, at_thread: Integers, at: Integers
 ) -> Integers:
     """As `plain.innermost`."""
+    if len(start) and _is_of_one(thread):
+        thread, at_thread = _from_zero(thread), (at_thread != thread[0]).astype(np.int32)
     threads = max(int(at_thread.max(initial=-1)) + 1, 0)
     own = *_whole(start, end), _threads(thread), np.ascontiguousarray(candidates)
     return _integers(core.innermost(*own, threads, _threads(at_thread), *_whole(at)))

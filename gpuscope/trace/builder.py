@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.native import release_memory
 from gpuscope.problems import completeness, reading
 from gpuscope.problems.problem import Problem, ProblemKind, merged
 from gpuscope.recorded_environment import kept_facts
@@ -95,6 +96,7 @@ class TraceBuilder:
         """Order, link and check; the builder must not be used afterwards."""
         data = {name: self._table(name) for name in SCHEMAS if name != "threads"}
         data["threads"] = self._thread_table()
+        release_memory()
         self._drop_impossible(data)
         data["host_events"] = with_captures(data["host_events"], self.names)
         order_rows(data, "host_events")

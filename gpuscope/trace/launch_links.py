@@ -135,7 +135,7 @@ def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:
     count = np.count_nonzero(candidates)
     if not count or not len(at):
         return np.full(len(at), NA, np.int64)
-    if 4 * count >= len(host):
+    if 16 * count >= len(host):
         return native.innermost(host["start"], host["end"], host["thread"], candidates, thread, at)
     rows = np.flatnonzero(candidates)  # then the others are not even looked at
     start, end, own = (host[name][rows] for name in ("start", "end", "thread"))

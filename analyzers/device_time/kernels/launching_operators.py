@@ -78,7 +78,8 @@ def operators(trace: Trace, rows: Times) -> Labels:
         launch, own = device.at("launch", rows[part]), found[part]
         left = np.flatnonzero(launch != NA)
         for candidates in layers:
-            around = innermost(host, candidates, host["thread"][launch[left]], host["start"][launch[left]])
+            own_launch = launch[left]
+            around = innermost(host, candidates, host.at("thread", own_launch), host["start"][own_launch])
             own[left] = np.where(around == NA, NO_NAME, host["name"][np.maximum(around, 0)])
             left = left[around == NA]
     return found
@@ -88,29 +89,25 @@ def _by_operator(trace: Trace, rows: Times) -> Labels | None:
     """What the operators around the launch of each compute kernel among these device events say, else `NO_NAME`; None
     where no operators were recorded."""
     host, device, names = trace["host_events"], trace["device_events"], trace.names
-    operators = np.flatnonzero(host["category"] == Category.OP)
+    operator = host["category"] == Category.OP
     steps = names.matching(is_optimizer_step)
     is_step = looked_up(steps, host["name"]) if steps.any() else np.zeros(len(host), np.bool_)
-    is_step &= (host["category"] == Category.ANNOTATION) | (host["category"] == Category.OP)
-    if not len(operators) and not is_step.any():
+    is_step &= operator | (host["category"] == Category.ANNOTATION)
+    if not operator.any() and not is_step.any():
         return None
     result = np.full(len(rows), NO_NAME, np.int32)
     linked = np.flatnonzero((device["kind"][rows] == Kind.COMPUTE) & device.known("launch")[rows])
     launch = device.at("launch", rows[linked])
-    thread, start = host["thread"][launch], host["start"][launch]
+    thread, start = host.at("thread", launch), host["start"][launch]
     said = _operator_codes(names)
-    own = np.full(len(host), NO_NAME, np.int32)
-    own[operators] = said(host["name"][operators])
-    layers = (
-        (host["category"] == Category.OP, own),
-        ((host["category"] == Category.OP) & names.matching(encloses)[host["name"]], own),
-        (is_step, np.where(is_step, np.int32(_CODE[OPTIMIZER]), NO_NAME)),
-    )
-    for candidates, says in layers:  # the later one overrides
-        around = innermost(host, candidates, thread, start)
+
+    for candidates in (operator, operator & looked_up(names.matching(encloses), host["name"]), is_step):
+        around = innermost(host, candidates, thread, start)  # a later one overrides
         inside = np.flatnonzero(around != NA)
-        known = inside[says[around[inside]] != NO_NAME]
-        result[linked[known]] = says[around[known]]
+        around = around[inside]
+        says = np.where(is_step[around], np.int32(_CODE[OPTIMIZER]), said(host["name"][around]))
+        known = says != NO_NAME
+        result[linked[inside[known]]] = says[known]
     return result
 
 
