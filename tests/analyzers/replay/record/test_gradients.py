@@ -37,7 +37,10 @@ def bucket(size: int, op: str = "all_reduce") -> Call:
 def held(found: Trace, *calls: tuple[int, Call]) -> list[tuple[Gradient, ...]]:
     issued = np.array([at * 1000 for at, _ in calls], np.int64)
     hooks = gradient_hooks(found, np.arange(len(found["host_events"])))
-    return [call.gradients for call in with_gradients(found, 0, hooks, [call for _, call in calls], issued, 0)]
+    return [
+        call.gradients
+        for call in with_gradients(found, 0, hooks, [call for _, call in calls], issued, np.zeros(1, np.int64))
+    ]
 
 
 def test_two_buckets_of_three_gradients(tmp_path: Path) -> None:
