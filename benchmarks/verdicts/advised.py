@@ -198,12 +198,16 @@ def _bucket(facts: Facts, _: Job) -> Made:
     return {"bucket_bytes": facts["bytes"], "first_bucket": first if first != facts["bytes"] else 0}
 
 
-def _grouped(facts: Facts, job: Job) -> Made:
+def grouped(facts: Facts, job: Job) -> Made:
+    """Modules gathered together. None where it would change how often a step allocates or reads, which hangs on its
+    layers in the simulator alone."""
     count = facts["layers"]
-    if job.layers % count or job.first_bytes:
+    layers = job.layers // count
+    reads = [own // max(1, own // job.items) if job.items else 0 for own in (job.layers, layers)]
+    if job.layers % count or job.first_bytes or job.allocations > layers or reads[0] != reads[1]:
         return None
     return {
-        "layers": job.layers // count, "gemms": job.gemms * count, "smalls": job.smalls * count,
+        "layers": layers, "gemms": job.gemms * count, "smalls": job.smalls * count,
         "layer_bytes": job.layer_bytes * count,
     }  # fmt: skip
 
@@ -291,7 +295,7 @@ _MADE: Mapping[str, Callable[[Facts, Job], Made]] = {
     "fsdp_prefetch": lambda facts, _: {"prefetch": facts["modules"]},
     "backward_prefetch": _always(prefetch=1),
     "fsdp_keep_parameters": _always(keep_parameters=True),
-    "fsdp_group_modules": _grouped,
+    "fsdp_group_modules": grouped,
     "limit_all_gathers": _always(limited=False),
     "slow_rank": _device,
     "late_host": late_host,

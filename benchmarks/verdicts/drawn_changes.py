@@ -21,7 +21,7 @@ from simulator.judged import Case
 from simulator.structures import Changed, draw
 from simulator.truth import step_ns
 
-from benchmarks.verdicts.advised import late_host
+from benchmarks.verdicts.advised import grouped, late_host
 from benchmarks.verdicts.predicted import Outcome
 from gpuscope.analyzers import changes as made
 from gpuscope.analyzers.changes import Change, Refused
@@ -234,9 +234,7 @@ def _sharded(job: Job) -> Iterator[_One]:
         yield made.Prefetch(job.prefetch + 1), {"prefetch": job.prefetch + 1}
     if not job.keep_parameters:
         yield made.KeepParameters(), {"keep_parameters": True}
-    if job.layers % 2 == 0 and job.layers > 2:
-        joined = {"layers": job.layers // 2, "gemms": job.gemms * 2, "smalls": job.smalls * 2,
-                  "layer_bytes": job.layer_bytes * 2}  # fmt: skip
+    if job.layers > 2 and (joined := grouped({"layers": 2}, job)):
         yield made.GroupModules(2), joined
 
 

@@ -155,8 +155,8 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
         scatters,
     ]
     before = len(parameters) + len(scatters)
-    changed = graph
     depths = [_depth(graph, calls) for calls in families[:2]] + [0]
+    changed = _not_limited(graph, families[:2], depths, change.count)
     for calls, depth in zip(families, depths, strict=True):
         if calls:
             scale = scales(graph, calls, found, setting)
@@ -179,26 +179,51 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
     )
 
 
+def _passes(graph: Graph, calls: Sequence[int]) -> list[list[int]]:
+    """Gathers of each pass of a rank, as issued."""
+    node = nodes_by_call(graph, Node.ARRIVAL)
+    passes: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for call in by_issue(graph, calls):
+        passes[graph.calls[call].rank, int(graph.nodes["step"][node[call]])].append(call)
+    return list(passes.values())
+
+
 def _depth(graph: Graph, calls: Sequence[int]) -> int:
     """How many modules ahead of their use the gathers of a pass are issued, the median of those behind the first."""
     node, issued = nodes_by_call(graph, Node.ARRIVAL), _issued(graph)
     used = _used(graph, issued)
-    passes: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for call in by_issue(graph, calls):
-        passes[graph.calls[call].rank, int(graph.nodes["step"][node[call]])].append(call)
     ahead = [
         sum(used.get(other, NA) > issued[node[call]] for other in own[:place])
-        for own in passes.values() for place, call in enumerate(own) if place
+        for own in _passes(graph, calls) for place, call in enumerate(own) if place
     ]  # fmt: skip
     return int(np.median(ahead)) if ahead else 0
 
 
+def _not_limited(graph: Graph, families: Sequence[Sequence[int]], depths: Sequence[int], count: int) -> Graph:
+    """Without FSDP1's waits for room before gathers with which no group is issued."""
+    gone = np.zeros(len(graph), np.bool_)
+    node = nodes_by_call(graph, Node.ARRIVAL)
+    for calls, depth in zip(families, depths, strict=False):
+        for own in _passes(graph, calls):
+            with_them = set(_issued_with(len(own), count, depth))
+            gone[[node[call] for place, call in enumerate(own) if place not in with_them]] = True
+    limiting = _limiting(graph, gone)
+    if not limiting.any():
+        return graph
+    found = graph.with_nodes(dur=np.where(limiting, 0, graph.nodes["dur"]))
+    return found.keep_edges(~edges_into(graph, limiting, Edge.SYNC))
+
+
+def _issued_with(modules: int, count: int, depth: int) -> list[int]:
+    """Of each group the module with whose gather it is issued: as many groups ahead of its use as modules were, when
+    the first module of that group is to run."""
+    places = range(-(-modules // count))
+    return [min(max(0, (place - depth) * count + depth), place * count) for place in places]
+
+
 def _groups(calls: Sequence[Call], count: int, depth: int) -> list[Bucket]:
-    """Those issued `depth` modules ahead are then issued as many groups ahead: with what was issued when the first
-    module of that group was to run, of which they hold nothing."""
+    """Groups issued with other gathers begin with those, of which they hold nothing."""
     pieces = [Piece(old, call.bytes or 0) for old, call in enumerate(calls)]
     groups = [pieces[at : at + count] for at in range(0, len(pieces), count)]
-    if not depth:
-        return list(groups)
-    issue = [max(0, (place - depth) * count + depth) for place in range(len(groups))]
-    return [[Piece(min(at, own[0].old), 0), *own] for at, own in zip(issue, groups, strict=True)]
+    with_them = _issued_with(len(calls), count, depth)
+    return [[Piece(at, 0), *own] if at < own[0].old else own for at, own in zip(with_them, groups, strict=True)]

@@ -17,6 +17,7 @@ from gpuscope.analyzers.changes import (
     CapturedGraphs,
     Change,
     CopyStream,
+    GroupModules,
     KeepParameters,
     PinnedCopies,
     Predicted,
@@ -56,6 +57,9 @@ from gpuscope.analyzers.run.runner import analyze
         pytest.param(70029, [], KeepParameters(), id="limited_gathers_not_issued"),
         # Passes that only accumulate add nothing to what a bucket holds.
         pytest.param(70003, [], BucketSize(5 << 20), id="a_bucket_of_one_gradient_stays"),
+        # Groups are gathered as many groups ahead as modules were, and no wait for room is left before the others.
+        pytest.param(74832, ["slow link"], GroupModules(2), id="groups_gathered_ahead"),
+        pytest.param(75187, ["slow link"], GroupModules(2), id="groups_of_limited_gathers"),
     ],
 )
 def test_the_prediction_is_the_truth(seed: int, faults: list[str], change: Change, tmp_path: Path) -> None:
