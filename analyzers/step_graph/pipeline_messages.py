@@ -17,6 +17,7 @@ import numpy as np
 
 from gpuscope import when_used
 from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.problems.completeness import DIGEST_SAMPLED
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.launch_links import innermost
@@ -47,15 +48,19 @@ class _Run(NamedTuple):
     kind: int
     first: int
     behind: int
+    skipped: int = 0
+    """ns of the first row that belong to none."""
 
 
 class _Issued(NamedTuple):
-    """Columns: when the host issued it, what it is, and its time on the device (0 of messages)."""
+    """Columns: when the host issued it, what it is, its time on the device (0 of messages), and how much work it is:
+    one launch, or, of a digest, its time."""
 
     at: Times
     kind: Times
     start: Times
     end: Times
+    work: Times
 
 
 def between_stages(trace: Trace) -> Mask:
@@ -85,22 +90,35 @@ def by_messages(trace: Trace, view: LaneView, windows: Sequence[tuple[int, int]]
 def _issued(trace: Trace, view: LaneView) -> _Issued | None:
     """A rank's computing and messages as its host issued them; None without messages or without backward passes."""
     at, kind, thread = _messages(trace, view)
-    if not len(at):
+    if not len(at) or any(problem.code == DIGEST_SAMPLED.code for problem in trace.problems):
         return None
-    host, device = trace["host_events"], trace["device_events"]
-    rows = view.rows[(device.at("launch", view.rows) != NA) & (device["kind"][view.rows] == Kind.COMPUTE)]
-    launch = device.at("launch", rows)
-    launched = host["start"][launch] if view.lane.device != NA else device["start"][rows]
-    backward = _by_autograd(trace, view, launched, host["thread"][launch], thread)
-    if not backward.any():
+    digested = any(source.format == "digest" for source in trace.sources)
+    computing = _phases(trace, view) if digested else _launched(trace, view, thread)
+    if BACKWARD not in computing.kind:
         return None
-    found = _Issued(
-        np.concatenate((at, launched)), np.concatenate((kind, np.where(backward, BACKWARD, FORWARD))),
-        np.concatenate((np.zeros_like(at), device["start"][rows])),
-        np.concatenate((np.zeros_like(at), device["end"][rows])),
-    )  # fmt: skip
+    none = np.zeros_like(at)
+    pairs = zip(_Issued(at, kind, none, none, none), computing, strict=True)
+    found = _Issued(*(np.concatenate(pair) for pair in pairs))
     order = np.lexsort((found.start, found.at))
     return _Issued(*(column[order] for column in found))
+
+
+def _launched(trace: Trace, view: LaneView, messages: Times) -> _Issued:
+    """What the device computed, a row per event; `messages` are the threads that issue those."""
+    host, device = trace["host_events"], trace["device_events"]
+    rows = view.rows[(device.at("launch", view.rows) != NA) & (device["kind"][view.rows] == Kind.COMPUTE)]
+    launch, start = device.at("launch", rows), device["start"][rows]
+    launched = host["start"][launch] if view.lane.device != NA else start
+    backward = _by_autograd(trace, view, launched, host["thread"][launch], messages)
+    return _Issued(launched, np.where(backward, BACKWARD, FORWARD), start, device["end"][rows], np.ones_like(start))
+
+
+def _phases(trace: Trace, view: LaneView) -> _Issued:
+    """What the training thread of a digest computed, a row per phase and piece between messages."""
+    host = trace["host_events"]
+    rows = np.flatnonzero((host["rank"] == view.lane.rank) & (host["category"] == Category.OP))
+    start, end, backward = host["start"][rows], host["end"][rows], trace.names.find("backward")
+    return _Issued(start, np.where(host["name"][rows] == backward, BACKWARD, FORWARD), start, end, end - start)
 
 
 def _messages(trace: Trace, view: LaneView) -> tuple[Times, Times, Times]:
@@ -145,12 +163,14 @@ def _computations(issued: _Issued) -> list[Ordered]:
     """In order; none where there are not as many backwards as forwards."""
     runs = _runs(issued.kind)
     forwards = _forwards(runs)
-    least = min((run.behind - run.first for run, own in zip(runs, forwards, strict=True) if own), default=0)
+    done = np.append(0, np.cumsum(issued.work))
+    least = min((done[run.behind] - done[run.first] for run, own in zip(runs, forwards, strict=True) if own), default=0)
     found: list[_Run] = []
     apart = True  # whether a message or a forward lies between this and the backward before
     for run, forward in zip(runs, forwards, strict=True):
-        if forward:  # all micro-batches issue the same: what one has more of comes before it
-            found.append(run._replace(first=run.behind - least))
+        if forward:  # all micro-batches do the same: what one has more of comes before it
+            first = int(np.searchsorted(done, done[run.behind] - least, "right")) - 1
+            found.append(run._replace(first=first, skipped=int(done[run.behind] - least - done[first])))
         elif run.kind == BACKWARD and not apart:  # interrupted by what is no part of either
             found[-1] = found[-1]._replace(behind=run.behind)
         elif run.kind == BACKWARD:
@@ -162,7 +182,8 @@ def _computations(issued: _Issued) -> list[Ordered]:
     ordered = []
     for run in found:
         own = slice(run.first, run.behind)
-        ordered.append(Ordered(run.kind, numbers[run.kind], int(issued.start[own].min()), int(issued.end[own].max())))
+        start = int(issued.start[own].min()) + run.skipped
+        ordered.append(Ordered(run.kind, numbers[run.kind], start, int(issued.end[own].max())))
         numbers[run.kind] += 1
     return ordered
 

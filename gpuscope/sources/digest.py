@@ -177,6 +177,13 @@ def _rows(found: list[list[int]], kinds: dict[int, _Kind], begin: int) -> Iterat
             yield _Row(kinds[number], seq, begin + offset, begin + offset + ns, src, dst)
 
 
+def _cut(spans: Spans, at: Times) -> Spans:
+    """The same time in spans that end at these instants."""
+    place = np.searchsorted(spans.start, at) - 1
+    inside = at[(place >= 0) & (at < spans.end[place])] if len(spans.start) else at[:0]
+    return Spans(*(np.sort(np.concatenate((bound, np.unique(inside)))) for bound in spans))
+
+
 class _Rows:
     """A digest on its way into the builder."""
 
@@ -234,7 +241,8 @@ class _Rows:
         })  # fmt: skip
 
     def _thread(self, starts: Times) -> None:
-        """The phases of the training thread; in those that compute, all but waits and pauses is one operator."""
+        """The phases of the training thread; in those that compute, all but waits and pauses is one operator, or one
+        from each message to the next."""
         code = self.builder.names.code
         names: list[str] = []
         begins: list[int] = []
@@ -252,12 +260,13 @@ class _Rows:
         end = begin + np.array(lengths, np.int64)
         gone = np.array(off, np.int64).reshape(-1, 2)
         away = union(gone[:, 0], gone[:, 1])
+        messages = [row.start for row in self.found.rows if row.kind.op in POINT_TO_POINT]
         thread = self.builder.thread(self.rank, self.header.pid, self.header.pid)
         for phase in dict.fromkeys(names):
             own = np.array([name == phase for name in names], np.bool_)
             spans = Spans(begin[own], end[own])
             if phase in _COMPUTING:
-                spans = subtract(spans, away)
+                spans = _cut(subtract(spans, away), np.array(messages, np.int64))
             category = Category.OP if phase in _COMPUTING else Category.ANNOTATION
             self.builder.add("host_events", len(spans.start), {
                 "rank": self.rank, "thread": thread, "start": spans.start, "end": spans.end, "category": category,

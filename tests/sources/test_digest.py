@@ -111,3 +111,44 @@ def test_watch_follows_digests(tmp_path: Path) -> None:
     assert "asked  for a window of ranks 1, 0" in done.output
     assert (run / "record").read_text() == "ranks 1 0"
     assert "lines could not be read" not in done.output
+
+
+def stage_line(step: int, *, sends: bool, own_ms: int, sampled: bool) -> dict[str, Any]:
+    """A step of 1F1B with two micro-batches on two stages, 100 ms: forwards of 10 ms, backwards of 20 ms, and before
+    them `own_ms` that the first stage (`sends`) computes by itself."""
+    at = own_ms
+    if sends:  # forward, forward, its gradient awaited, backward, backward
+        rows = [[0, at + 10, 1, 0, 1], [0, at + 20, 1, 0, 1], [1, at + 20, 20, 1, 0], [1, at + 60, 10, 1, 0]]
+        phases = [["forward", at + 40], ["backward", 20], ["forward", 10], ["backward", 20], ["forward", 10 - at]]
+        waits = [[at + 20, 20], [at + 60, 10]]
+    else:  # each activation awaited, then forward and backward
+        rows = [[0, 0, at + 10, 0, 1], [1, at + 40, 1, 1, 0], [0, at + 40, 1, 0, 1], [1, at + 70, 1, 1, 0]]
+        phases = [["forward", at + 20], ["backward", 20], ["forward", 10], ["backward", 20], ["forward", 30 - at]]
+        waits = [[0, at + 10]]
+    numbers = {0: 2 * step, 1: 2 * step}
+    listed = []
+    for kind, offset, ns, src, dst in rows:
+        listed.append([kind if sends else 2 + kind, numbers[kind], offset * MS, ns * MS, src, dst])
+        numbers[kind] += 1
+    return {
+        "step": step, "end_ns": (step + 1) * 100 * MS, "step_ns": 100 * MS, "collectives": listed,
+        "collectives_every": 1 + sampled, "phases": [[phase, ns * MS] for phase, ns in phases],
+        "waits": [[offset * MS, ns * MS] for offset, ns in waits], "pauses": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_messages_show_the_computations_of_a_pipeline_if_all_are_listed(tmp_path: Path, sampled: bool) -> None:
+    kinds = [{"kind": place, "op": op, "group": "0", "bytes": 64, "dtype": "float32"}
+             for place, op in enumerate(("send", "recv", "recv", "send"))]  # fmt: skip
+    for rank in (0, 1):
+        steps = [stage_line(step, sends=rank == 0, own_ms=9, sampled=sampled) for step in range(12)]
+        rows = [HEADER | {"rank": rank}, GROUP, *kinds, *steps]
+        (tmp_path / f"rank{rank}.digest").write_text(
+            "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+        )
+    report = gpuscope.analyze(tmp_path).report
+    assert bool(report["pipeline"]["incomplete"]) is sampled
+    if not sampled:
+        assert report["pipeline"]["schedule"]["micro_batches"] == 2
+        assert {one["rank"]: one["compute_ns"] for one in report["pipeline"]["rows"]} == {0: 60 * MS, 1: 60 * MS}
