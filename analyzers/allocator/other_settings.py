@@ -78,7 +78,7 @@ def _doubt(history: History, found: Baseline) -> str:
         return "the request that failed when recorded succeeds in the replay"
     if abs(found.error) > MAX_ERROR_FRAC:
         began = "" if history.from_start else "; record from the start of the process"
-        return f"a replay of the history as it was reserves {found.error:+.1%} of what was recorded{began}"
+        return f"a replay of the history as it was reserves {100 * found.error:+.1f} % of what was recorded{began}"
     return ""
 
 

@@ -17,7 +17,7 @@ from gpuscope.analyzers.comparison.comparison import diff
 from gpuscope.analyzers.queries.engine import RunData, query
 from gpuscope.analyzers.queries.tables import tables as query_tables
 from gpuscope.catalogue.cause_table import cause_label
-from gpuscope.catalogue.prediction_sentences import bound_share, gain_share, plan, setting_words, step_change
+from gpuscope.catalogue.prediction_sentences import bound_share, doubt, gain_share, plan, setting_words, step_change
 from gpuscope.report.terminal.diff_text import side_line, verdict_line
 from gpuscope.report.view import arrangement
 from gpuscope.report.view.first_lines import first_lines
@@ -116,7 +116,7 @@ def advice(run: OpenRun) -> str:
     lines = []
     for one in report["suggestions"]:
         predicted = one["predicted"]
-        sure = "" if one.get("certain", True) else ", gain uncertain"
+        sure = doubt(one.get("certain", True))
         lines.append(f"suggestion {one['code']} (for {one['finding']}): {one['action']}")
         lines.append(f"  set {setting_words(one)} ({one['setting']['kind']}); {_gain(predicted)}{sure}")
         lines.append(f"  risk: {one['risk']}; verify: {one['verify']}")

@@ -132,7 +132,8 @@ def _without_shapes(longer: tuple[float, float] | None, spent: str) -> Reasoned:
             None, f"it computes {spent} per step longer; whether its device is slower or its data larger needs shapes "
             "(record_shapes=True)"
         )  # fmt: skip
-    both = f"elementwise kernels take {on_batches:.0%} longer, its optimizer's, which no batch changes, {optimizer:.0%}"
+    both = f"elementwise kernels take {units.whole_share(on_batches)} longer, its optimizer's, which no batch changes, "
+    both += units.whole_share(optimizer)
     if optimizer >= MOST * on_batches:
         return Reasoned("device", f"it computes {spent} per step longer: its {both}")
     more_work = f"{spent} per step more: its {both}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from gpuscope.analyzers.pipelines.schedules import bubble_frac
+from gpuscope.words import units
 
 NO, SELECTIVE, FULL, SQRT = "none", "selective", "full", "sqrt"
 """What is recomputed in the backward pass: nothing; norms, experts' activation functions and what latent attention
@@ -58,7 +59,7 @@ class Layout:
         notes = {"pp": f" ({self.chunks} chunks)" if self.chunks > 1 else "", "cp": f" ({self.exchange})"}
         sizes = "".join(f" x {kind} {size}{notes.get(kind, '')}" for kind, size in others if size > 1)
         tail = f", {self.recompute} recomputation" if self.recompute != NO else ""
-        tail += f" of {self.again:.0%}" if 0 < self.again < 1 else ""
+        tail += f" of {units.whole_share(self.again)}" if 0 < self.again < 1 else ""
         tail += ", all-to-alls overlapped" if self.overlap else ""
         tail += ", gradients in bf16" if self.gradients == 2 else ""
         tail += f", optimizer on {'NVMe' if self.offload == NVME else 'the CPU'}" if self.offload != NO else ""

@@ -42,8 +42,8 @@ class Slowdown:
     def text(self) -> str:
         """What a prediction rests on."""
         return (
-            f"compute {self.factor:.0%} (± {self.error:.0%}) slower beside collectives, because the training thread "
-            f"waited {units.duration(self.waited)} in all for a core"
+            f"compute {units.whole_share(self.factor)} (± {units.whole_share(self.error)}) slower beside collectives, "
+            f"because the training thread waited {units.duration(self.waited)} in all for a core"
         )
 
 

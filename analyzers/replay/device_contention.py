@@ -22,6 +22,7 @@ from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.schema import Kind
 from gpuscope.when_used import dataclass
+from gpuscope.words import units
 
 ROUNDS = 12
 """Replays of a change at most: what takes longer moves what it runs beside. They go half-way each, as whole ways swing
@@ -75,21 +76,22 @@ class Disturbance:
                 )
             else:
                 found.append(
-                    f"kernels {self.kernels[1] - 1:.0%} slower beside collectives and these "
-                    f"{self.transfers[1] - 1:.0%} slower beside kernels, as alone and together in the recording"
+                    f"kernels {units.whole_share(self.kernels[1] - 1)} slower beside collectives and these "
+                    f"{units.whole_share(self.transfers[1] - 1)} slower beside kernels, as alone and "
+                    "together in the recording"
                 )
         if moved[2]:
             if self.links == SHARED:
                 found.append("two collectives at once on one link are taken to get half of it each (none to all lost)")
             else:
                 found.append(
-                    f"collectives {self.links[1] - 1:.0%} slower beside another on their link, as alone and together "
-                    "in the recording"
+                    f"collectives {units.whole_share(self.links[1] - 1)} slower beside another on their link, as alone "
+                    "and together in the recording"
                 )
         if moved[3]:
             how = "not in the trace: taken as half each (none to all lost)"
             if self.ways != BOTH_WAYS:
-                how = f"{self.ways[1] - 1:.0%}, as alone and together in the recording"
+                how = f"{units.whole_share(self.ways[1] - 1)}, as alone and together in the recording"
             found.append(f"how much a message and one the other way slow each other is {how}")
         return found
 

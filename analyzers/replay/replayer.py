@@ -118,8 +118,8 @@ class Replayer:
         self._graph, self._recorded = paced_by_kernels(graph), graph
         if self.error_frac > MAX_ERROR:
             self.why = (
-                f"the replay is off by {self.error_frac:.1%} of the unchanged step, more than {MAX_ERROR:.0%}: "
-                "operations waited for something that is not in the trace"
+                f"the replay is off by {units.share(self.error_frac)} of the unchanged step, more than "
+                f"{units.whole_share(MAX_ERROR)}: operations waited for something that is not in the trace"
             )
 
     @cached_property
@@ -283,8 +283,8 @@ class Replayer:
         pipeline = self._pipeline
         if pipeline.error_frac > MAX_ERROR:
             raise UnreplayableError(
-                f"the replay is off by {pipeline.error_frac:.1%} of the unchanged pipeline's length, more than "
-                f"{MAX_ERROR:.0%}"
+                f"the replay is off by {units.share(pipeline.error_frac)} of the unchanged pipeline's length, more "
+                f"than {units.whole_share(MAX_ERROR)}"
             )
         return pipeline
 

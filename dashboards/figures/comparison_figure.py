@@ -62,7 +62,7 @@ def aligned(strips: Sequence[tuple[str, Strip]], dark: bool) -> go.Figure:
                 orientation="h", y=[f"{label}, {word}"] * len(filled), base=[place * width for place, _ in filled],
                 x=[width] * len(filled), showlegend=False, marker_line_width=0,
                 marker_color=[f"rgba({rgb},{one:.2f})" for _, one in filled],
-                text=[f"{one:.0%} busy" for _, one in filled], textposition="none",
+                text=[f"{100 * one:.0f} % busy" for _, one in filled], textposition="none",
                 hovertemplate=f"{label}, {word}, step {strip.step}<br>%{{base:.4g}} {unit}: %{{text}}<extra></extra>",
             )  # fmt: skip
     fig.update_layout(template=theme.template(dark), barmode="overlay", bargap=0.15, margin_t=30)

@@ -165,12 +165,12 @@ def _table(shown: Shown) -> Component:
         ui.named("short", "kernel", "name", flex=0, width=380, pinned="left"),
         ui.number("share", "share", "share_text", width=85),
         ui.number("dur", "time", "dur_text", width=95, sort="desc"),
-        ui.column("count", "count", type="rightAligned", filter="agNumberColumnFilter", width=85),
+        ui.number("count", "count", "count_text", width=85),
         *(ui.number(key, key, f"{key}_text", width=90, hide=key in ("mean", "min")) for key in TIMES[1:]),
         *([ui.number("uneven", "most on", "uneven_text", width=160)] if ranks else []),
         *(ui.number(f"rank{rank}", f"rank {rank}", f"rank{rank}_text", width=90) for rank in ranks),
         ui.column("operator", "launched by", width=150, tooltipField="operator"),
-        ui.column("category", "category", width=120),
+        ui.column("category", "category", width=140),
         ui.number("rate", "rate", "rate_text", width=120),
     ]
     whole = "Hover over a name for all of it"
@@ -196,8 +196,8 @@ def _row(number: int, one: Mapping[str, Any], ranks: Sequence[int]) -> dict[str,
     row = {
         "id": f"{number} {one['name']}", "name": units.clean(one["name"]), "short": units.clean(one["short"]),
         "category": one["category"], "operator": units.clean(one["operator"] or ""), "count": one["count"],
-        "share": one["share_frac"], "share_text": units.share(one["share_frac"]), "rate": one["flops_per_s"],
-        "rate_text": units.flop_rate(one["flops_per_s"]),
+        "count_text": f"{one['count']:,}", "share": one["share_frac"], "share_text": units.share(one["share_frac"]),
+        "rate": one["flops_per_s"], "rate_text": units.flop_rate(one["flops_per_s"]),
         **{key: one[f"{key}_ns"] for key in TIMES},
         **{f"{key}_text": units.duration(one[f"{key}_ns"]) for key in TIMES},
     }  # fmt: skip

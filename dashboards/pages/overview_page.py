@@ -117,7 +117,7 @@ def _fix(shown: Shown, said: Summary) -> Component | None:
         body.append(dmc.Code(units.clean(card.setting), block=True, className="setting"))
     if card.typed:
         body.append(
-            dmc.CopyButton("Copy", copiedChildren="Copied", value=card.typed, size="xs", variant="default", mt="xs")
+            dmc.CopyButton("Copy", copiedChildren="Copied", value=card.typed, size="xs", variant="default", my="xs")
         )
     first, later = (
         [(label, ui.prose(text)) for label, text in card.rows if (label in LATER) is over] for over in (False, True)

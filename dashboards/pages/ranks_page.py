@@ -117,18 +117,17 @@ def _ranks(shown: Shown) -> Component:
         if len({one["device_name"] for one in entries}) > 1
         else []
     )
-    # Two lines of it: pinned rows are no higher than the others.
-    phase = ui.named("late", "late in", "late", minWidth=200, autoHeight=False)
+    # One line, since pinned rows can be no higher than the others.
+    phase = ui.named("late", "late in", "late", minWidth=230, wrapText=False, autoHeight=False)
     where = [phase] if any(row["late"] != units.NONE for row in rows) else []
     columns = [
         ui.column("rank", "rank", minWidth=90, maxWidth=130, pinned="left"), ns["each"], ns["root"], *where, *shares,
         ns["step"], ui.number("overlap", "overlap", "overlap_text", minWidth=96), *device,
     ]  # fmt: skip
-    options = {"pinnedTopRowData": first, "rowHeight": 50 if where else 34}
     return ui.card(
         "Ranks",
         ui.grid([row for row in rows if row not in first], columns, "ranks", shown.dark,
-                dashGridOptions=options, defaultColDef={"suppressHeaderFilterButton": True}),
+                dashGridOptions={"pinnedTopRowData": first}, defaultColDef={"suppressHeaderFilterButton": True}),
         note="«Waits caused» is what one rank that waits for this one loses in a step; «root cause of» is all waiting, "
         "over ranks and steps, that began with this one. Ranks that are late again and again stand above the others.",
         corner=[ui.csv_link(shown.run.key, "ranks"), ui.csv_link(shown.run.key, "stragglers", name="CSV of waits")],

@@ -26,9 +26,13 @@ def step_change(predicted: Prediction) -> str:
 
 
 def gain(one: SuggestionEntry) -> str:
-    """`step_change`, that the gain is uncertain where it is, and what `besides` says."""
-    told = step_change(one["predicted"]) + ("" if one.get("certain", True) else ", gain uncertain")
-    return told + besides(one)
+    """`step_change`, that it may gain nothing where that is so, and what `besides` says."""
+    return step_change(one["predicted"]) + doubt(one.get("certain", True)) + besides(one)
+
+
+def doubt(certain: bool) -> str:
+    """Of a change whose range reaches past the step as it is."""
+    return "" if certain else ", may gain nothing"
 
 
 def besides(one: SuggestionEntry) -> str:
@@ -44,7 +48,7 @@ def besides(one: SuggestionEntry) -> str:
         if beyond["causes"]:
             sources.insert(0, f"what counts as {' and '.join(beyond['causes'])} now")
         more, cost = units.duration(beyond["ns"]), units.duration(beyond["cost_ns"])
-        told += f"; {more} of it beyond what {one['finding']} costs ({cost}): "
+        told += f"; {more} of it beyond what {finding_words(one['finding'])} costs ({cost}): "
         told += ", ".join(sources) or "steps in which it costs more than on average"
     return told
 
@@ -152,8 +156,7 @@ def outcome(gain: PipelineGain) -> str:
     predicted = gain["predicted"]
     if predicted is None:
         return f"not predicted: {gain['why_not']}"
-    certain = predicted["high_ns"] < predicted["step_ns_before"]
-    return step_change(predicted) + ("" if certain else ", gain uncertain")
+    return step_change(predicted) + doubt(predicted["high_ns"] < predicted["step_ns_before"])
 
 
 def with_basis(gain: PipelineGain) -> str:

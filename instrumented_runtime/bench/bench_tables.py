@@ -8,6 +8,7 @@ from gpuscope.hardware.link_rates import Link
 from gpuscope.instrumented_runtime.bench.sizes import format_size
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.bench_documents import BenchCollectives, BenchScaling, BenchTopology, BenchTransfers
+from gpuscope.words import units
 
 
 def _gbps(value: float | None) -> str:
@@ -15,7 +16,7 @@ def _gbps(value: float | None) -> str:
 
 
 def _of_peak(value: float | None, peak: float | None) -> str:
-    return f"{value / peak:.0%}" if value is not None and peak else ""
+    return f"{units.whole_share(value / peak)}" if value is not None and peak else ""
 
 
 def print_collectives(report: BenchCollectives, console: Console, link: Link | None) -> None:
@@ -71,7 +72,7 @@ def print_scaling(report: BenchScaling, console: Console) -> None:
     writer = Writer(console)
     rows = [
         (str(row.processes), str(row.tokens_per_step), f"{row.step_ns / 1e6:.2f}", f"{row.tokens_per_s:.0f}",
-         f"{row.speedup:.2f}", f"{row.efficiency:.0%}", row.mesh)
+         f"{row.speedup:.2f}", f"{units.whole_share(row.efficiency)}", row.mesh)
         for row in report.rows
     ]  # fmt: skip
     writer.line(

@@ -59,7 +59,7 @@ def test_terminal(healthy: Report, told: Pipeline) -> None:
         "schedule: 1F1B with 4 micro-batches; it alternates",
         "bubble: 35.0 % of the pipeline's time, whatever keeps a stage from computing: neighbours, messages,",
         "  its host; ideal for this schedule 20.0 %: a formula",
-        "an even split of the stages: step 100 ns → 81 ns (75 ns to 102 ns), gain uncertain; one step",
+        "an even split of the stages: step 100 ns → 81 ns (75 ns to 102 ns), may gain nothing; one step",
         "twice the micro-batches, same batch: not predicted: the order is unknown",
         "stage  ranks  compute  warm-up  steady   drain  imbalance",
         "    0  0       50.0 %    5.0 %   5.0 %  10.0 %     30.0 %",

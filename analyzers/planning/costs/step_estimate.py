@@ -28,6 +28,7 @@ from gpuscope.analyzers.planning.layout import (
     micro_batches,
     split,
 )
+from gpuscope.words import units
 
 CPU_ADAM_NS = 0.25
 """Per weight and host: DeepSpeed's CPU Adam updates 1e9 weights in 0.26 s (DeepSpeed, ZeRO-Offload tutorial)."""
@@ -41,7 +42,8 @@ ASSUMPTIONS = (
     "links give their usable rate and NCCL's latency (gpuscope/hardware/links.toml), whatever else they carry",
     "gradients are reduced behind the last micro-batch's backward pass; ZeRO-3 gathers a layer's weights behind the "
     "one before; a context ring hides behind its attention; an interleaved pipeline's messages behind its compute; "
-    f"{TENSOR_HIDDEN:.0%} of tensor parallelism's; all-to-alls of experts only where they are said to overlap",
+    f"{units.whole_share(TENSOR_HIDDEN)} of tensor parallelism's; all-to-alls of experts only where they are said to "
+    "overlap",
     "layers are spread as evenly as they divide; the load of experts is balanced",
     "Adam in fp32 (18 bytes per weight, 16 where weights are divided), fused attention, no dropout",
 )
@@ -50,11 +52,12 @@ ASSUMPTIONS = (
 def assumptions(cluster: Cluster, precision: str, measured: bool) -> list[str]:
     """What an estimate rests on, in words."""
     compute = (
-        f"large {precision} products run at {SUSTAINED * cluster.reached[precision]:.0%} of the GPU's dense peak, thin "
-        f"ones as memory allows, and attention at {ATTENTION_EFFICIENCY:.0%} of the bf16 peak"
+        f"large {precision} products run at {units.whole_share(SUSTAINED * cluster.reached[precision])} of the GPU's "
+        f"dense peak, thin ones as memory allows, and attention at "
+        f"{units.whole_share(ATTENTION_EFFICIENCY)} of the bf16 peak"
     )
     own = [] if measured else [compute]
-    return [*own, *ASSUMPTIONS, f"{cluster.usable_frac:.0%} of the memory is usable"]
+    return [*own, *ASSUMPTIONS, f"{units.whole_share(cluster.usable_frac)} of the memory is usable"]
 
 
 @dataclass(frozen=True)

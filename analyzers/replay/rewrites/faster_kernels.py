@@ -103,7 +103,8 @@ def precision(graph: Graph, change: Precision, setting: Setting) -> Rewritten:
     )
     shown = "" if setting.gpu else f" on the typical GPU of the generation that kernels show ({setting.generation})"
     return _shortened(graph, new, f"products at {change.to}, {' and '.join(peaks)}{shown}, of which they reach "
-                      f"{REACHED[0]:.0%} (assumed {REACHED[1]:.0%}–{REACHED[-1]:.0%}); {how}")  # fmt: skip
+                      f"{units.whole_share(REACHED[0])} (assumed {units.whole_share(REACHED[1])}–"
+                      f"{units.whole_share(REACHED[-1])}); {how}")  # fmt: skip
 
 
 def _times_faster(to: str, setting: Setting) -> dict[str, float]:
@@ -147,7 +148,7 @@ def fused_kernels(graph: Graph, change: FusedKernels, setting: Setting) -> Rewri
         gone[own[stay:]] = True
     found = _without_launches(graph, gone, KEPT_LAUNCHES[setting.bias])
     chains = len(np.unique(keys))
-    return _shortened(found, new, f"{units.plural(chains, 'chain')} of {len(rows)} memory-bound kernels, of each one "
+    return _shortened(found, new, f"{units.plural(chains, 'chain')} of {len(rows):,} memory-bound kernels, of each one "
                       f"kernel in {PER_KERNEL} left, as long as the longest (assumed)")  # fmt: skip
 
 
@@ -159,8 +160,9 @@ def padded_products(graph: Graph, change: PaddedProducts, setting: Setting) -> R
     wanted = np.minimum(dur, floor / PADDED[setting.bias]) if setting.bias <= 0 else dur * (1 - LEAST_PADDED)
     wanted = np.maximum(wanted, LEAST_NS)
     return _shortened(graph, np.where(odd, np.minimum(dur, wanted), dur),
-                      f"{int(odd.sum())} products at {PADDED[0]:.0%} of their FLOPs' or bytes' peak (assumed: from "
-                      f"{LEAST_PADDED:.0%} shorter to {PADDED[-1]:.0%})")  # fmt: skip
+                      f"{int(odd.sum()):,} products at {units.whole_share(PADDED[0])} of their FLOPs' or bytes' peak "
+                      f"(assumed: from {units.whole_share(LEAST_PADDED)} shorter to "
+                      f"{units.whole_share(PADDED[-1])})")  # fmt: skip
 
 
 def no_layout_conversion(graph: Graph, change: NoLayoutConversion, setting: Setting) -> Rewritten:
@@ -170,8 +172,8 @@ def no_layout_conversion(graph: Graph, change: NoLayoutConversion, setting: Sett
     dur, _ = _columns(graph)
     kept = CONVERTED[setting.bias]
     return _shortened(graph, np.where(converts, dur * kept, dur),
-                      f"{int(converts.sum())} conversions gone but for {CONVERTED[0]:.0%} (assumed, at most "
-                      f"{CONVERTED[1]:.0%})")  # fmt: skip
+                      f"{int(converts.sum()):,} conversions gone but for {units.whole_share(CONVERTED[0])} (assumed, "
+                      f"at most {units.whole_share(CONVERTED[1])})")  # fmt: skip
 
 
 def fused_attention(graph: Graph, change: FusedAttention, setting: Setting) -> Rewritten:
@@ -213,8 +215,8 @@ def fused_optimizer(graph: Graph, change: FusedOptimizer, setting: Setting) -> R
     gone[longest] = False
     new = np.where(own, dur * ONE_PASS[setting.bias], dur)
     return _shortened(_without_launches(graph, gone, OPTIMIZER_LAUNCHES[setting.bias]), new,
-                      f"{len(rows)} kernels of the optimizer in {ONE_PASS[0]:.0%} of their time (by its passes over "
-                      "memory, 7 of about 20)")  # fmt: skip
+                      f"{len(rows):,} kernels of the optimizer in {units.whole_share(ONE_PASS[0])} of their time (by "
+                      "its passes over memory, 7 of about 20)")  # fmt: skip
 
 
 def gradient_views(graph: Graph, change: GradientViews, setting: Setting) -> Rewritten:

@@ -25,6 +25,7 @@ from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
 from gpuscope.averages import fmean, median
 from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Times
+from gpuscope.words import units
 
 PipelineChange = EvenStages | MicroBatches | Schedule
 FIXED_SHARE = 0.125
@@ -226,9 +227,9 @@ class PipelineReplay:
         share = fmean(self.fixed.get(kind, FIXED_SHARE) for kind in "FB")
         why = "operators' dispatch, as recorded" if self.fixed else "an assumption"
         if self.fixed and self.gpu:
-            why = f"pauses between kernels, as recorded, and their own start; up to {UNFILLED_SHARE:.0%} where smaller "
-            why += "kernels do not fill the device"
-        fixed = f"{share:.0%} of a micro-batch's time assumed to be fixed ({why})"
+            why = "pauses between kernels, as recorded, and their own start; up to "
+            why += f"{units.whole_share(UNFILLED_SHARE)} where smaller kernels do not fill the device"
+        fixed = f"{units.whole_share(share)} of a micro-batch's time assumed to be fixed ({why})"
         return f"{change.count} micro-batches of the same batch, {fixed}"
 
 

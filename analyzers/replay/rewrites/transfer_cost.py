@@ -13,6 +13,7 @@ from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, nodes_by_call
 from gpuscope.collective_costs.message_cost import OTHER_GROUP_ERROR
 from gpuscope.collective_costs.nccl_model import more_steps
+from gpuscope.words import units
 
 GRADIENT_OPS = ("all_reduce", "reduce_scatter")
 REACHED = {-1: 0.85, 0: 0.7, 1: 0.5}
@@ -107,7 +108,8 @@ def line_rate(graph: Graph, change: LineRate, setting: Setting) -> Rewritten:
             ratio |= dict.fromkeys(calls, fixed + (1 - fixed) * min(1.0, then / max(moved, 1.0)))
     if not ratio:
         raise UnreplayableError("the replayed steps hold no collective of known size over links of known rate")
-    basis = f"; then links at {REACHED[1]:.0%} to {REACHED[-1]:.0%} of their line rate, with the fixed cost as it is"
+    basis = f"; then links at {units.whole_share(REACHED[1])} to {units.whole_share(REACHED[-1])} of their line rate, "
+    basis += "with the fixed cost as it is"
     return Rewritten(
         rescaled(graph, found, ratio), found.basis(graph, list(ratio)) + basis, "assumed", found.lacking(graph, ratio)
     )

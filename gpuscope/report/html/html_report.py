@@ -310,6 +310,7 @@ def page_environment() -> Environment:
         setting_words=prediction_sentences.setting_words,
         gain_cell=prediction_sentences.gain_cell,
         besides=prediction_sentences.besides,
+        doubt=prediction_sentences.doubt,
         bound_share=prediction_sentences.bound_share,
         bound_change=prediction_sentences.bound_change,
         name_width=NAME,

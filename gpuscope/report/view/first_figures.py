@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuscope.catalogue.prediction_sentences import bound_change, bound_share, gain, is_copied, setting_words
+from gpuscope.catalogue.prediction_sentences import bound_change, bound_share, doubt, gain, is_copied, setting_words
 from gpuscope.report.view import memory_sentences
 from gpuscope.report.view.first_lines import FirstLines
 from gpuscope.report.view.headline import summands, whole
@@ -65,7 +65,7 @@ def _after(lines: FirstLines) -> Figure | None:
         return Figure("At best", units.duration(one.after), f"{_signed(frac, 0)} at most; not replayed")
     spread = units.span(one.low, one.high, "–")
     return Figure("After the fix" if lines.label == "fix" else "After the change", units.duration(one.after),
-                  f"{spread}, {_signed(frac, 1)}")  # fmt: skip
+                  f"{spread}, {_signed(frac, 1)}{doubt(told.get('certain', True))}")  # fmt: skip
 
 
 def _verdict(report: Report, lines: FirstLines) -> list[Figure]:

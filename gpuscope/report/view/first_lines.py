@@ -10,7 +10,7 @@ from typing import Literal
 from gpuscope import when_used
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import headline, shows
-from gpuscope.catalogue.prediction_sentences import bound_share, setting_words
+from gpuscope.catalogue.prediction_sentences import bound_share, doubt, setting_words
 from gpuscope.report.view import blame, memory_sentences
 from gpuscope.report.view.headline import on_cpu, whole
 from gpuscope.report.view.why_line import lower, why_it_is_so
@@ -199,7 +199,8 @@ def _change(one: SuggestionEntry) -> str:
     if not predicted["step_ns_before"]:
         return _named(one)
     after = units.span(predicted["step_ns_before"], predicted["step_ns_after"], " → ")
-    return f"{_named(one)}: {after} ({units.span(predicted['low_ns'], predicted['high_ns'], '–')})"
+    spread = units.span(predicted["low_ns"], predicted["high_ns"], "–")
+    return f"{_named(one)}: {after} ({spread}){doubt(one.get('certain', True))}"
 
 
 def _named(one: SuggestionEntry | UnpredictedEntry) -> str:

@@ -178,7 +178,7 @@ def replay_lines(replay: AllocatorReplayEntry) -> list[str]:
     """How well the allocator's model reproduces the record, and what other settings would have needed."""
     peak = units.memory(replay["peak_reserved_bytes"])
     lines = [
-        f"Baseline replay: peak reserved {peak} (error {replay['error_frac']:+.2%}), "
+        f"Baseline replay: peak reserved {peak} (error {100 * replay['error_frac']:+.2f} %), "
         f"{units.share(replay['placed_frac'])} of the requests at the recorded address"
         + (f"; other settings can't be predicted: {replay['why']}" if replay["why"] else "")
     ]

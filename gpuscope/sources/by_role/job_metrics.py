@@ -19,7 +19,7 @@ from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 from gpuscope.when_used import dataclass
 
-ALONE = "timers of roles show which one bounds a step, not what its GPUs do in it: record that role"
+ALONE = "timers of roles show what bounds a step, not what the GPUs do in it: add a trace of the ranks"
 _TAIL = 1 << 20
 _NS = 1_000_000_000
 _LONGEST_S = 1e7

@@ -165,7 +165,7 @@ class CompileLogSource:
         (".log", ".log.gz"),
         one_per_rank=False,
         hangs=True,
-        alone="A log of torch.compile has no device time: name it together with the trace of the same run.",
+        alone="a log of torch.compile has no device time: name it together with the trace of the same run",
     )
 
     def sniff(self, path: Path, head: bytes) -> bool:

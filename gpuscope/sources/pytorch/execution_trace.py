@@ -171,7 +171,7 @@ class ExecutionTraceSource:
     files = Files(
         Role.RECORD,
         (".json", ".json.gz"),
-        alone="An execution trace has no times: name it together with the torch.profiler trace of the same run.",
+        alone="an execution trace has no times: name it together with the torch.profiler trace of the same run",
     )
 
     def sniff(self, path: Path, head: bytes) -> bool:

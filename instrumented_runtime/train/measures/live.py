@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuscope.instrumented_runtime.train.measures.meter import StepRecord
 from gpuscope.progress import watched
+from gpuscope.words import units
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -57,11 +58,11 @@ def _status(record: StepRecord) -> str:
     if record.loss is not None:
         parts.append(f"loss {record.loss:.3f}")
     if record.mfu is not None:
-        parts.append(f"MFU {record.mfu:.1%}")
+        parts.append(f"MFU {units.share(record.mfu)}")
     if record.peak_reserved_bytes is not None:
         parts.append(f"{record.peak_reserved_bytes / 2**30:.1f} GiB")
     if record.data_wait_ns > record.step_ns / 10:
-        parts.append(f"waits for data {record.data_wait_ns / record.step_ns:.0%}")
+        parts.append(f"waits for data {units.whole_share(record.data_wait_ns / record.step_ns)}")
     return "  ".join(parts)
 
 
@@ -72,13 +73,13 @@ def summary_line(summary: dict[str, Any]) -> str:
         f"{summary['steps']} steps",
         f"{times['p50'] / 1e6:.1f} ms (p50; p99 {times['p99'] / 1e6:.1f} ms)",
         f"{summary['tokens_per_s']:,.0f} tok/s",
-        f"waits for data {summary['data_wait_frac']:.0%}",
+        f"waits for data {units.whole_share(summary['data_wait_frac'])}",
     ]
     if summary["mfu"] is not None:
-        parts.append(f"MFU {summary['mfu']:.1%}")
+        parts.append(f"MFU {units.share(summary['mfu'])}")
     if summary["exposed_communication_frac"] is not None:
-        parts.append(f"exposed communication {summary['exposed_communication_frac']:.0%}")
-    parts.append(f"goodput {summary['goodput']:.0%}")
+        parts.append(f"exposed communication {units.whole_share(summary['exposed_communication_frac'])}")
+    parts.append(f"goodput {units.whole_share(summary['goodput'])}")
     if summary["last_loss"] is not None:
         parts.append(f"loss {summary['last_loss']:.4f}")
     return ", ".join(parts)

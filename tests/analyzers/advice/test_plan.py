@@ -184,7 +184,7 @@ def test_a_gain_beyond_what_its_finding_costs_says_where_it_comes_from() -> None
         "ns": 150, "cost_ns": 200, "saved_ns": {"exposed_communication": 50}, "causes": ["launch"],
     }  # fmt: skip
     assert prediction_sentences.besides(one).startswith(
-        "; 150 ns of it beyond what sync costs (200 ns): what counts as"
+        "; 150 ns of it beyond what blocking synchronisation costs (200 ns): what counts as"
     )
     within = replace(told, after=900, low=890, high=910, saved={"idle": 100})
     [one], _ = advise(case, lambda _: within, rule(("sync", proposal("remove_syncs", SYNCS))))

@@ -204,7 +204,7 @@ def test_too_few_micro_batches(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "a stage idles 30.00 ms of a step" in finding["message"]
     assert finding["message"].endswith(
-        "The same batch in 4 micro-batches: step 90.00 ms → 84.38 ms (70.78 ms to 97.97 ms), gain uncertain"
+        "The same batch in 4 micro-batches: step 90.00 ms → 84.38 ms (70.78 ms to 97.97 ms), may gain nothing"
     )
     assert finding["evidence"][0]["dur_ns"] == 10 * MS
 

@@ -137,7 +137,7 @@ def test_the_last_line_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveView(1, 0, shown=True) as view:
         view.summary(summary)
     expected = (
-        "1 steps, 2.0 ms (p50; p99 2.0 ms), 50,000 tok/s, waits for data 25%, MFU 40.0%, goodput 90%, loss 1.2500"
+        "1 steps, 2.0 ms (p50; p99 2.0 ms), 50,000 tok/s, waits for data 25 %, MFU 40.0 %, goodput 90 %, loss 1.2500"
     )
     assert capsys.readouterr().err == f"gpuscope: {expected}\n"
     assert summary_line(summary) == expected

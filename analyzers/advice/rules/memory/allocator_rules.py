@@ -124,7 +124,7 @@ def _basis(entry: MemoryEntry, replay: AllocatorReplayEntry, best: AllocatorChan
         gains.append(f"retries {replay['retries']} → {best['retries']}")
     return (
         f"{', '.join(gains)}, by replaying {plural(entry['events'], 'recorded event')} of rank {entry['rank']} under "
-        f"this setting; replayed as it was, the peak is off by {replay['error_frac']:+.1%}"
+        f"this setting; replayed as it was, the peak is off by {100 * replay['error_frac']:+.1f} %"
     )
 
 

@@ -84,7 +84,7 @@ def test_a_told_share_does_not_shrink() -> None:
     """Of each forward 40 % are fixed, of a backward none: four of 7 and 10. Stage 1 from 7 to 75, the end 10 later."""
     replay = PipelineReplay((GPIPE,), {"F": 0.4, "B": 0.0})
     assert replay.saved([MicroBatches(4)], 0) == 90 - (7 + 4 * 7 + 4 * 10 + 10)
-    assert "20% of a micro-batch's time assumed to be fixed (operators' dispatch, as recorded)" in replay.basis(
+    assert "20 % of a micro-batch's time assumed to be fixed (operators' dispatch, as recorded)" in replay.basis(
         [MicroBatches(4)]
     )
 
