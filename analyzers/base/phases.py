@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuscope.trace.columns.distinct import among
+from gpuscope.trace.columns.distinct import among, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Mask, Table, Times
@@ -48,7 +48,7 @@ class Phases:
         rows = np.flatnonzero(named & (host["category"] == Category.ANNOTATION))
         self.home = int(np.bincount(host["thread"][rows]).argmax()) if len(rows) else main
         self.next = rows[host["thread"][rows] == self.home]
-        phases = np.unique(self.code[self.code != NO_NAME]).tolist()
+        phases = distinct_values(self.code[self.code != NO_NAME]).tolist()
         before = {code: names.code(_before(names[code])) for code in phases}
         self.before = np.array([before.get(code, NO_NAME) for code in self.code[host["name"][self.next]].tolist()])
 

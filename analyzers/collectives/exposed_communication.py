@@ -27,7 +27,7 @@ from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
 from gpuscope.collective_costs.bus_bandwidth import algbw, busbw_factor
 from gpuscope.problems import collectives
 from gpuscope.schema.document import CollectiveEntry, Evidence
-from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Table, Times, rows_of_rank
 from gpuscope.trace.intervals import EMPTY, Spans, intersect, join, measure_within, subtract, union
@@ -98,7 +98,7 @@ def _held_up(facts: RunFacts, attribution: Attribution) -> list[tuple[LaneSummar
         waiting = rows[(late[rows] != NA) & (lane.device == NA)]
         waiting = waiting[measure_within(transfers, table["start"][waiting], attribution.turn[waiting]) > 0]
         spans = [EMPTY]
-        for rank in np.unique(late[waiting]).tolist():
+        for rank in distinct_values(late[waiting]).tolist():
             at = waiting[late[waiting] == rank]
             start, end = (
                 clock.local(np.full(len(of), lane.rank), clock.common(np.full(len(of), rank), of))
@@ -212,7 +212,9 @@ def _table(trace: Trace, matched: Matched, measured: Waits) -> list[CollectiveEn
         op, code = trace.names[value // width], value % width - 1
         group = trace.names[code] if code != NO_NAME else None
         rows = order[low:high]
-        basis = next((trace.names[code] for code in np.unique(table["size_basis"][rows]).tolist() if code >= 0), None)
+        basis = next(
+            (trace.names[code] for code in distinct_values(table["size_basis"][rows]).tolist() if code >= 0), None
+        )
         entries.append({**_entry(table, matched, measured, op, group, rows), "size_basis": basis})
     return sorted(entries, key=lambda entry: -entry["dur_ns"])
 
@@ -220,7 +222,7 @@ def _table(trace: Trace, matched: Matched, measured: Waits) -> list[CollectiveEn
 def _entry(table: Table, matched: Matched, measured: Waits, op: str, group: str | None, rows: Times) -> CollectiveEntry:
     duration = table["end"][rows] - table["start"][rows]
     in_instance = matched.of_row[rows] != NA
-    own = np.unique(matched.of_row[rows][in_instance])
+    own = distinct_values(matched.of_row[rows][in_instance])
     lone = rows[~in_instance]
     # Unmatched rows are instances of their own; the ranks of a matched instance are one.
     representative = np.concatenate((matched.instances.rows[matched.instances.bounds[own]], lone))

@@ -13,7 +13,7 @@ from gpuscope.analyzers.collectives.work_of_ranks import medians_of_others
 from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.facts.waits import rows_by_lane
-from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import measure_within
 from gpuscope.trace.schema import NA
@@ -71,7 +71,7 @@ def lateness(facts: RunFacts, steps: Times) -> Lateness:
     table = facts.trace["collectives"]
     ranks = int(table["rank"].max(initial=0)) + 1
     steady = facts.steady
-    roles_of_steps = {step: steady.role(step) for step in np.unique(steps[steps != NA]).tolist()}
+    roles_of_steps = {step: steady.role(step) for step in distinct_values(steps[steps != NA]).tolist()}
     whole = [
         step for step, role in roles_of_steps.items() if steady.judged(step) or role in (Role.OUTLIER, Role.WARMUP)
     ]

@@ -11,6 +11,7 @@ from math import ceil, exp, lgamma, log, sqrt
 
 import numpy as np
 
+from gpuscope.averages import middle
 from gpuscope.student import student
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.when_used import dataclass
@@ -105,7 +106,7 @@ def _by_chance(alike: Sequence[Array], steps: int, chance: float, step_ns: float
     deviation», 1993). Of so few numbers that they say next to nothing, what is usual counts beside them (Smyth, «Linear
     models and empirical Bayes methods», 2004)."""
     changes = np.concatenate([np.diff(delay, axis=0) for delay in alike])
-    spread = NORMAL_MAD * float(np.median(np.abs(changes))) / sqrt(2)
+    spread = NORMAL_MAD * middle(np.abs(changes)) / sqrt(2)
     freedom = max(1, ceil((changes.shape[1] - 1) * len(changes) / 2))
     expected = EXPECTED_SPREAD * step_ns
     moderated = sqrt((freedom * spread**2 + EXPECTED_WEIGHT * expected**2) / (freedom + EXPECTED_WEIGHT))

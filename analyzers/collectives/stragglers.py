@@ -17,7 +17,7 @@ from gpuscope.analyzers.facts.waits import Waits, rows_by_lane
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import RankStepEntry, StragglerEntry
-from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
@@ -166,7 +166,7 @@ def _host_idle(facts: RunFacts) -> dict[int, dict[str, float]]:
 def judged_rows(facts: RunFacts) -> tuple[Times, Mask]:
     """Per row of `collectives`, the step number in which it began (NA outside all), and whether that is judged."""
     steps = _steps_of(facts.trace, facts.lanes)
-    numbers = np.unique(steps)
+    numbers = distinct_values(steps)
     judged = np.array([step != NA and facts.steady.judged(step) for step in numbers.tolist()], np.bool_)
     stepless = [lane.rank for lane in facts.lanes if not lane.steps]
     mask = judged[np.searchsorted(numbers, steps)] if len(steps) else np.zeros(0, np.bool_)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
 from gpuscope.trace.naming.kernel_categories import ELEMENTWISE, NORMALISATION, OPTIMIZER, SOFTMAX, kernel_category
@@ -75,7 +76,7 @@ class WorkOfRanks:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self.ranks: Times = np.unique(self._table["rank"])
+        self.ranks: Times = distinct_values(self._table["rank"])
         """Those whose work is recorded, ascending; the place of a rank is that among these."""
         self._largest: dict[int, tuple[Times, Times]] = {}
 

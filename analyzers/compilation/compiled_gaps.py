@@ -9,6 +9,7 @@ import numpy as np
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
 from gpuscope.analyzers.base.lanes import LaneView, bounds, step_at
 from gpuscope.analyzers.base.needs import Need
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask, Table, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, measure_within, subtract, union
 from gpuscope.trace.naming import kinds
@@ -57,7 +58,7 @@ def _gaps(trace: Trace, rank: int) -> Iterator[_Gap]:
     region = names.matching(_is_region)
     wanted = region | names.matching(kinds.is_compiled_graph)
     rows = rows_where(*rows_of_rank(host, rank), lambda part: wanted[host["name"][part]])
-    for thread in np.unique(host["thread"][rows]).tolist():
+    for thread in distinct_values(host["thread"][rows]).tolist():
         yield from _of_thread(trace, rows[host["thread"][rows] == thread], region)
 
 

@@ -14,6 +14,7 @@ from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import SharedStream
 from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, union
 from gpuscope.trace.schema import NA, Kind
@@ -39,7 +40,7 @@ def _sharing(trace: Trace, rows: Times) -> Times:
         return rows[:0]
     rows = rows[(device.at("stream", rows) != NA) & (device["device"][rows] != NA)]
     kind, stream = device["kind"][rows], device.at("stream", rows)
-    computing = np.unique(stream[kind == Kind.COMPUTE])
+    computing = distinct_values(stream[kind == Kind.COMPUTE])
     sharing: Times = rows[(kind == Kind.COMMUNICATION) & np.isin(stream, computing)]
     return sharing
 

@@ -8,7 +8,7 @@ from dataclasses import field
 import numpy as np
 
 from gpuscope.analyzers.facts.whole_job import all_at_hand
-from gpuscope.trace.columns.distinct import distinct
+from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
@@ -136,7 +136,7 @@ def _members_listed(trace: Trace, table: Table) -> Times:
 
 def _parsed(listed: str) -> Times | None:
     numbers = [part for part in listed.split(",") if part.strip().isdecimal()]
-    return np.unique(np.array(numbers, np.int64)) if numbers and len(numbers) == listed.count(",") + 1 else None
+    return distinct_values(np.array(numbers, np.int64)) if numbers and len(numbers) == listed.count(",") + 1 else None
 
 
 def _active(of_row: Times, rank: Times, count: int) -> list[Times]:

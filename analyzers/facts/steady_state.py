@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneSummary
 from gpuscope.analyzers.base.step_roles import MIN_STEADY, Role, StepFacts, leading_fast, roles, usual
+from gpuscope.averages import quantile
 from gpuscope.schema.document import StepTime
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.columns.table import Mask, Table, Times
@@ -126,7 +127,7 @@ def spread(durations: Sequence[int]) -> StepTime | None:
     if not durations:
         return None
     return {
-        "median_ns": round(float(np.median(durations))), "p90_ns": round(float(np.percentile(durations, 90))),
+        "median_ns": round(float(np.median(durations))), "p90_ns": round(quantile(durations, 0.9)),
         "min_ns": min(durations), "max_ns": max(durations), "steps": len(durations),
     }  # fmt: skip
 

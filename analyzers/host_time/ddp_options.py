@@ -16,6 +16,7 @@ from gpuscope.analyzers.host_time.judged_windows import Judged, judged
 from gpuscope.analyzers.host_time.option_findings import covered, finding_of, ranges, shown
 from gpuscope.catalogue.findings.data_parallel import GradientCopies, SyncedAccumulation, UnusedParameterSearch
 from gpuscope.schema.document import FindingEntry
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import intersect, subtract, union
 from gpuscope.trace.schema import NA
@@ -55,7 +56,7 @@ def synced_accumulation(trace: Trace, view: LaneView, steps: Judged, of_model: s
     step_of = np.searchsorted(begin, starts, "right") - 1
     needless = np.zeros(len(reduced), np.bool_)
     passes: list[int] = []
-    for which in np.unique(step_of[step_of >= 0]).tolist():
+    for which in distinct_values(step_of[step_of >= 0]).tolist():
         mine = np.flatnonzero(step_of == which)
         counts = np.array([int((behind == place).sum()) for place in mine.tolist()])
         passes.append(len(mine))

@@ -17,6 +17,7 @@ from gpuscope.analyzers.device_time.idleness.host_activity import host_activity
 from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls, most_launching
 from gpuscope.analyzers.host_time.blocking_sites import plain
 from gpuscope.analyzers.host_time.judged_windows import judged
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, clip, intersect
 from gpuscope.trace.launch_links import innermost
@@ -71,9 +72,9 @@ def _largest(trace: Trace, rows: Times, idle: Spans) -> tuple[HostWork, ...]:
     wanted = np.zeros(len(host), np.bool_)
     wanted[rows] = True
     spent: dict[str, int] = {}
-    for thread in np.unique(host["thread"][rows]).tolist():
+    for thread in distinct_values(host["thread"][rows]).tolist():
         own = rows[host["thread"][rows] == thread]
-        bounds = np.unique(np.concatenate((host["start"][own], host["end"][own])))
+        bounds = distinct_values(np.concatenate((host["start"][own], host["end"][own])))
         pieces = intersect(Spans(bounds[:-1], bounds[1:]), idle)
         if not len(pieces.start):
             continue

@@ -6,6 +6,7 @@ import numpy as np
 
 from gpuscope import native
 from gpuscope.analyzers.profile.recorded_ranks import RecordedRank
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.row_order import is_sorted
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import union
@@ -78,9 +79,9 @@ class LaunchingThreads:
         self.home = int(np.bincount(of_range).argmax()) if len(of_range) else NA
         backward = trace.names.matching(lambda name: name.startswith(_AUTOGRAD))
         engine = recorded.host_rows(host, lambda rows: backward[host["name"][rows]]) if backward.any() else ranges[:0]
-        autograd = np.unique(host["thread"][engine]).tolist()
+        autograd = distinct_values(host["thread"][engine]).tolist()
         free = np.zeros(len(self._rows), np.bool_)
-        for thread in np.unique(self._thread).tolist():
+        for thread in distinct_values(self._thread).tolist():
             own = self._thread == thread
             inside = ranges[of_range == thread]
             free[own] = thread != self.home

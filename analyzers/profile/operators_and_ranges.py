@@ -200,7 +200,7 @@ def _phases(trace: Trace, recorded: RecordedRank) -> list[PhaseEntry]:
     of_range = found.code[host["name"][in_phase]]
     of_launch = found.at(host["thread"][launch], host["start"][launch])
     entries: list[PhaseEntry] = []
-    for code in np.unique(np.concatenate((of_range, of_launch))).tolist():
+    for code in distinct_values(np.concatenate((of_range, of_launch))).tolist():
         inside = in_phase[of_range == code]
         own = rows[of_launch == code]
         spent = device["end"][own] - device["start"][own]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpuscope.analyzers.replay.graph import Graph, Node
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.schema import Kind
 
@@ -38,4 +39,4 @@ def beside_kernels(graph: Graph) -> Mask:
     """Which nodes are on a stream that runs kernels."""
     lane = graph.nodes["rank"] * (int(graph.nodes["lane"].max(initial=0)) + 2) + graph.nodes["lane"]
     kernels = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
-    return np.asarray(np.isin(lane, np.unique(lane[kernels])))
+    return np.asarray(np.isin(lane, distinct_values(lane[kernels])))

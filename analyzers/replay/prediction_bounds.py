@@ -7,6 +7,7 @@ from math import hypot
 
 import numpy as np
 
+from gpuscope.averages import quantile
 from gpuscope.student import student
 from gpuscope.trace.columns.table import Array
 
@@ -52,7 +53,7 @@ def median_by_chance(times: Array) -> float | None:
     one says nothing of how far the median may lie off. The spread is that of the middle half."""
     if len(times) < LEAST_STEPS:
         return by_chance(times)
-    low, middle, high = np.percentile(times, (25, 50, 75))
+    low, middle, high = (quantile(times.tolist(), part) for part in (0.25, 0.5, 0.75))
     error = (high - low) / SPREAD_OF_QUARTILES * OF_MEDIAN / np.sqrt(len(times))
     return max(LEAST_CHANCE, float(_quantile(times) * error * np.sqrt(2) / max(middle, 1.0)))
 

@@ -11,6 +11,7 @@ from gpuscope.analyzers.replay.engine import Replayed
 from gpuscope.analyzers.replay.graph import Graph, Node
 from gpuscope.analyzers.replay.rewrite import nodes_by_call
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange
+from gpuscope.averages import middle
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, union
 from gpuscope.trace.schema import Kind
@@ -42,7 +43,7 @@ def compute_floor(graph: Graph, done: Replayed, counted: Mask, pipelined: Sequen
     behind, begin = place * width - int(start.min()), np.arange(len(ranks) * steps, dtype=np.int64) * width
     spent = measure_within(union(start + behind, end + behind), begin, begin + width).reshape(-1, steps)
     evened = any(isinstance(change, EvenStages) for change in pipelined)
-    return float(np.median((spent.mean(axis=0) if evened else spent.max(axis=0))[counted]))
+    return middle((spent.mean(axis=0) if evened else spent.max(axis=0))[counted])
 
 
 def parts(graph: Graph, done: Replayed, counted: Mask) -> dict[str, float]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from gpuscope.analyzers.serving.served_steps import COUNTS, ServedStep
 from gpuscope.analyzers.serving.step_measures import KINDS
 from gpuscope.analyzers.verdict.verdict import bound
-from gpuscope.averages import fmean, median
+from gpuscope.averages import fmean, median, quantile
 from gpuscope.schema.serving_section import (
     ServingBatch,
     ServingInterval,
@@ -67,7 +65,7 @@ def _interval(durations: Sequence[int]) -> ServingInterval | None:
         return None
     return {
         "count": len(durations), "median_ns": round(median(durations)),
-        "p90_ns": round(float(np.percentile(durations, 90))), "max_ns": max(durations),
+        "p90_ns": round(quantile(durations, 0.9)), "max_ns": max(durations),
     }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from gpuscope.catalogue.findings.pipelines import SlowOperation, SlowOperations,
 from gpuscope.schema.document import Evidence, FindingEntry, Slowdown
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Prediction
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.trace import Trace
@@ -83,7 +84,7 @@ def _from_pipeline(facts: RunFacts) -> tuple[Grid, Graph]:
 
 def _all_ranks(facts: RunFacts) -> bool:
     """Whether every rank of a job of several has operations."""
-    there = len(np.unique(facts.trace["operations"]["rank"]))
+    there = len(distinct_values(facts.trace["operations"]["rank"]))
     return there > 1 and there == facts.world_size
 
 

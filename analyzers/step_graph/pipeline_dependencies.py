@@ -23,6 +23,7 @@ from gpuscope.analyzers.step_graph.dependencies import (
     ordered,
 )
 from gpuscope.analyzers.step_graph.grid import Grid, UnmodelledError
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
@@ -171,7 +172,7 @@ def check_alone(table: Table, collectives: Table, point_to_point: Times, names: 
     last = _last_backwards(computing, names)
     computing = computing.take(~last)
     rows = collectives.take((collectives["start"] != NA) & ~np.isin(collectives["op"], point_to_point))
-    for rank in np.unique(computing["rank"]).tolist():
+    for rank in distinct_values(computing["rank"]).tolist():
         own = computing.take(computing["rank"] == rank)
         begun = rows["start"][rows["rank"] == rank]
         order = np.argsort(own["start"], kind="stable")

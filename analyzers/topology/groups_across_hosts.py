@@ -19,6 +19,7 @@ from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.network import GroupAcrossHosts
 from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, intersect, union
@@ -56,7 +57,7 @@ def _spread_groups(trace: Trace) -> Iterator[Spread]:
     hosts = _hosts(trace)
     room = max(Counter(hosts.values()).values(), default=0)
     table = trace["groups"]
-    for group in np.unique(table["group"]).tolist():
+    for group in distinct_values(table["group"]).tolist():
         rows = np.flatnonzero(table["group"] == group)
         kind = parallelism_of(trace.names[int(table["description"][rows[0]])])
         members = tuple(sorted(set(table["rank"][rows].tolist())))

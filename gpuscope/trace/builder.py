@@ -228,7 +228,7 @@ class TraceBuilder:
             return data["steps"]
         host, device = data["host_events"], data["device_events"]
         chunks: list[Table] = []
-        for rank in np.unique(data["ranks"]["rank"]).tolist():
+        for rank in distinct_values(data["ranks"]["rank"]).tolist():
             found = find_steps(host, device, self.names, host["rank"] == rank, device["rank"] == rank)
             if found is not None and not self._layers_only(found.basis):
                 values = {

@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from gpuscope import when_used
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks
 from gpuscope.trace.naming.kernel_categories import is_optimizer_step
@@ -82,7 +83,7 @@ def _of_server(found: ServerSteps, basis: str) -> FoundSteps:
 def _profiler_steps(host: Table, names: NamePool, rows: Times) -> FoundSteps | None:
     numbers = {
         code: int(match[1])
-        for code in np.unique(host["name"][rows])
+        for code in distinct_values(host["name"][rows])
         if (match := _PROFILER_STEP.search(names[int(code)]))
     }
     picked = rows[np.isin(host["name"][rows], list(numbers))]
@@ -129,7 +130,7 @@ def _numbers(rows: Times, host: Table, names: NamePool) -> Times:
 def _of_updates(found: FoundSteps, host: Table, names: NamePool, rows: Times) -> FoundSteps:
     """The same steps, or one for every `period` of them where the optimizer steps at the end of every so many."""
     updates = rows[names.matching(is_optimizer_step)[host["name"][rows]]]
-    holds = np.unique(np.searchsorted(found.start, host["start"][updates], "right") - 1)
+    holds = distinct_values(np.searchsorted(found.start, host["start"][updates], "right") - 1)
     holds = holds[holds >= 0]
     apart = np.diff(holds)
     if len(holds) < MIN_PERIODS or apart[0] < 2 or (apart != apart[0]).any():

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuscope.problems.problem import Problem
 from gpuscope.trace.breakdown import Breakdown, break_down
-from gpuscope.trace.columns.distinct import distinct_pairs
+from gpuscope.trace.columns.distinct import distinct_pairs, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.row_order import is_sorted, select_rows
 from gpuscope.trace.columns.table import Table, Times, absent, blocks, is_constant
@@ -97,7 +97,7 @@ class Trace:
     @property
     def ranks(self) -> list[int]:
         """The ranks present, ascending."""
-        return [int(rank) for rank in np.unique(self["ranks"]["rank"])]
+        return [int(rank) for rank in distinct_values(self["ranks"]["rank"])]
 
     def ranks_by_file(self) -> list[tuple[Path, str, list[int], int | None]]:
         """Per source file: its path, format, the ranks it holds and the world size it records."""
@@ -106,7 +106,7 @@ class Trace:
         for index, source in enumerate(self.sources):
             own = ranks.take(ranks["source"] == index)
             sizes = own["world_size"][own.known("world_size")]
-            present = np.unique(own["rank"]).tolist()
+            present = distinct_values(own["rank"]).tolist()
             result.append((source.path, source.format, present, int(sizes[0]) if len(sizes) else None))
         return result
 
@@ -151,7 +151,7 @@ class Trace:
         communicating = np.flatnonzero(device["kind"] == Kind.COMMUNICATION)
         select_rows(data, "device_events", communicating)
         kept = [data["device_events"]["launch"], data["collectives"]["host_event"]]
-        rows = np.unique(np.concatenate(kept))
+        rows = distinct_values(np.concatenate(kept))
         data["shapes"] = data["shapes"].take(np.empty(0, np.int64))
         data["syncs"] = data["syncs"].take(np.empty(0, np.int64))
         data["counters"] = data["counters"].take(np.empty(0, np.int64))

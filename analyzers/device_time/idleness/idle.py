@@ -95,7 +95,7 @@ def _covering(trace: Trace, view: LaneView, gaps: Gaps, left: Spans) -> dict[str
     cause_of = _cause_of_event(trace, view, causes)
     events = np.flatnonzero(cause_of >= 0)
     pieces = intersect(left, _on_launching_thread(host, events, gaps))
-    bounds = np.unique(np.concatenate([host["start"][events], host["end"][events]]))
+    bounds = distinct_values(np.concatenate([host["start"][events], host["end"][events]]))
     pieces = intersect(pieces, Spans(bounds[:-1], bounds[1:]))
     middle = (pieces.start + pieces.end) // 2
     inner = innermost(host, cause_of >= 0, gaps.thread[gaps.of(pieces)], middle)

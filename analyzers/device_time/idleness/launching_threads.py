@@ -138,8 +138,10 @@ def blocking_calls(trace: Trace, view: LaneView) -> Times:
     # Where the kind of memory is not recorded, a call that outlasts its copy has waited for it.
     crossing = trace.names.matching(lambda name: name in ("HtoD", "DtoH"))[kind]
     outlasted = crossing & (host["end"][device.at("launch", copies)] >= device["end"][copies])
-    found = np.unique(np.concatenate((named, device.at("launch", copies[pageable | outlasted]))))
-    outer = [outermost(host, found[host["thread"][found] == thread]) for thread in np.unique(host["thread"][found])]
+    found = distinct_values(np.concatenate((named, device.at("launch", copies[pageable | outlasted]))))
+    outer = [
+        outermost(host, found[host["thread"][found] == thread]) for thread in distinct_values(host["thread"][found])
+    ]
     found = np.concatenate(outer) if outer else found
     return found[np.argsort(host["end"][found], kind="stable")]
 

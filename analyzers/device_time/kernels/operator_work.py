@@ -60,7 +60,9 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     operator = innermost(host, candidates, host["thread"][launch], host["start"][launch])
     linked, operator = linked[operator != NA], operator[operator != NA]
     work.known[linked] = True
-    keep = np.isin(operator, _without_outer(trace, distinct_values(operator)))
+    inner = np.zeros(len(host), np.bool_)
+    inner[_without_outer(trace, distinct_values(operator))] = True
+    keep = inner[operator]
     linked, operator = linked[keep], operator[keep]
     duration = device["end"][rows] - device["start"][rows]
     order = np.lexsort((-duration[linked], operator))  # each operator's kernels together, the longest first

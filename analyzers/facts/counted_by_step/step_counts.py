@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.trace import Trace
 
 
@@ -22,7 +23,7 @@ def recorded_number(trace: Trace, rank: int, key: str, name: str) -> int | None:
 
 def _counted(trace: Trace, rank: int, key: str) -> Iterator[dict[str, Any]]:
     own = np.flatnonzero(trace["ranks"]["rank"] == rank)
-    for source in np.unique(trace["ranks"]["source"][own]).tolist():
+    for source in distinct_values(trace["ranks"]["source"][own]).tolist():
         header = trace.sources[source].facts.get("header")
         counted = header.get(key) if isinstance(header, dict) else None
         if isinstance(counted, dict):

@@ -11,6 +11,7 @@ from math import prod
 
 import numpy as np
 
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import Spans, measure_within, union
@@ -41,7 +42,7 @@ def accumulated(trace: Trace, rank: int) -> Gradients:
     named = trace.names.matching(lambda name: name == _ACCUMULATED)
     events = shapes["event"]
     own = np.flatnonzero(named[host["name"][events]] & (host["rank"][events] == rank))
-    counts = {code: _elements(trace.names[code]) for code in np.unique(shapes["dims"][own]).tolist()}
+    counts = {code: _elements(trace.names[code]) for code in distinct_values(shapes["dims"][own]).tolist()}
     at = host["start"][events[own]]
     order = np.argsort(at, kind="stable")
     elements = np.array([counts[code] for code in shapes["dims"][own].tolist()], np.int64)

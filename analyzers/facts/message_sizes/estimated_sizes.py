@@ -21,6 +21,7 @@ from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import (
     outside_backward,
 )
 from gpuscope.problems import collectives
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Table, Times
 from gpuscope.trace.naming.communication_kernels import kernel_item_bytes
 from gpuscope.trace.schema import NA
@@ -43,7 +44,7 @@ def with_estimated_sizes(trace: Trace) -> tuple[Table, int]:
     ops = [trace.names.find(op) for op in _SENT]
     open_rows = np.flatnonzero((table["bytes"] == NA) & (table["event"] != NA) & np.isin(table["op"], ops))
     found: dict[int, int] = {}
-    for rank in np.unique(table["rank"][open_rows]).tolist():
+    for rank in distinct_values(table["rank"][open_rows]).tolist():
         found |= _of_rank(trace, int(rank), open_rows[table["rank"][open_rows] == rank])
     if not found:
         return table, 0

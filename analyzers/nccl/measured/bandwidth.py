@@ -23,6 +23,7 @@ from gpuscope.collective_costs.bus_bandwidth import algbw, busbw, busbw_factor
 from gpuscope.collective_costs.message_cost import CostModel, fit_or_why
 from gpuscope.problems import collectives
 from gpuscope.schema.nccl_sections import BandwidthEntry, FitEntry
+from gpuscope.trace.columns.distinct import distinct_values
 
 MOST_SIZES = 64
 """Sizes of one operation and group that are listed: those that took most time. The fit takes all of them."""
@@ -112,7 +113,8 @@ def _fit(series: Series, own: Sequence[int], algorithm: str | None, protocol: st
     beta_error = fitted.beta_error if fitted else None
     return {
         "tool": series.tool, "run": series.run, "op": series.op, "group": series.group,
-        "group_size": series.group_size, "algorithm": algorithm, "protocol": protocol, "sizes": len(np.unique(sizes)),
+        "group_size": series.group_size, "algorithm": algorithm, "protocol": protocol,
+        "sizes": len(distinct_values(sizes)),
         "alpha_ns": fitted.alpha if fitted else None,
         "alpha_error_ns": fitted.alpha_error if fitted else None,
         "busbw_gbps": 1 / fitted.beta if fitted and fitted.beta else None,

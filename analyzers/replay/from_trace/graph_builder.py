@@ -21,6 +21,7 @@ from gpuscope.analyzers.replay.graph import (
     node_defaults,
 )
 from gpuscope.catalogue.cause_table import COVERING
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union
 from gpuscope.trace.schema import Category
@@ -178,7 +179,7 @@ def not_before(hooks: Spans, issued: Times, step: Times) -> Times:
     device: `step` is the number of the step that a collective is part of, whenever it was issued."""
     found = issued.copy()
     hooked = in_hooks(hooks, issued)
-    for which in np.unique(step[hooked]).tolist():
+    for which in distinct_values(step[hooked]).tolist():
         own = hooked & (step == which)
         found[own] = issued[own].max()
     return found

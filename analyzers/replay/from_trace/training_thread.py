@@ -26,6 +26,7 @@ from gpuscope.analyzers.replay.from_trace.graph_builder import (
 )
 from gpuscope.analyzers.replay.from_trace.recorded_steps import Window
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.cpu_run.blocking_waits import EARLY_NS, ended_by, is_waiting_op, pauses
 from gpuscope.trace.cpu_run.host_device import training_threads
@@ -145,10 +146,10 @@ def _in_order_of_issue(trace: Trace, found: Times) -> Times:
     table = trace["collectives"]
     placed = found.copy()
     messages = trace.names.matching(lambda name: name in POINT_TO_POINT)[table["op"][found]]
-    for group in np.unique(table["group"][found]).tolist():
+    for group in distinct_values(table["group"][found]).tolist():
         own = np.flatnonzero(table["group"][found] == group)
         numbers = table["seq"][found[own]]
-        if not messages[own].any() and (numbers != NA).all() and len(np.unique(numbers)) == len(numbers):
+        if not messages[own].any() and (numbers != NA).all() and len(distinct_values(numbers)) == len(numbers):
             placed[own] = found[own][np.argsort(numbers)]
     return placed
 
@@ -202,7 +203,7 @@ class _Waits:
 
     def _pauses(self) -> list[tuple[int, int, str]]:
         paused = pauses(self.trace["host_events"], self.trace.names, self.own, self.threads)
-        spans = ended_by(paused, np.unique(self.collectives.end))
+        spans = ended_by(paused, distinct_values(self.collectives.end))
         return [(begin, end, "") for begin, end in zip(spans.start.tolist(), spans.end.tolist(), strict=True)]
 
 

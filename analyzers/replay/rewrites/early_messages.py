@@ -9,6 +9,7 @@ from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import EDGE_COLUMNS, Edge, EdgeRow, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
 from gpuscope.analyzers.replay.rewrites.early_issue import EarlyIssue
+from gpuscope.trace.columns.distinct import distinct_pairs
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import Kind
@@ -42,7 +43,7 @@ def _earlier(graph: Graph) -> list[tuple[int, int]]:
     message = graph.of(Node.ARRIVAL)[node] & np.isin(op[node], tuple(POINT_TO_POINT))
     kernel = graph.of(Node.DEVICE)[node] & (nodes["work"][node] == Kind.COMPUTE)
     found: list[tuple[int, int]] = []
-    for rank, step in np.unique(np.stack((nodes["rank"], nodes["step"])), axis=1).T.tolist():
+    for rank, step in distinct_pairs(nodes["rank"], nodes["step"])[0]:
         own = (nodes["rank"][node] == rank) & (nodes["step"][node] == step)
         messages, kernels = np.sort(at[own & message]), np.sort(at[own & kernel])
         received = own & message & (op[node] == "recv")

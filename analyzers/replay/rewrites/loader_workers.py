@@ -11,6 +11,7 @@ from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.prediction_bounds import by_chance
 from gpuscope.analyzers.replay.rewrite import CoreUse, Rewritten, Setting, on_host
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import NA
 from gpuscope.words import units
@@ -275,7 +276,7 @@ def _batches(graph: Graph, loading: Times, rank: int) -> list[tuple[int, int]]:
     own = np.flatnonzero((graph.nodes["rank"] == rank) & (loading > 0))
     step = graph.nodes["step"][own]
     found: list[tuple[int, int]] = []
-    for number in np.unique(step).tolist():
+    for number in distinct_values(step).tolist():
         mine = own[step == number]
         found.append((int(mine[np.argmax(loading[mine])]), int(loading[mine].sum())))
     return found

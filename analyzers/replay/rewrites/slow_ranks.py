@@ -9,6 +9,7 @@ import numpy as np
 from gpuscope.analyzers.changes import ReplacedRank, SharedWork
 from gpuscope.analyzers.replay.graph import CAUSES, EDGE_COLUMNS, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, on_host, weights
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.schema import Kind
 
@@ -64,7 +65,7 @@ def _launched_as_peers(graph: Graph, late: int, peers: Sequence[int]) -> Times:
     _, dst, lag, why = (graph.edges[name] for name in EDGE_COLUMNS)
     rank, work = graph.nodes["rank"][dst], graph.nodes["work"][dst]
     found = lag.copy()
-    for kind in np.unique(work[(why == Edge.LAUNCH) & (rank == late)]).tolist():
+    for kind in distinct_values(work[(why == Edge.LAUNCH) & (rank == late)]).tolist():
         launches = (why == Edge.LAUNCH) & (work == kind)
         own, theirs = launches & (rank == late), launches & np.isin(rank, peers)
         if theirs.any() and (usual := float(np.median(lag[own]))) > 0:
@@ -149,7 +150,7 @@ def _kernels(graph: Graph, computes: Mask) -> Times:
     nodes, step = graph.nodes, graph.nodes["step"]
     width = int(nodes["kernel"].max(initial=0)) + 2
     found = step * width + nodes["kernel"] + 1
-    for which in np.unique(step[computes]).tolist():
+    for which in distinct_values(step[computes]).tolist():
         mine = computes & (step == which)
         kinds, of = np.unique(found[mine], return_inverse=True)
         rank = np.searchsorted(graph.ranks, nodes["rank"][mine])

@@ -84,7 +84,7 @@ def _holds(thread: Times, start: Times, end: Times, wanted: Mask) -> Mask:
     """Per event of threads in order of start, whether one that is `wanted` begins inside it."""
     before = np.concatenate(([0], np.cumsum(wanted)))
     last = np.zeros(len(start), np.int64)
-    for one in np.unique(thread).tolist():
+    for one in distinct_values(thread).tolist():
         places = np.flatnonzero(thread == one)
         last[places] = places[0] + np.searchsorted(start[places], end[places], "left")
     return np.asarray(before[last] > before[np.arange(len(start)) + 1])

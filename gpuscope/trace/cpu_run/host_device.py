@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.cpu_run.blocking_waits import ended_by, is_message_op, is_waiting_op, pauses
@@ -25,7 +26,7 @@ def training_threads(host: Table, names: NamePool, rows: Times) -> list[int]:
     ops = rows[host["category"][rows] == Category.OP]
     if not len(ops):
         return []
-    threads = np.unique(host["thread"][ops]).tolist()
+    threads = distinct_values(host["thread"][ops]).tolist()
     spent = {}
     backward = names.matching(lambda name: name.startswith(_BACKWARD))
     found: list[int] = []
@@ -85,7 +86,9 @@ def _blocked(host: Table, names: NamePool, rows: Times, calls: Times, message: M
     begin, end = host["start"][calls[message]], host["end"][calls[message]]
     # A collective runs on a thread of gloo's, which may note its end late; a message's end is that of the wait for it.
     of_messages = join(ended_by(found, end, begin, early=0), _spans(host, handing))
-    return join(ended_by(found, np.unique(host["end"][calls[~message]])), intersect(of_messages, union(begin, end)))
+    return join(
+        ended_by(found, distinct_values(host["end"][calls[~message]])), intersect(of_messages, union(begin, end))
+    )
 
 
 def _spans(host: Table, rows: Times) -> Spans:
