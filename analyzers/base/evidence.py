@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gpuscope.schema.document import Evidence
 from gpuscope.schema.event_id import EventId
 from gpuscope.trace.columns.table import Times
@@ -11,7 +13,7 @@ from gpuscope.trace.trace import Trace
 
 def identity(trace: Trace, table: str, row: int) -> EventId:
     """Which event of `device_events` or `host_events` that is."""
-    own = trace[table]
+    own = trace[table].take(np.array([row]))
     device = table == "device_events"
 
     def known(value: int) -> int | None:
@@ -19,12 +21,12 @@ def identity(trace: Trace, table: str, row: int) -> EventId:
 
     return {
         "table": "device_events" if device else "host_events",
-        "device": known(int(own["device"][row])) if device else None,
-        "stream": known(int(own["stream"][row])) if device else None,
-        "thread": None if device else known(int(trace["threads"]["tid"][int(own["thread"][row])])),
-        "start_ns": int(own["start"][row]),
-        "dur_ns": int(own["end"][row] - own["start"][row]),
-        "name": trace.names[int(own["name"][row])],
+        "device": known(int(own["device"][0])) if device else None,
+        "stream": known(int(own["stream"][0])) if device else None,
+        "thread": None if device else known(int(trace["threads"]["tid"][int(own["thread"][0])])),
+        "start_ns": int(own["start"][0]),
+        "dur_ns": int(own["end"][0] - own["start"][0]),
+        "name": trace.names[int(own["name"][0])],
     }
 
 

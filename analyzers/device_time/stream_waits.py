@@ -25,7 +25,7 @@ def recorded_waits(trace: Trace, rank: int, rows: Times) -> Pairs | None:
     own = own[syncs["correlation"][own] != NA]
     if not len(own):
         return None
-    stream, call = device.at("stream", rows), device["correlation"][rows]
+    stream, call = device.at("stream", rows), device.at("correlation", rows)
     launched: dict[int, tuple[Times, Times]] = {}
     for which in np.unique(stream).tolist():
         places = np.flatnonzero((stream == which) & (call != NA))

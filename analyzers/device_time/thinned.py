@@ -68,7 +68,7 @@ def start_delay_when_ready(trace: Trace, view: LaneView) -> float | None:
     """Median ns from the end of a stream's last operation to the start of the next one, over those that had been
     queued long before; None where there are too few."""
     device, host = trace["device_events"], trace["host_events"]
-    rows = view.rows[(device.at("launch", view.rows) != NA) & (device["graph"][view.rows] == NA)]
+    rows = view.rows[device.known("launch")[view.rows] & ~device.known("graph")[view.rows]]
     if not len(rows) or _waits_unknown(trace, view):
         return None
     order = np.lexsort((device["start"][rows], device.at("stream", rows)))

@@ -59,12 +59,14 @@ def _alike(trace: Trace, view: LaneView) -> dict[str, int]:
         there = stream == own
         if own == main or took.sum(where=there & unknown) < OWN_STREAM * spent[own]:
             continue
-        for code in np.unique(device["name"][rows[there & unknown]]).tolist():
-            mine = rows[there & (device["name"][rows] == code)]
+        strange = rows[there & unknown]
+        names = device["name"][strange]
+        for code in distinct_values(names).tolist():
+            mine = strange[names == code]
             middle = float(np.median(device["end"][mine] - device["start"][mine]))
             if middle < LONG_NS or not _again(device["start"][mine], view):
                 continue
-            if middle < LONGER * float(np.median(took[~there])):
+            if middle < LONGER * float(np.median(took[~there], overwrite_input=True)):
                 continue
             others, spans = rows[~there], union(device["start"][mine], device["end"][mine])
             compute = union(device["start"][others], device["end"][others])

@@ -46,7 +46,7 @@ def _of_stream(trace: Trace, view: LaneView, rows: Times) -> StreamEntry:
         longest = max(longest, int(gap.max()))
         reach = int(reached[-1])
     span = reach - int(device["start"][rows[0]])
-    stream = int(device["stream"][rows[0]])
+    stream = int(device.at("stream", rows[:1])[0])
     return {
         "rank": view.lane.rank, "device": view.lane.device, "stream": None if stream == NA else stream,
         "operations": len(rows), "span_ns": span, "busy_ns": span - idle, "idle_ns": idle,

@@ -59,7 +59,7 @@ def device_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     unlinked = int((ops.call == NA).sum())
     if unlinked > UNLINKED_FRAC * len(ops.rows) or bool((ops.launch == NA).all()):
         how = "profile a warm-up step first, for profilers lose calls as they start"
-        if bool((trace["device_events"]["correlation"][ops.rows] == NA).mean() > UNLINKED_FRAC):
+        if bool((trace["device_events"].at("correlation", ops.rows) == NA).mean() > UNLINKED_FRAC):
             how = "no call launched them, as it is with migrations of unified memory, or their ids are not recorded"
         raise UnreplayableError(
             f"the launches of {unlinked} of {len(ops.rows)} device operations are not recorded: {how}"

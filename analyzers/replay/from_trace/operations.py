@@ -65,8 +65,8 @@ def operations(trace: Trace, view: LaneView, window: Window) -> Operations:
     start, end = device["start"][rows], device["end"][rows]
     at = np.where(launch == NA, start, host["start"][np.where(launch == NA, 0, launch)])
     call = launch.copy()
-    lost = np.flatnonzero((launch == NA) & (device["correlation"][rows] != NA))
-    before = _call_before(trace, view, device["correlation"][rows][lost])
+    lost = np.flatnonzero((launch == NA) & (device.at("correlation", rows) != NA))
+    before = _call_before(trace, view, device.at("correlation", rows)[lost])
     # The call itself was lost: it was made after the last one before it that was not.
     at[lost] = np.where(before == NA, start[lost], np.minimum(host["end"][np.maximum(before, 0)], start[lost]))
     call[lost] = np.where(before == NA, NA, -2 - lost)

@@ -69,7 +69,7 @@ def window(trace: Trace, view: LaneView, ranks: int = 1) -> Window | None:
 
 def _linked(device: Table, rows: Times, places: Times) -> Mask:
     """Per step, whether the launches of its operations are recorded, but for a few."""
-    lost = np.concatenate(([0], np.cumsum((device.at("launch", rows) == NA) & (device["correlation"][rows] != NA))))
+    lost = np.concatenate(([0], np.cumsum((device.at("launch", rows) == NA) & (device.at("correlation", rows) != NA))))
     counts = np.diff(places)
     return np.asarray(lost[places[1:]] - lost[places[:-1]] <= UNLINKED_FRAC * counts)
 
