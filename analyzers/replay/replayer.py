@@ -239,7 +239,7 @@ class Replayer:
         low = max(low, round(min(floor, times[0])))
         basis, provenance = pipeline.basis(changes), pipeline.provenance(changes)
         # A device whose computations can't be put in that order has others among them: means tell little of it.
-        unshown = provenance == "assumed" or (self._setting.gpu and self._graph is not None)
+        unshown = provenance == "assumed" or (bool(self._setting.gpu) and self._graph is not None)
         return Predicted(round(before), round(times[0]), low, high, basis, provenance, unshown=unshown)
 
     def _hosts_alone(self, graph: Graph, changes: Sequence[PipelineChange]) -> float:
