@@ -46,6 +46,8 @@ class RunFacts:
     """What the analyses of single files attributed to causes, per lane."""
     steps_asked: bool = False
     """Whether the user named the steps to judge."""
+    completed: bool = False
+    """Whether a manifest says that the run came to its own end."""
 
     @cached_property
     def steady(self) -> SteadyState:

@@ -18,6 +18,7 @@ from gpuscope.analyzers.hangs import evidence, first_causes, hang_facts, hang_so
 from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record, read
 from gpuscope.analyzers.hangs.wait_graph import Wait
+from gpuscope.catalogue import hang_sentences as sentences
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.hangs import Hang as JobHang
 from gpuscope.catalogue.findings.hangs import rank_list
@@ -35,13 +36,14 @@ NO_PAIR = (-1, -1)
 
 @dataclass(frozen=True)
 class Found:
-    """What is known about a job."""
+    """What is known about a job; `completed` is whether it came to its own end."""
 
     job: Job
     waits: Sequence[Wait]
     mismatches: Sequence[Mismatch]
     causes: Sequence[HangCause]
     told: evidence.Evidence
+    completed: bool
 
 
 def run(facts: RunFacts) -> Result:
@@ -53,7 +55,7 @@ def run(facts: RunFacts) -> Result:
     odd = () if healthy else mismatches.find(job)
     found_waits = () if healthy else wait_graph.find(job, odd)
     of_dumps = () if healthy else _causes(job, found_waits, odd)
-    found = Found(job, found_waits, odd, first_causes.causes(job, of_dumps, told, healthy), told)
+    found = Found(job, found_waits, odd, first_causes.causes(job, of_dumps, told, healthy), told, facts.completed)
     result.sections[HANG] = _section(found)
     if found.causes:
         result.findings.append(_finding(found))
@@ -146,8 +148,15 @@ def _section(found: Found) -> Hang:
         "operations": _operations(job, found.waits),
         "mismatches": [_mismatch(job, mismatch) for mismatch in found.mismatches],
         "last": [_last(job, rank) for rank in job.ranks],
-        "certain": [*hang_facts.certain(job, found.waits, causes), *hang_facts.seen(causes, found.told)],
-        "uncertain": [*hang_facts.uncertain(job, found.waits, causes), *hang_facts.open_reasons(causes)],
+        "certain": [
+            *([sentences.CAME_TO_ITS_END] if found.completed and not causes else []),
+            *hang_facts.certain(job, found.waits, causes),
+            *hang_facts.seen(causes, found.told),
+        ],
+        "uncertain": [
+            *hang_facts.uncertain(job, found.waits, causes, completed=found.completed),
+            *hang_facts.open_reasons(causes),
+        ],
         "hosts": [
             {"rank": rank, "doing": host.doing, "place": host.place or None, "frames": list(host.frames)}
             for rank, host in sorted(found.told.hosts.items())

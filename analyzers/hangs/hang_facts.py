@@ -115,11 +115,12 @@ def open_reasons(causes: Sequence[HangCause]) -> list[str]:
     return reasons.open_reasons(bool(_OF_A_MOMENT & set(told)), "network" in told, idle)
 
 
-def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> list[str]:
+def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause], *, completed: bool) -> list[str]:
     """What the dumps leave open."""
     return sentences.uncertain(
         sentences.Unknown(
             causes,
+            completed=completed,
             dumps=job.dumped,
             watched=job.watched,
             stacks=any(record.frames for cause in causes for record in job.records.get(cause["rank"], [])),

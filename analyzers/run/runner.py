@@ -29,6 +29,7 @@ from gpuscope.analyzers.run.reporting import build
 from gpuscope.analyzers.topology.pcie_lanes import narrow_links
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.problems import job, reading
+from gpuscope.sources import digest
 from gpuscope.sources.opening import Input, PathLike, check_one_run, check_ranks_present, inputs, numbered, total_size
 from gpuscope.sources.restarts import left_out
 from gpuscope.sources.run_manifest import ended, mesh, refused_files, run_folders
@@ -157,7 +158,11 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     parts.clear()  # of thousands each holds tables that are merged here
     whole = _of_size(merge(traces), options.world_size)
     check_ranks_present(items, options.ranks, whole.ranks)
-    facts = RunFacts(with_members(whole), lanes, attributed(results), options.steps is not None)
+    digest.check_one_run(whole)
+    folders = run_folders(item.path for item in items)
+    ends = [ended(folder) for folder in folders]
+    completed = bool(ends) and all(end is not None and end.status == "completed" for end in ends)
+    facts = RunFacts(with_members(whole), lanes, attributed(results), options.steps is not None, completed)
     del traces, whole
     if not options.replay:
         recorded = not_recorded(facts.trace.ranks)
@@ -167,7 +172,6 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     replayer, replayed = _replay(facts, recorded, others)
     what_if: WhatIf = _NotReplayed() if replayer is None else replayer
     results += _of_run(facts, what_if)
-    folders = run_folders(item.path for item in items)
     results += [_how_it_ended(folder, [item.path for item in items]) for folder in folders]
     results.append(narrow_links(facts, folders))
     if options.ranks is not None:

@@ -104,6 +104,9 @@ def transfer(operation: Operation) -> str:
     return f"every member has enqueued {operation}, but it does not finish"
 
 
+CAME_TO_ITS_END = "The job came to its own end: it did not hang."
+
+
 def certain(awaited: Sequence[Awaited], causes: Sequence[HangCause], idle: Sequence[int]) -> list[str]:
     """What the dumps state; `awaited` are operations that first causes did not enqueue, `idle` first causes with
     nothing in flight."""
@@ -130,6 +133,8 @@ class Unknown:
     """What dumps leave open."""
 
     causes: Sequence[HangCause]
+    completed: bool
+    """Whether the run came to its own end."""
     dumps: bool
     """Whether there are dumps."""
     watched: bool
@@ -165,7 +170,7 @@ def _uncertain(unknown: Unknown) -> Iterator[str]:
             )
         if not unknown.watched:
             yield "That the job hung at all: dumps taken on demand from a running job can look the same."
-    else:
+    elif not unknown.completed:
         yield "Whether the job hung: nothing in these dumps waits for another rank."
     if len(ranks) > 1 and all(cause["kind"] in _INDEPENDENT for cause in causes):
         yield f"Whether {rank_list(ranks)} stopped for one common reason or for different ones."

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from gpuscope.errors import InputError
+from gpuscope.errors import InputError, UsageError
 from gpuscope.problems import completeness, reading
 from gpuscope.sources import lines
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
@@ -22,6 +22,7 @@ from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, join, subtract, union
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import MOST_RANKS, NA, Category
+from gpuscope.trace.trace import Trace
 
 VERSION = 1
 SUFFIX = ".digest"
@@ -124,6 +125,25 @@ class DigestSource:
         on_gpu = any(step.on_device is not None for step in found.steps)
         builder.problem(completeness.DIGEST_OF_A_GPU, int(on_gpu))
         builder.problem(completeness.DIGEST_ONLY, int(not on_gpu))
+
+
+def check_one_run(trace: Trace) -> None:
+    """Raise `UsageError` where one rank's digest ended before another's of its host began."""
+    ranks, steps = trace["ranks"], trace["steps"]
+    spans: dict[int, list[tuple[int, int, Path]]] = {}
+    for rank, source, host in zip(*(ranks[name].tolist() for name in ("rank", "source", "host")), strict=True):
+        own = steps["rank"] == rank
+        if trace.sources[source].format == DigestSource.name and own.any():
+            span = int(steps["start"][own].min()), int(steps["end"][own].max()), Path(trace.sources[source].path)
+            spans.setdefault(host, []).append(span)
+    for of_host in spans.values():
+        _, ended, before = min(of_host, key=lambda span: span[1])
+        began, _, after = max(of_host)
+        if began >= ended:
+            raise UsageError(
+                f"{before} ended before {after} began: digests of different runs",
+                hint=f"name the digests of one run only; two runs are compared by: gpuscope diff {before} {after}",
+            )
 
 
 class _Read:

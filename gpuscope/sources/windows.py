@@ -24,7 +24,9 @@ _STEP = when_used.pattern(rb"ProfilerStep#(\d+)")
 _TEXTS = (".json", ".json.gz")
 _HANDLER = when_used.pattern(r"(?P<process>.+_\d+)\.\d{10,}\.pt\.trace\.json(\.gz)?")
 """Files of torch's `tensorboard_trace_handler`: host, process id, time of writing."""
-_PROCESS = when_used.pattern(rb'"cat"\s*:\s*"(?:cpu_op|user_annotation|cuda_runtime)"[^{}]*?"pid"\s*:\s*(\d+)')
+_PROCESS = when_used.pattern(
+    rb'(?:"cat"\s*:\s*"(?:cpu_op|user_annotation|cuda_runtime)"|"gpuscope_digest":)[^{}]*?"pid"\s*:\s*(\d+)'
+)
 
 Rank = Callable[[Path], int | None]
 
@@ -94,7 +96,7 @@ def _side_by_side(folder: Path, files: Sequence[Path], ranks: Rank) -> Windows |
 
 
 def _process(path: Path) -> str | None:
-    """The process that a trace of torch.profiler is of, by its name, else by its first events."""
+    """The process that a trace of torch.profiler or a digest is of, by its name, else by its beginning."""
     if named := _HANDLER.fullmatch(path.name):
         return named["process"]
     try:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import gpuscope
 from gpuscope.analyzers.commands.watch import command
-from gpuscope.errors import InputError
+from gpuscope.errors import InputError, UsageError
 
 MS = 1_000_000
 HEADER = {"gpuscope_digest": 1, "world_size": 2, "host": "node", "pid": 7}
@@ -152,3 +152,15 @@ def test_messages_show_the_computations_of_a_pipeline_if_all_are_listed(tmp_path
     if not sampled:
         assert report["pipeline"]["schedule"]["micro_batches"] == 2
         assert {one["rank"]: one["compute_ns"] for one in report["pipeline"]["rows"]} == {0: 60 * MS, 1: 60 * MS}
+
+
+@pytest.mark.parametrize("files", [["a0", "b1"], ["a0", "a1", "b0", "b1"]])
+def test_digests_of_two_runs_side_by_side_are_not_one_job(tmp_path: Path, files: list[str]) -> None:
+    for name in files:
+        late, rank = name[0] == "b", int(name[1])
+        rows = [HEADER | {"rank": rank, "pid": 7 + rank + 10 * late}, GROUP, KIND]
+        rows += [line(rank, step + 100 * late, own_ms=60) for step in range(8)]
+        (tmp_path / f"{name}.digest").write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+    with pytest.raises(UsageError, match=r"both hold rank 0|digests of different runs") as error:
+        gpuscope.analyze(tmp_path)
+    assert "gpuscope diff" in (error.value.hint or "")

@@ -45,11 +45,15 @@ def test_a_rank_that_never_came_is_the_first_cause(tmp_path: Path) -> None:
     assert found["hang"]["last"][1]["frames"] == ["step (train.py:11)"]
 
 
-def test_nothing_hangs_where_all_have_finished(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("status", "told"), [("running", (0, 1)), ("completed", (1, 0))])
+def test_nothing_hangs_where_all_have_finished(tmp_path: Path, status: str, told: tuple[int, int]) -> None:
+    """Of a job that came to its end that is certain."""
     write(tmp_path, WORLD, [[entry(WORLD, 1, done=True)]] * 2)
+    (tmp_path / "manifest.json").write_text(json.dumps({"run_id": "r", "status": status}))
     found = report(tmp_path)
     assert not found["hang"]["hung"]
     assert found["findings"] == []
+    assert (len(found["hang"]["certain"]), len(found["hang"]["uncertain"])) == told
 
 
 def test_a_chain_over_two_groups_ends_at_its_first_cause(tmp_path: Path) -> None:
