@@ -170,7 +170,7 @@ def _table(shown: Shown) -> Component:
         *([ui.number("uneven", "most on", "uneven_text", width=160)] if ranks else []),
         *(ui.number(f"rank{rank}", f"rank {rank}", f"rank{rank}_text", width=90) for rank in ranks),
         ui.column("operator", "launched by", width=150, tooltipField="operator"),
-        ui.column("category", "category", width=140),
+        ui.column("category", "category", width=155),
         ui.number("rate", "rate", "rate_text", width=120),
     ]
     whole = "Hover over a name for all of it"
