@@ -111,7 +111,7 @@ def _below(package: str) -> Iterator[tuple[str, str]]:
             path = os.path.join(folder, found)
             if suffix in (".py", ".pyc") and stem != "__init__":
                 yield f"{package}.{stem}", path
-            elif not suffix and os.path.exists(os.path.join(path, "__init__.py")):
+            elif not suffix and any(os.path.exists(os.path.join(path, own)) for own in ("__init__.py", "__init__.pyc")):
                 yield from _below(f"{package}.{found}")
 
 

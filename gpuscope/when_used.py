@@ -158,6 +158,9 @@ else:
         def __init__(self, *given):
             self.given = given
 
+        def __reduce__(self):
+            return pattern, self.given
+
         def __getattr__(self, name):
             found = getattr(re.compile(*self.given), name)
             setattr(self, name, found)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import field
 from threading import Barrier
 from typing import Any, NotRequired, get_type_hints, is_typeddict
@@ -87,6 +88,7 @@ def test_a_pattern_is_the_standard_one() -> None:
     assert lazy.search("12X").group(1) == "12"  # type: ignore[union-attr]
     assert (lazy.pattern, lazy.flags) == (standard.pattern, standard.flags)
     assert lazy.sub("-", "a1x") == "a-"
+    assert [one.flags for one in (copy(lazy), pickle.loads(pickle.dumps(lazy)))] == [standard.flags] * 2
 
 
 class Part(when_used.TypedDict, total=False):
