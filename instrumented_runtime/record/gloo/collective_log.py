@@ -110,7 +110,7 @@ class Collective:
 class CollectiveLog:
     """The collectives of this process: all since the last `drain`, those pending, and the latest.
 
-    Called from any thread, without a lock: what changes does so in one step of the interpreter.
+    Called from any thread, without a lock: what changes does so in one step of the interpreter. Only one may `drain`.
     """
 
     capacity: int = 2000
@@ -128,8 +128,9 @@ class CollectiveLog:
         """A group has been made. One of the same name may have been destroyed before: counting restarts."""
         self.groups[group.name] = group
         self._kinds.clear()
-        for key in [key for key in self._sequence if key[0] == group.name]:
-            del self._sequence[key]
+        for key in list(self._sequence):  # another thread may add to it meanwhile
+            if key[0] == group.name:
+                self._sequence.pop(key, None)
 
     def issue(self, op: str, group: Group, inputs: Any, outputs: Any, peer: int | None) -> Collective:
         """Log a call that is about to be made; `peer` is the other rank of a send or receive.
