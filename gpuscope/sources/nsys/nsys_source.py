@@ -1,52 +1,14 @@
-"""Nsight Systems exports: SQLite of schema 2.9 on, parquetdir and arrowdir.
-
-Facts of the format: NVIDIA's «SQLite Schema Reference» (Nsight Systems documentation, Exporter), and what
-real files of twenty releases hold.
-"""
+"""Nsight Systems exports, recognised here; `export_reading` is imported for such files alone."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
-
-from gpuscope.errors import InputError
-from gpuscope.problems import reading
-from gpuscope.sources.nsys.absent_tables import report_missing
-from gpuscope.sources.nsys.export_facts import (
-    Facts,
-    device_ids,
-    device_name,
-    device_names,
-    devices_used,
-    read_facts,
-    report_diagnostics,
-)
-from gpuscope.sources.nsys.formats.arrow_directories import ArrowTables, is_table_folder
-from gpuscope.sources.nsys.formats.export_tables import SQLITE_MAGIC, SqliteTables, Tables, looks_like_nsys
-from gpuscope.sources.nsys.missing_values import report_missing_values
-from gpuscope.sources.nsys.rows import process_ranks
-from gpuscope.sources.nsys.rows.cpu_samples import read_samples
-from gpuscope.sources.nsys.rows.device_work import add_device_events, add_syncs
-from gpuscope.sources.nsys.rows.event_tables import KERNEL, MPI, NVTX, Events, absences, read_events
-from gpuscope.sources.nsys.rows.gil_waits import name_gil_waits
-from gpuscope.sources.nsys.rows.host_events import add_host_events, ids
-from gpuscope.sources.nsys.rows.link_counters import add_link_counters
-from gpuscope.sources.nsys.rows.mpi_calls import add_mpi
-from gpuscope.sources.nsys.rows.nccl_operations import add_collectives, communication_kernels, read_communicators
-from gpuscope.sources.nsys.rows.nvtx_payloads import read_payloads
-from gpuscope.sources.nsys.rows.nvtx_shapes import add_shapes
-from gpuscope.sources.nsys.rows.process_ranks import Ranks
-from gpuscope.sources.nsys.working_processes import working_processes
+from gpuscope.sources.nsys.formats.recognition import FORMS, SQLITE_MAGIC, is_table_folder
 from gpuscope.sources.rank_numbers import Processes
-from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.schema import NA
-
-FORMS = (".nsys-rep", ".qdrep", ".sqlite", "_pqtdir", "_arwdir")
-"""A report and its exports: one recording in several forms, the one that holds most first."""
 
 
 class NsysSource:
@@ -58,119 +20,30 @@ class NsysSource:
     def sniff(self, path: Path, head: bytes) -> bool:
         if path.is_dir():
             return is_table_folder(path)
-        return head.startswith(SQLITE_MAGIC) and looks_like_nsys(path)
+        if not head.startswith(SQLITE_MAGIC):
+            return False
+        from gpuscope.sources.nsys.formats.export_tables import looks_like_nsys
+
+        return looks_like_nsys(path)
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002
+        from gpuscope.sources.nsys.export_reading import peek_rank
+
         return peek_rank(path, path)
 
     def processes(self, path: Path, options: ReadOptions) -> Processes | None:  # noqa: ARG002
         """The processes that worked, for files that record no ranks."""
+        from gpuscope.sources.nsys.export_reading import processes_in
+
         return processes_in(path, path)
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
+        from gpuscope.sources.nsys.export_reading import open_tables, read_tables
+
         with closing(open_tables(path)) as tables:
             read_tables(tables, path, builder, options)
         if options.advance and path.is_file():
             options.advance(path.stat().st_size)
-
-
-def open_tables(path: Path) -> Tables:
-    """The tables of an export. Raises `InputError` where they can't be read."""
-    return ArrowTables(path) if path.is_dir() else SqliteTables(path)
-
-
-def processes_in(export: Path, named: Path) -> Processes | None:
-    """The processes that worked in `export`, an export of `named`; None where it can't be read."""
-    try:
-        with closing(open_tables(export)) as tables:
-            return working_processes(tables, named)
-    except InputError:
-        return None
-
-
-def peek_rank(export: Path, named: Path) -> int | None:
-    """The rank if the environment recorded in `export`, or else the name of `named`, gives it."""
-    try:
-        with closing(open_tables(export)) as tables:
-            rank = process_ranks.peek(tables)
-    except InputError:
-        return None
-    return rank_in_name(named) if rank is None else rank
-
-
-def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
-    """Read an export into the builder. `path` is the file the user named.
-
-    Raises `InputError` where the export is damaged or holds no events.
-    """
-    facts = read_facts(tables)
-    events = read_events(tables, builder.names, options.status or (lambda _: None))
-    if not events.total:
-        raise InputError(
-            f"{path}: an empty capture: it contains no CUDA call, range or system call of any process",
-            hint="did the capture range ever open? record with: nsys profile -t cuda,nvtx,osrt -o OUT COMMAND",
-        )
-    name_gil_waits(tables, events, builder.names)
-    read_samples(tables, events, builder.names)
-    report_missing_values(builder, events)
-    _to_utc(events, facts.epoch_ns)
-    payloads, undecoded = read_payloads(tables, events, builder.names)
-    communicators = read_communicators(events, payloads)
-    recorded = [process_ranks.mpi_ranks(tables), process_ranks.labelled_ranks(events), communicators.recorded_ranks()]
-    ranks = process_ranks.assign(
-        path, events, builder.names, recorded, process_ranks.environment(tables), options.first_rank
-    )
-    version = f"schema {facts.schema}" if facts.schema else ""
-    told = {**facts.described, "rank_basis": ranks.basis, "job": process_ranks.nodes_and_master(tables)}
-    source = builder.source(path, "nsys", version, events.total, told)
-    _add_ranks(builder, tables, events, source, ranks, facts)
-    first = add_device_events(builder, events, ranks)
-    add_syncs(builder, events, ranks)
-    placed = add_host_events(builder, tables, events, ranks)
-    add_shapes(builder, tables, events, placed[NVTX])
-    add_collectives(builder, events, ranks, first[KERNEL], payloads, communicators)
-    add_mpi(builder, tables, placed)
-    add_link_counters(builder, tables, source, facts.epoch_ns)
-    report_missing(builder, events, ranks, facts, payloads, undecoded)
-    report_diagnostics(builder, tables)
-    builder.problem(reading.INVALID_UTF8, int(tables.invalid_utf8), file=path.name)
-
-
-def _to_utc(events: Events, epoch_ns: int) -> None:
-    for rows in events.tables.values() if epoch_ns else ():
-        for column in {"start", "end"} & rows.keys():
-            since = rows[column].astype(np.int64, copy=False)
-            rows[column] = since + epoch_ns if not absences(since) else np.where(since == NA, NA, since + epoch_ns)
-
-
-def _add_ranks(builder: TraceBuilder, tables: Tables, events: Events, source: int, ranks: Ranks, facts: Facts) -> None:
-    code = builder.names.code
-    kernels, mpi_calls = events[KERNEL], [events[table]["process"] for table in MPI]
-    on_nccl = kernels["process"][communication_kernels(events, builder.names)]
-    models, identities = device_names(tables), devices_used(tables)
-    listed = device_ids(tables).values() or [f"{ids(process)[0]}:{device}" for process, device in ranks.of_device]
-    host = facts.described["host_name"]
-    for process, own in ranks.of_process.items():
-        pid = ids(process)[0]
-        on_mpi = any(bool((called == process).any()) for called in mpi_calls)
-        backend = "nccl" if bool((on_nccl == process).any()) else "mpi" if on_mpi else None
-        devices = {device: rank for (p, device), rank in ranks.of_device.items() if p == process}
-        for device, rank in devices.items() if devices else [(NA, rank) for rank in own]:
-            model = device_name(models, pid, device) if device != NA else None
-            values = {
-                "rank": rank,
-                "device": device,
-                "source": source,
-                "pid": pid,
-                "device_name": -1 if model is None else code(model),
-                "host": NO_NAME if host is None else code(str(host)),
-                "backend": NO_NAME if backend is None else code(backend),
-                "world_size": NA if ranks.world_size is None else ranks.world_size,
-                "world_basis": NO_NAME if ranks.world_basis is None else code(ranks.world_basis),
-                "device_id": code(identities[pid, device]) if (pid, device) in identities else NO_NAME,
-                "host_devices": code(",".join(sorted(listed))) if listed else NO_NAME,
-            }
-            builder.add("ranks", 1, values)
 
 
 SOURCE = NsysSource()

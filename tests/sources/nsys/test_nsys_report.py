@@ -12,7 +12,7 @@ from helpers.nsys import Export
 
 import gpuscope
 from gpuscope.errors import InputError, UsageError
-from gpuscope.sources.nsys.nsys_report import exported
+from gpuscope.sources.nsys.report_export import exported
 from gpuscope.sources.source import ReadOptions
 
 HEAD = b"NVIDIA Tegra Profiler Report 2026@1@3@140-251335620677v0.\n"

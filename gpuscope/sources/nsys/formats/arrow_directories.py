@@ -14,25 +14,11 @@ import numpy as np
 
 from gpuscope.errors import InputError
 from gpuscope.sources.nsys.formats.range_texts import RARER, USUAL, RangeTexts, range_texts
+from gpuscope.sources.nsys.formats.recognition import FORMATS, table_files
 from gpuscope.sources.pyarrow_import import require_pyarrow
 from gpuscope.sources.source import check_readable
 from gpuscope.trace.columns.table import Array, Mask, Times, constant, narrowed
 from gpuscope.trace.schema import NA
-
-_FORMATS = {".parquet": "parquetdir", ".arrow": "arrowdir", ".arrows": "arrowdir", ".feather": "arrowdir"}
-_NSYS_TABLES = ("StringIds", "NVTX_EVENTS", "OSRT_API", "TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT")
-
-
-def is_table_folder(path: Path) -> bool:
-    """Whether a folder holds one file per nsys table."""
-    return any(file.stem in _NSYS_TABLES or file.stem.startswith("CUPTI_ACTIVITY_KIND_") for file in _table_files(path))
-
-
-def _table_files(path: Path) -> list[Path]:
-    try:
-        return sorted(file for file in path.iterdir() if file.suffix in _FORMATS)
-    except OSError:
-        return []
 
 
 class ArrowTables:
@@ -42,11 +28,11 @@ class ArrowTables:
         """Raises `InputError` where pyarrow is not installed, or a table is no plain file."""
         self.path = path
         self.invalid_utf8 = False
-        files = _table_files(path)
+        files = table_files(path)
         for file in files:
             check_readable(file)
         self._files = {file.stem: file for file in files}
-        self.format = _FORMATS[files[0].suffix]
+        self.format = FORMATS[files[0].suffix]
         self._arrow = require_pyarrow(path, "a parquetdir or arrowdir")
         self._columns: dict[str, frozenset[str]] = {}
 

@@ -19,11 +19,10 @@ import numpy as np
 from gpuscope.errors import InputError
 from gpuscope.sources.nsys.formats.bulk_columns import ROWID, bulk
 from gpuscope.sources.nsys.formats.range_texts import RangeTexts, range_texts
+from gpuscope.sources.nsys.formats.recognition import is_of_nsys
 from gpuscope.trace.columns.table import Array, Mask, Times, constant
 from gpuscope.trace.schema import NA
 
-SQLITE_MAGIC = b"SQLite format 3\0"
-_NSYS_TABLES = ("StringIds", "NVTX_EVENTS", "OSRT_API", "TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT")
 # A damaged schema makes SQLite quote bytes that are no text in its message.
 _DAMAGE = (sqlite3.Error, UnicodeDecodeError)
 _SCHEMA = "SELECT rootpage, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 1 AND name = ?"
@@ -242,7 +241,7 @@ def looks_like_nsys(path: Path) -> bool:
         return path.suffix in (".sqlite", ".sqlite3", ".db")
     names = tables.names()
     tables.close()
-    return any(name in _NSYS_TABLES or name.startswith("CUPTI_ACTIVITY_KIND_") for name in names)
+    return any(map(is_of_nsys, names))
 
 
 def _places(sql: str, declared: list[tuple[Any, ...]], columns: list[str]) -> list[int] | None:
