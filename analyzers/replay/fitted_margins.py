@@ -46,9 +46,8 @@ MARGINS: Mapping[type[Change], Margin] = {
     changes.SharedWork: Margin(0, 100),
 }
 """The split-conformal quantile (Y. Romano and others, «Conformalized quantile regression», NeurIPS 2019) of
-`python -m benchmarks.verdicts --only changes --fit --seed 72000 --seed 73000 --seed 77000 --seed 77300 --jobs 25`, every
-second job with a fault
-besides the one that the change mends."""
+`python -m benchmarks.verdicts --only changes --fit --seed 72000 --seed 73000 --seed 77000 --seed 77300 --jobs 25`,
+every second job with a fault besides the one that the change mends."""
 INFERRED = 2.0
 """How many times as much where streams' waits are not recorded but inferred. Chosen, and checked on simulated jobs."""
 MEETING = (changes.WireBytes, changes.Overlap, changes.Prefetch, changes.KeepParameters, changes.GroupModules)
