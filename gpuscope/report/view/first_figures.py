@@ -58,7 +58,7 @@ def _after(lines: FirstLines) -> Figure | None:
             "After the change", f"≥ {units.memory(told['memory_bound']['peak_bytes_low'])}", "if all is saved"
         )
     one = changed(told)
-    if one is None:
+    if told is None or one is None:
         return None
     frac = one.after / one.before - 1
     if one.bound:
