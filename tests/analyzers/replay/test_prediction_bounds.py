@@ -64,7 +64,7 @@ def test_a_margin_is_that_of_the_least_certain_change() -> None:
     assert margin([gather], None) == MARGINS[KeepParameters].share
     assert margin([gather, pipeline], None) == pytest.approx(MARGINS[MicroBatches].share + TOGETHER.share)
     assert margin([gather], _crowded(1)) == MARGINS[KeepParameters].share
-    assert margin([gather], _crowded(2)) == ON_ONE_LINK.share
+    assert margin([gather], _crowded(2)) == max(ON_ONE_LINK.share, 0.0)
     assert margin([gather], _crowded(1, inferred=3)) == INFERRED * MARGINS[KeepParameters].share
     assert margin([PaddedProducts()], None) == NOT_FITTED.share
     assert margin([], None) == 0.0
