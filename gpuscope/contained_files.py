@@ -21,7 +21,7 @@ _WORDS: dict[Reason, str] = {
     "leads_out": "leads out of the folder",
     "no_plain_file": "is no plain file",
     "too_large": "is larger than any such file",
-    "newer": "is of another gpuscope's version",
+    "newer": "was written by another version of gpuscope",
 }
 
 

@@ -109,15 +109,16 @@ def _below(package: str) -> Iterator[tuple[str, str]]:
         for found in sorted(os.listdir(folder)):
             stem, suffix = os.path.splitext(found)
             path = os.path.join(folder, found)
-            if suffix in (".py", ".pyc") and stem != "__init__":
+            if suffix in (".py", ".pyc") and stem != "__init__" and "." not in stem:  # `.#one.py` is an editor's
                 yield f"{package}.{stem}", path
             elif not suffix and any(os.path.exists(os.path.join(path, own)) for own in ("__init__.py", "__init__.pyc")):
                 yield from _below(f"{package}.{found}")
 
 
 def _assigns(module: str, attribute: str) -> bool:
-    """Whether a line of a module begins with an attribute; taken for granted where there is only its bytecode."""
+    """Whether a line of a module begins with an attribute; taken for granted of bytecode alone, not if unreadable."""
     if module.endswith(".pyc"):
         return True
-    with open(module, "rb", 0) as file:
+    with suppress(OSError), open(module, "rb", 0) as file:
         return f"\n{attribute}".encode() in file.read()
+    return False

@@ -48,12 +48,14 @@ def command(
     """
     from gpuscope.analyzers.comparison.loading import Reading
     from gpuscope.analyzers.queries import engine
-    from gpuscope.analyzers.queries.asking import run_data
+    from gpuscope.analyzers.queries.asking import check_there, run_data
 
+    how = Reading(ranks, partial=partial, nsys=nsys, store=store, progress=True)
     if sql is None:
+        check_there(run, how)
         click.echo("\n".join(_listed()))
         return
-    asked = run_data(run, Reading(ranks, partial=partial, nsys=nsys, store=store, progress=True))
+    asked = run_data(run, how)
     found = engine.query(asked, sql, limit)
     if as_json:
         document: QueryDocument = {

@@ -87,7 +87,7 @@ def _follow(follower: Follower, every: float, once: bool, record: bool) -> int:
             untold = True
             click.echo(f"note   {words}")
         if once or seen.status not in ("running", ""):
-            _end(seen)
+            _end(seen, follower.watcher.folder)
             return int(once and bool(now))
         try:
             time.sleep(every)
@@ -134,7 +134,7 @@ def _steps(seen: Seen, shown: int, once: bool) -> int:
 
     steps = common_steps(seen)
     if not steps or steps[-1] == shown:
-        if once and not steps:
+        if once and not steps and (seen.steps or seen.status in ("running", "")):
             click.echo("no step has ended on every rank yet" if seen.steps else "no measures yet")
         return shown
     step = steps[-1]
@@ -148,11 +148,13 @@ def _steps(seen: Seen, shown: int, once: bool) -> int:
     return step
 
 
-def _end(seen: Seen) -> None:
+def _end(seen: Seen, folder: Path) -> None:
     from gpuscope.words import units
 
     ranks, lost = len(seen.steps), seen.lost
     steps = max((max(own) + 1 for own in seen.steps.values()), default=0)
     tail = f"; {units.plural(lost, 'line')} could not be read" if lost else ""
     told = f"{units.plural(ranks, 'rank')}, {units.plural(steps, 'step')}" if ranks else "no step was measured"
+    if not ranks and seen.windows and seen.status != "running":
+        told = f"it has no measures or digests; `gpuscope analyze {folder}` reads its traces"
     click.echo(f"{seen.status or 'no manifest yet'}: {told}{tail}")

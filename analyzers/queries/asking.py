@@ -11,7 +11,7 @@ from gpuscope.analyzers.comparison.compare import Side
 from gpuscope.analyzers.comparison.loading import Reading, Run, finished, load
 from gpuscope.analyzers.queries import engine
 from gpuscope.commands.open_with_progress import open_with_progress
-from gpuscope.sources.opening import PathLike, open_trace
+from gpuscope.sources.opening import PathLike, inputs, open_trace
 from gpuscope.store.location import located
 from gpuscope.store.store import opened
 from gpuscope.trace.trace import Trace
@@ -58,6 +58,12 @@ def _dtype(values: tuple[object, ...]) -> str | None:
 def run_data(run: Run, reading: Reading) -> engine.RunData:
     """What a query reads of a run; nothing is opened before it is asked for."""
     return engine.RunData(lambda: _trace(run, reading), lambda: load(run, reading).report)
+
+
+def check_there(run: Run, reading: Reading) -> None:
+    """Raise as a query would where there is no such run; nothing is analysed."""
+    if finished(run, reading) is None:
+        inputs((os.fspath(cast(PathLike, run)),), reading.ranks)
 
 
 def _trace(run: Run, reading: Reading) -> Trace:

@@ -86,7 +86,8 @@ class RunWatcher:
         self._each = each
         if not folder.is_dir():
             raise InputError(
-                f"{folder}: no such folder", hint="give the run folder that gpuscope train or record writes"
+                f"{folder} is a file, not a run folder" if folder.exists() else f"{folder}: no such folder",
+                hint="give the run folder that gpuscope train or record writes",
             )
         if not (folder / MANIFEST).exists() and not (folder / PARTS).exists():
             raise InputError(

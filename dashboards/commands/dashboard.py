@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import glob
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,10 @@ def command(
     from gpuscope.dashboards.web import access
     from gpuscope.dashboards.web.server import address, listen
 
+    if not watch and not any("://" in path or _matches(path) for path in paths):
+        from gpuscope.sources.opening import inputs as opened
+
+        opened(paths, ranks)  # raises, before an address is printed; imported only then
     token = access.new_token()
     with listen(host, port) as server:  # before the work, so that a port in use is reported at once
         local = access.is_loopback(host)
@@ -123,6 +128,10 @@ def _open(
     for one in runs.not_opened:  # the dashboard shows them too, in its frame
         click.echo(f"Not opened: {one.error}", err=True)
     return runs
+
+
+def _matches(path: str) -> bool:
+    return os.path.exists(path) or next(glob.iglob(path, recursive=True), None) is not None
 
 
 def _files(path: Path) -> list[Path]:

@@ -99,7 +99,7 @@ def _places(shown: Shown) -> list[Component]:
         data=[{"value": "", "label": "Everything"}, *({"value": kind, "label": KINDS[kind]} for kind in kinds)],
     )  # fmt: skip
     note = "Width: device time launched there and idle time while the launching thread was there, of all ranks."
-    colours = {one["kind"]: COLOURS[one["kind"]] for one in drawn}
+    colours: dict[str, str] = {one["kind"]: COLOURS[one["kind"]] for one in drawn}
     body = [choice, ui.swatches(colours), ui.figure(icicle(drawn, shown.dark), "places", 420)]
     if by is not None:
         body.append(_by_place(entries, by, shown.dark))

@@ -22,6 +22,8 @@ UNDIVIDED = "exposed_communication"
 _PLACE = when_used.pattern(r"\{(\w+)(?::([^}]*))?\}")
 TEXTS = ("action", "why", "grounds", "why_not", "risk", "verify")
 """What a record says."""
+RECORDS = ("nccl_choice_search", "nccl_log")
+"""Codes of those whose variable has more recorded: no step is shorter for it."""
 
 
 @dataclass(frozen=True)

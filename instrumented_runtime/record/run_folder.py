@@ -233,7 +233,10 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     if run is None:
         manifest = _read_json(folder / MANIFEST, Manifest)
         if manifest is None:
-            raise InputError(f"{folder} is not a run folder: it has no {MANIFEST}")
+            raise InputError(
+                f"{folder} is not a run folder: it has no {MANIFEST}",
+                hint="give the folder that gpuscope train or gpuscope record writes",
+            )
         return manifest
     parts = [_read_json(part, RankPart) for part in sorted((folder / PARTS).glob("rank*.json"))]
     return merge(run, [part for part in parts if part is not None])
@@ -291,7 +294,7 @@ def _read_json(path: Path, kind: type[T]) -> T | None:
     """The record in `path`, or None: a rank killed while joining leaves an empty file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if path.stat().st_size == 0:

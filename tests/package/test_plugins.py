@@ -22,5 +22,7 @@ def test_parts_are_found_in_folders_below_also_where_there_is_only_bytecode(
         if suffix == ".pyc":
             py_compile.compile(str(source), str(source.with_suffix(suffix)))
             source.unlink()
+    for dangling in ("gone.py", ".#one.py"):
+        (tmp_path / package / dangling).symlink_to("nowhere")
     monkeypatch.syspath_prepend(tmp_path)
     assert plugins.listed(package, "PART") == [1]

@@ -133,7 +133,7 @@
     timeline.canvas.addEventListener("pointerup", () => {
       stop.abort();
       if (dragged && !panning) timeline.choose(timeline.range.map(Math.round));
-      else if (!dragged) click(timeline, row, begin.x, before);
+      else if (!dragged) click(timeline, row, begin, before);
     }, { signal: stop.signal });
     timeline.canvas.addEventListener("pointercancel", () => stop.abort(), { signal: stop.signal });
   }
@@ -146,16 +146,17 @@
     else timeline.draw();
   }
 
-  // What lies at a place of a row, of its second stream where its own has nothing there.
-  function under(timeline, row, x) {
+  // What lies at a place of a row: of two streams that of the half under the pointer, of the other where it has nothing there.
+  function under(timeline, row, x, y) {
     const both = space.drawn([row]).map((track) => ({ track, found: timeline.at(track, x) }));
+    if (y >= row.top + space.ROW / 2) both.reverse();
     return both.find((one) => one.found) || {};
   }
 
-  function click(timeline, row, x, before) {
+  function click(timeline, row, { x, y }, before) {
     if (!row) return;
     timeline.cursor = row.key;
-    const { track, found } = under(timeline, row, x);
+    const { track, found } = under(timeline, row, x, y);
     if (found) timeline.select(track, found.event || found.cells);
     else if (row.node && !row.node.rows.length && row.track < 0) timeline.toggle(row.node);
     else if (before || timeline.selected) timeline.clear();
@@ -163,10 +164,10 @@
   }
 
   // What the pointer is over, in lines: a row's whole label where it is cut, an event, a pixel's worth of them, a counter.
-  function told(timeline, row, x) {
+  function told(timeline, row, x, y) {
     if (!row) return null;
     if (x < timeline.label) return space.cut(timeline, row) ? [row.text] : null;
-    const { track, found } = under(timeline, row, x);
+    const { track, found } = under(timeline, row, x, y);
     if (!found) return null;
     const { event: one, cells } = found;
     const counter = timeline.counter(track);
@@ -209,7 +210,7 @@
       timeline.over = over;
       timeline.draw();
     }
-    const lines = event.buttons ? null : told(timeline, row, x);
+    const lines = event.buttons ? null : told(timeline, row, x, y);
     const tip = timeline.tip;
     tip.classList.toggle("shown", Boolean(lines));
     timeline.canvas.style.cursor = lines || x < timeline.label ? "pointer" : "default";

@@ -11,6 +11,7 @@ from gpuscope import when_used
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import headline, shows
 from gpuscope.catalogue.prediction_sentences import bound_share, doubt, setting_words
+from gpuscope.catalogue.suggestion import RECORDS
 from gpuscope.report.view import blame, memory_sentences
 from gpuscope.report.view.headline import on_cpu, whole
 from gpuscope.report.view.why_line import lower, why_it_is_so
@@ -177,6 +178,8 @@ def _fix(report: Report) -> tuple[Label, str, SuggestionEntry | UnpredictedEntry
     answering = next((one for one in untried if blame.answers(report, one)), None)
     if answering is not None or (untried and not suggestions):
         one = answering or untried[0]
+        if one["code"] in RECORDS:
+            return "next", f"{lower(one['action']).rstrip('.')}: {_named(one)}", one
         return "try", f"{_named(one)} (gain {bound_share(one['bound']) if 'bound' in one else 'unknown'})", one
     if suggestions:
         return _elsewhere(suggestions[0])

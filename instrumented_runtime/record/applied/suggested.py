@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpuscope.catalogue.suggestion import RECORDS
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.record.applied.knobs import accelerate, deepspeed, environment, megatron, torchtitan
@@ -16,8 +17,6 @@ Named = list[tuple[str, str]]
 MIB = 1 << 20
 TO_BE_MADE = ("compile_cache", "nccl_by_size")
 """Suggestions whose value is a file or folder that is not there yet."""
-RECORDS = ("nccl_choice_search", "nccl_log")
-"""Those whose variable has more recorded: no step is shorter for it."""
 PREFIXES = (megatron.PREFIX, deepspeed.PREFIX, torchtitan.PREFIX, accelerate.PREFIX)
 """Frameworks whose own names reports give, options without their dashes."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from helpers.cli import call
 
 from gpuscope.analyzers.commands.watch import command
 from gpuscope.analyzers.watching.alerts import alerts, common_steps, exposed_frac, late_ranks
@@ -254,3 +255,21 @@ def test_the_live_page_tells_what_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "measures" / "rank1.jsonl").symlink_to("/dev/zero")
     seen = RunWatcher(tmp_path).look()
     assert "measures/rank1.jsonl" in str(_state(seen, "", None))
+
+
+@pytest.mark.parametrize("how", [(), ("--once",)])
+def test_a_finished_run_of_traces_alone_is_left_to_analyze(samples: Path, how: tuple[str, ...]) -> None:
+    lines = CliRunner().invoke(command, [str(samples / "ddp_slow_rank"), *how]).output.splitlines()
+    assert [f"analyze {samples / 'ddp_slow_rank'}" in line for line in lines] == [
+        False,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("name", ["again", "watch"])
+def test_a_file_is_no_run_folder(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trace.json"
+    file.touch()
+    done = call(capsys, name, file)
+    assert (done.returncode, "not a run folder" in done.stderr, "Hint: " in done.stderr) == (3, True, True)

@@ -222,6 +222,10 @@ def test_an_uncertain_answer_is_to_be_tried(input_bound: Report) -> None:
     ]  # fmt: skip
     assert (first_lines(report).label, first_lines(report).fix[:13]) == ("try", "micro_batches")
     assert [line.setting for line in summary(report).changes] == ["compile=1"]
+    for code, label in (("micro_batches", "try"), ("nccl_log", "next")):  # a recording gains nothing by itself
+        report["suggestions"], made = [], change(code, "few_micro_batches", 90)
+        report["advice"]["unpredicted"] = [{**made, "why_not": ""}]  # type: ignore[typeddict-item]
+        assert (first_lines(report).label, "(gain" in first_lines(report).fix) == (label, label == "try")
 
 
 def test_of_operations_alone_the_slow_stage_is_named_and_not_the_schedule(input_bound: Report) -> None:
