@@ -259,7 +259,12 @@ class _Work:
                     self.edges.append((source, dst, lag, Edge.STREAM))
 
     def _consumers(self, calls: list[int], buckets: list[Bucket], made: list[tuple[int, int]]) -> None:
-        holder = {piece.old: place for place, bucket in enumerate(buckets) for piece in bucket if piece.bytes}
+        holder: dict[int, int] = {}
+        for place, bucket in enumerate(buckets):
+            for piece in bucket:
+                # The last that holds some of it; where sizes are not known, the first: others are issued with it.
+                if piece.bytes or piece.old not in holder:
+                    holder[piece.old] = place
         for which, call in enumerate(calls):
             # A consumer that comes before the new collective is even issued waits for it no more.
             last = calls[buckets[holder[which]][-1].old]
