@@ -8,6 +8,7 @@ from gpuscope.analyzers.allocator.history import History
 from gpuscope.analyzers.allocator.releases import capacity, releases
 from gpuscope.trace.schema import AllocatorAction
 from gpuscope.when_used import dataclass
+from gpuscope.words import units
 
 MAX_ERROR_FRAC = 0.05
 """A replay of the history as it was must come within this of the recorded peak of reserved memory. It is exact
@@ -78,7 +79,7 @@ def _doubt(history: History, found: Baseline) -> str:
         return "the request that failed when recorded succeeds in the replay"
     if abs(found.error) > MAX_ERROR_FRAC:
         began = "" if history.from_start else "; record from the start of the process"
-        return f"a replay of the history as it was reserves {100 * found.error:+.1f} % of what was recorded{began}"
+        return f"a replay of the history as it was reserves {units.signed(found.error)} of what was recorded{began}"
     return ""
 
 

@@ -133,8 +133,8 @@ def waits_without_core(facts: RunFacts) -> float:
         mine = facts.core_times.get(waiting, {}).get(step)
         ran = mine.ran if mine is not None else None
         # With a core for everyone a step still lasts as long as any of its threads runs.
-        longer = max((one.ran - ran for one in others if one.ran is not None), default=0) if ran is not None else 0
-        without.append(min(sum(one.waited for one in others), max(ns - max(longer, 0), 0)))
+        longer = max([0, *(one.ran - ran for one in others if one.ran is not None and ran is not None)])
+        without.append(min(sum(one.waited for one in others), max(ns - longer, 0)))
     return float(np.minimum(waited, without).sum() / waited.sum()) if len(pairs) else 0.0
 
 

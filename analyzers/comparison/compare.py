@@ -102,7 +102,7 @@ def _caveats(before: Report, after: Report, basis: Basis, per: tuple[moved.Unit,
             else "the windows hold different amounts of work, so the job may still have become faster or slower"
         )
         ran = f"{old_count:,.0f} → {new_count:,.0f} compute kernels per {unit} and rank"
-        found.append(f"{ran} ({100 * (new_count / old_count - 1):+.1f} %): {reason}")
+        found.append(f"{ran} ({units.signed(new_count / old_count - 1)}): {reason}")
     return found
 
 

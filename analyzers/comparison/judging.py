@@ -96,7 +96,7 @@ def _why_steps(moved: Change, result: Outcome, conclusive: bool, threshold: floa
         return f"{interval} lies within {limit}"
     loud = ""
     if abs(moved["change_frac"] or 0.0) >= LARGE_CHANGE:
-        loud = f"the step changed by {100 * (moved['change_frac'] or 0.0):+.1f} %, which may be real; "
+        loud = f"the step changed by {units.signed(moved['change_frac'])}, which may be real; "
     return f"{loud}{interval} reaches across {limit}: {_noise(threshold, own, other)}"
 
 

@@ -101,7 +101,7 @@ class _Lane:
         start, end = self.device.at("start", self.rows), self.device.at("end", self.rows)
         thread, at = self._thread(), self._at(start)
         del self.launch
-        within = np.empty(len(start), self.row_type)
+        within: Times = np.empty(len(start), self.row_type)
         for part in quarters(len(start)):
             within[part] = self._around(thread[part], at[part])
         del at

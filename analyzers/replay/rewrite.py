@@ -102,11 +102,17 @@ def nodes_by_call(graph: Graph, kind: Node) -> Times:
     return found
 
 
+def launched_at(graph: Graph) -> Times:
+    """When each node was launched; its start where that is not recorded."""
+    found = graph.nodes["start"].copy()
+    launch = graph.edges["why"] == Edge.LAUNCH
+    found[graph.edges["dst"][launch]] = graph.nodes["end"][graph.edges["src"][launch]]
+    return found
+
+
 def by_issue(graph: Graph, calls: Iterable[int]) -> list[int]:
     """Calls in the order of their issue; two threads or streams may start neighbours the other way round."""
-    arrival, launch = nodes_by_call(graph, Node.ARRIVAL), graph.edges["why"] == Edge.LAUNCH
-    issued = graph.nodes["start"].copy()
-    issued[graph.edges["dst"][launch]] = graph.nodes["end"][graph.edges["src"][launch]]
+    arrival, issued = nodes_by_call(graph, Node.ARRIVAL), launched_at(graph)
     return sorted(calls, key=lambda call: int(issued[arrival[call]]))
 
 

@@ -121,7 +121,7 @@ def _below(point: TrendPoint) -> int:
 
 
 def _hover(point: TrendPoint) -> str:
-    change = "" if point.change_frac is None else f", {100 * point.change_frac:+.1f} %"
+    change = "" if point.change_frac is None else f", {units.signed(point.change_frac)}"
     return (
         f"run {point.number}, {point.recorded_at[:16].replace('T', ' ')} UTC<br>{units.duration(point.step_ns)}{change}"
     )

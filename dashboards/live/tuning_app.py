@@ -100,7 +100,7 @@ def _head(found: TuneDocument) -> Component:
 
 def _figures(found: TuneDocument) -> list[Figure]:
     before, after = found["baseline_step_ns"], found["best_step_ns"]
-    change = f"{100 * (after / before - 1):+.1f} %"
+    change = units.signed(after / before - 1)
     many = units.plural(len(found["changes"]), "change")
     spent = units.long_duration(found["seconds"] * 1e9)
     return [

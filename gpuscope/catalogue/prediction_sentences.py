@@ -62,7 +62,7 @@ _PARTS = {
 def gain_share(predicted: Prediction) -> str:
     """`-24.9 %`: what the step loses."""
     frac = predicted["step_ns_after"] / predicted["step_ns_before"] - 1
-    return f"{100 * frac:+.1f} %" if abs(frac) >= 0.0005 else "0 %"
+    return units.signed(frac) if abs(frac) >= 0.0005 else "0 %"
 
 
 def gain_cell(predicted: Prediction, certain: bool) -> str:

@@ -155,6 +155,11 @@ def share(frac: float | None) -> str:
     return f"{100 * frac:.1f} %"
 
 
+def signed(frac: float | None) -> str:
+    """By what fraction of 1 something is more or less, as per cent: `+4.0 %`."""
+    return NONE if frac is None else f"{100 * frac:+.1f} %"
+
+
 def whole_share(frac: float | None) -> str:
     """A fraction of 1 as whole per cent, for a headline: `31 %`."""
     if frac is None or not math.isfinite(frac):

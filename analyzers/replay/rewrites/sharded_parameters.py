@@ -12,7 +12,15 @@ from gpuscope.analyzers.changes import GroupModules, KeepParameters, Prefetch
 from gpuscope.analyzers.host_time.fsdp_options import LIMITER
 from gpuscope.analyzers.replay.collective_costs import costs
 from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, by_issue, edges_into, nodes_by_call, unissued
+from gpuscope.analyzers.replay.rewrite import (
+    Rewritten,
+    Setting,
+    by_issue,
+    edges_into,
+    launched_at,
+    nodes_by_call,
+    unissued,
+)
 from gpuscope.analyzers.replay.rewrites.gradient_buckets import scales
 from gpuscope.analyzers.replay.rewrites.regroup import Bucket, Piece, regrouped
 from gpuscope.trace.columns.table import Mask, Times
@@ -74,22 +82,17 @@ def prefetch(graph: Graph, change: Prefetch, setting: Setting) -> Rewritten:
     del setting
     if change.depth < 1:
         raise UnreplayableError("prefetching needs a depth of at least 1")
-    node, issued = nodes_by_call(graph, Node.ARRIVAL), _issued(graph)
-    passes: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
-    for call in sorted(gathers(graph), key=lambda call: int(issued[node[call]])):
-        step = int(graph.nodes["step"][node[call]])
-        passes[graph.calls[call].rank, step, graph.calls[call].backward].append(call)
-    used = _used(graph, issued)
+    node, issued, passes = nodes_by_call(graph, Node.ARRIVAL), launched_at(graph), _passes(graph, gathers(graph))
+    ahead = _ahead(graph, passes)
     into: dict[int, list[int]] = defaultdict(list)
     for place in np.flatnonzero(np.isin(graph.edges["why"], (Edge.LAUNCH, Edge.EVENT))).tolist():
         into[int(graph.edges["dst"][place])].append(place)
     moved = np.zeros(len(graph), np.bool_)
     edges: list[tuple[int, int, int, int]] = []
     order = np.stack((issued, np.zeros(len(graph), np.int64)), axis=1)
-    for calls in passes.values():
+    for calls in passes:
         for place, call in enumerate(calls):
-            ahead = sum(used.get(other, NA) > issued[node[call]] for other in calls[:place])
-            with_place = max(0, place - max(0, change.depth - ahead))
+            with_place = max(0, place - max(0, change.depth - ahead[call]))
             if with_place == place:
                 continue
             old, new = int(node[call]), int(node[calls[with_place]])
@@ -98,7 +101,7 @@ def prefetch(graph: Graph, change: Prefetch, setting: Setting) -> Rewritten:
             for edge in into[new]:
                 src, lag, why = (int(graph.edges[name][edge]) for name in ("src", "lag", "why"))
                 edges.append((src, old, lag, why))
-    if not moved.any() or max(map(len, passes.values())) <= change.depth:
+    if not moved.any() or max(map(len, passes)) <= change.depth:
         raise UnreplayableError(f"no pass gathers more than {change.depth} modules")
     kept = ~edges_into(graph, moved, Edge.LAUNCH, Edge.EVENT)
     lanes = {(int(graph.nodes["rank"][dst]), int(graph.nodes["lane"][dst])) for dst in np.flatnonzero(moved).tolist()}
@@ -110,12 +113,24 @@ def prefetch(graph: Graph, change: Prefetch, setting: Setting) -> Rewritten:
     return Rewritten(changed, f"{int(moved.sum())} all-gathers issued {change.depth} modules ahead")
 
 
-def _issued(graph: Graph) -> Times:
-    """When each node was launched; its start where that is not recorded."""
-    found = graph.nodes["start"].copy()
-    launch = graph.edges["why"] == Edge.LAUNCH
-    found[graph.edges["dst"][launch]] = graph.nodes["end"][graph.edges["src"][launch]]
-    return found
+def _passes(graph: Graph, calls: Sequence[int]) -> list[list[int]]:
+    """Gathers of each pass of a rank, as issued."""
+    node = nodes_by_call(graph, Node.ARRIVAL)
+    passes: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
+    for place in by_issue(graph, calls):
+        call = graph.calls[place]
+        passes[call.rank, int(graph.nodes["step"][node[place]]), call.backward].append(place)
+    return list(passes.values())
+
+
+def _ahead(graph: Graph, passes: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Per gather, how many modules gathered before it in its pass were not used yet when it was issued."""
+    node, issued = nodes_by_call(graph, Node.ARRIVAL), launched_at(graph)
+    used = _used(graph, issued)
+    return {
+        call: sum(used.get(other, NA) > issued[node[call]] for other in own[:place])
+        for own in passes for place, call in enumerate(own)
+    }  # fmt: skip
 
 
 def _used(graph: Graph, issued: Times) -> dict[int, int]:
@@ -179,24 +194,12 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
     )
 
 
-def _passes(graph: Graph, calls: Sequence[int]) -> list[list[int]]:
-    """Gathers of each pass of a rank, as issued."""
-    node = nodes_by_call(graph, Node.ARRIVAL)
-    passes: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for call in by_issue(graph, calls):
-        passes[graph.calls[call].rank, int(graph.nodes["step"][node[call]])].append(call)
-    return list(passes.values())
-
-
 def _depth(graph: Graph, calls: Sequence[int]) -> int:
     """How many modules ahead of their use the gathers of a pass are issued, the median of those behind the first."""
-    node, issued = nodes_by_call(graph, Node.ARRIVAL), _issued(graph)
-    used = _used(graph, issued)
-    ahead = [
-        sum(used.get(other, NA) > issued[node[call]] for other in own[:place])
-        for own in _passes(graph, calls) for place, call in enumerate(own) if place
-    ]  # fmt: skip
-    return int(np.median(ahead)) if ahead else 0
+    passes = _passes(graph, calls)
+    ahead = _ahead(graph, passes)
+    behind = [ahead[call] for own in passes for call in own[1:]]
+    return int(np.median(behind)) if behind else 0
 
 
 def _not_limited(graph: Graph, families: Sequence[Sequence[int]], depths: Sequence[int], count: int) -> Graph:

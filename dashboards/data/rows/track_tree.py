@@ -65,8 +65,8 @@ def _rank(tracks: Sequence[Track], rank: int, places: list[int], is_open: bool) 
     busy = sorted(streams or places, key=lambda place: int(tracks[place].covered[-1]) if len(tracks[place]) else 0)
     single = [place for place in places if tracks[place].group in ("steps", "streams")]
     leaves = [_node(f"r{rank}.{place}", tracks[place].label, [place]) for place in single]
-    node = _node(f"r{rank}", f"rank {rank}", [], busy[-1], is_open, leaves + list(_threads(tracks, rank, places)))
-    return Node(**{**node, "beside": busy[-2] if len(streams) > 1 else -1})
+    leaves += _threads(tracks, rank, places)
+    return _node(f"r{rank}", f"rank {rank}", [], busy[-1], is_open, leaves, busy[-2] if len(streams) > 1 else -1)
 
 
 def _threads(tracks: Sequence[Track], rank: int, places: list[int]) -> Iterator[Node]:
@@ -106,6 +106,7 @@ def _by_the_way(track: Track) -> bool:
 
 
 def _node(
-    name: str, label: str, rows: list[int], summary: int = -1, is_open: bool = True, children: list[Node] | None = None
-) -> Node:
-    return Node(id=name, label=label, rows=rows, summary=summary, beside=-1, open=is_open, children=children or [])
+    name: str, label: str, rows: list[int], summary: int = -1, is_open: bool = True,
+    children: list[Node] | None = None, beside: int = -1,
+) -> Node:  # fmt: skip
+    return Node(id=name, label=label, rows=rows, summary=summary, beside=beside, open=is_open, children=children or [])

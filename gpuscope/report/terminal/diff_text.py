@@ -26,11 +26,11 @@ def verdict_line(diff: Diff) -> str:
         return word
     what = "step" if step["basis"] == "steps" else "window"
     times = f"{what} {units.duration(step['before_ns'])} → {units.duration(step['after_ns'])}"
-    moved = f", {_percent(step['change_frac'])}" if step["change_frac"] is not None else ""
+    moved = f", {units.signed(step['change_frac'])}" if step["change_frac"] is not None else ""
     low, high = step["low_frac"], step["high_frac"]
     if verdict["result"] == "different_jobs":
         return f"Different jobs: {times}"
-    bounds = f" ({_percent(low)} to {_percent(high)})" if low is not None and high is not None else ""
+    bounds = f" ({units.signed(low)} to {units.signed(high)})" if low is not None and high is not None else ""
     return f"{word}: {times}{moved}{bounds}"
 
 
@@ -197,7 +197,3 @@ def _unit(diff: Diff) -> str:
 def _pair(sides: tuple[CollectiveSide | None, CollectiveSide | None], of: Callable[[CollectiveSide], str]) -> str:
     before, after = (of(side) if side else units.NONE for side in sides)
     return units.both(before, after)
-
-
-def _percent(frac: float | None) -> str:
-    return units.NONE if frac is None else f"{100 * frac:+.1f} %"

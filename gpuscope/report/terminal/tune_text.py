@@ -113,7 +113,7 @@ def _range(row: TriedChange) -> str:
 
 
 def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
+    return units.signed(ratio - 1)
 
 
 def _interval(found: TuneDocument) -> str:

@@ -13,7 +13,7 @@ from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.memory_section import AllocatorChangeEntry, AllocatorReplayEntry, MemoryEntry
 from gpuscope.when_used import dataclass
-from gpuscope.words.units import memory, plural
+from gpuscope.words.units import memory, plural, signed
 
 USUAL = ("expandable_segments", "True")
 """What PyTorch's own message recommends where memory is fragmented."""
@@ -124,7 +124,7 @@ def _basis(entry: MemoryEntry, replay: AllocatorReplayEntry, best: AllocatorChan
         gains.append(f"retries {replay['retries']} → {best['retries']}")
     return (
         f"{', '.join(gains)}, by replaying {plural(entry['events'], 'recorded event')} of rank {entry['rank']} under "
-        f"this setting; replayed as it was, the peak is off by {100 * replay['error_frac']:+.1f} %"
+        f"this setting; replayed as it was, the peak is off by {signed(replay['error_frac'])}"
     )
 
 
