@@ -13,7 +13,7 @@ from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, Unrep
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, by_issue, edges_into, nodes_by_call, unissued
 from gpuscope.analyzers.replay.rewrites.early_issue import EarlyIssue
 from gpuscope.analyzers.replay.rewrites.regroup import Bucket, Piece, Scale, regrouped
-from gpuscope.analyzers.replay.rewrites.transfer_cost import gradients
+from gpuscope.analyzers.replay.rewrites.transfer_cost import gradients, steps_of
 
 FEWEST = 3
 """Transfers from which a mean is taken."""
@@ -51,9 +51,11 @@ def _as_they_are(graph: Graph, calls: Sequence[int], size: int, first: int) -> b
 def _by_step(graph: Graph, calls: Sequence[int]) -> dict[tuple[int, int], list[int]]:
     """Calls of each rank's step, in the order of their issue."""
     node = nodes_by_call(graph, Node.ARRIVAL)
+    present = [call for call in calls if node[call] >= 0]
     own: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for call in by_issue(graph, [call for call in calls if node[call] >= 0]):
-        own[graph.calls[call].rank, int(graph.nodes["step"][node[call]])].append(call)
+    step = steps_of(graph, present)
+    for call in by_issue(graph, present):
+        own[graph.calls[call].rank, step[call]].append(call)
     return own
 
 
@@ -124,11 +126,7 @@ def scales(graph: Graph, calls: list[int], found: Costs, setting: Setting) -> Sc
     While the backward pass goes on, transfers share cores, memory and links with it and with each other; the last one
     has them alone, unless one before it is late.
     """
-    node = nodes_by_call(graph, Node.ARRIVAL)
-    final: dict[tuple[int, int], int] = {}
-    for call in by_issue(graph, calls):
-        final[graph.calls[call].rank, int(graph.nodes["step"][node[call]])] = call
-    last = set(final.values())
+    last = {own[-1] for own in _by_step(graph, calls).values()}
     worse = 1 + setting.bias * max(found.error(graph, call) for call in calls)
     undisturbed = _undisturbed(graph, calls, last)
     alone = _taken(graph, undisturbed, found)
@@ -173,16 +171,13 @@ def overlap(graph: Graph, change: Overlap, setting: Setting) -> Rewritten:
     into: dict[int, list[int]] = defaultdict(list)
     for place, dst in zip(place_of.tolist(), graph.edges["dst"][place_of].tolist(), strict=True):
         into[dst].append(place)
-    last: dict[tuple[int, int], int] = {}
-    for call in by_issue(graph, calls):
-        last[graph.calls[call].rank, int(graph.nodes["step"][node[call]])] = int(node[call])
     edges: list[tuple[int, int, int, int]] = []
-    for call in calls:
-        arrival = int(node[call])
-        final = last[graph.calls[call].rank, int(graph.nodes["step"][arrival])]
-        if arrival != final:
-            rows = ((int(graph.edges[name][place]) for name in ("src", "lag", "why")) for place in into[final])
-            edges += [(src, arrival, lag, why) for src, lag, why in rows]
+    for *earlier, final in _by_step(graph, calls).values():
+        for call in earlier:
+            rows = (
+                (int(graph.edges[name][place]) for name in ("src", "lag", "why")) for place in into[int(node[final])]
+            )
+            edges += [(src, int(node[call]), lag, why) for src, lag, why in rows]
     return Rewritten(graph.add([], edges), "every gradient bucket waits for the last one's issue")
 
 

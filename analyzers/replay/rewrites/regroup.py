@@ -18,6 +18,7 @@ from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes
 from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import by_issue, nodes_by_call
 from gpuscope.analyzers.replay.rewrites.early_issue import EarlyIssue
+from gpuscope.analyzers.replay.rewrites.transfer_cost import steps_of
 from gpuscope.trace.schema import Kind
 from gpuscope.when_used import dataclass
 
@@ -89,10 +90,10 @@ class _Made(NamedTuple):
 
 def _by_step(graph: Graph, calls: Sequence[int]) -> list[dict[int, list[int]]]:
     """Per step, per rank, its calls in order."""
-    node = nodes_by_call(graph, Node.ARRIVAL)
+    step = steps_of(graph, calls)
     steps: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for call in by_issue(graph, calls):
-        steps[int(graph.nodes["step"][node[call]])][graph.calls[call].rank].append(call)
+        steps[step[call]][graph.calls[call].rank].append(call)
     for own in steps.values():
         sizes = {tuple(graph.calls[call].bytes for call in mine) for mine in own.values()}
         if len(sizes) > 1 or set(own) != set(graph.ranks):

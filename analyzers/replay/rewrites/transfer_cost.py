@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from gpuscope.analyzers.changes import LineRate, LinkSpeed, MeasuredTransfers, MoreRanks, WireBytes
 from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
-from gpuscope.analyzers.replay.graph import Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph import NONE, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, nodes_by_call
 from gpuscope.collective_costs.message_cost import OTHER_GROUP_ERROR
 from gpuscope.collective_costs.nccl_model import more_steps
@@ -48,6 +48,23 @@ def gradients(graph: Graph) -> list[int]:
         if (call.backward or call.gradients or (call.behind and call.rank not in within))
         and call.group == largest.get(call.rank)
     ]  # fmt: skip
+
+
+def steps_of(graph: Graph, calls: Sequence[int]) -> dict[int, int]:
+    """By call the step that it works for: of gradients that in which the first of their backward pass arrived.
+
+    A device may have a step's last buckets to send when a copy for the next step has begun that one. Gradients of a
+    pass that began before the window are of step `NONE`. Parameters may be gathered before the pass that uses them.
+    """
+    arrival = nodes_by_call(graph, Node.ARRIVAL)
+    found = {call: int(graph.nodes["step"][arrival[call]]) for call in calls}
+    reduced = [call for call in calls if graph.calls[call].op in GRADIENT_OPS]
+    pass_of = {call: (graph.calls[call].rank, graph.calls[call].passes) for call in reduced}
+    known = {rank for rank, number in pass_of.values() if number}
+    first: dict[tuple[int, int], int] = {}
+    for call, own in pass_of.items():
+        first[own] = min(first.get(own, found[call]), found[call])
+    return found | {call: first[own] if own[1] else NONE for call, own in pass_of.items() if own[0] in known}
 
 
 def rescaled(graph: Graph, found: Costs, ratio: dict[int, float]) -> Graph:
