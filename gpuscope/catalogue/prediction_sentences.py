@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuscope import when_used
-from gpuscope.catalogue.cause_table import finding_words
+from gpuscope.catalogue.cause_table import finding_words, what_it_takes
 from gpuscope.schema.document import (
     NothingGainsEntry,
     PlanEntry,
@@ -172,11 +172,10 @@ def plan(entry: PlanEntry) -> str:
 
 
 def nothing_gains(entry: NothingGainsEntry) -> str:
-    """`kernel launch overhead takes 12.1 % of the time, and nothing tried gains: cuda_graphs → 117.2 ms; any other
+    """`kernel launch overhead: 12.1 % of the time, and nothing tried gains: cuda_graphs → 117.2 ms; any other
     change gains up to 12 % (step 117.4 ms → 103.3 ms at best, if all of it vanished and nothing else changed)`."""
     tried = ", ".join(f"{one['code']} → {units.duration(one['step_ns_after'])}" for one in entry["tried"])
-    takes = f"{finding_words(entry['finding'])} takes {units.share(entry['share_frac'])} of the time"
-    told = f"{takes}, and nothing tried gains: {tried}"
+    told = f"{what_it_takes(entry['finding'], entry['share_frac'])}, and nothing tried gains: {tried}"
     if "bound" not in entry:
         return told
     return f"{told}; any other change gains {bound_share(entry['bound'])} ({bound_change(entry['bound'])})"

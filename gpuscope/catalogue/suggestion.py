@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import Any, ClassVar
 
 from gpuscope import when_used
-from gpuscope.catalogue.cause_table import finding_words
+from gpuscope.catalogue.cause_table import what_it_takes
 from gpuscope.catalogue.facts import facts_of
 from gpuscope.schema.document import FindingEntry
 from gpuscope.when_used import dataclass
@@ -110,4 +110,4 @@ def cost(finding: FindingEntry) -> str:
     """What a finding costs, in words: the beginning of a reason; the finding's own message says the rest."""
     if not finding["share_frac"]:
         return finding["message"]
-    return f"{finding_words(finding['code'])} takes {units.share(finding['share_frac'])} of the time"
+    return what_it_takes(finding["code"], finding["share_frac"])
