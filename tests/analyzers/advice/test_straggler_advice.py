@@ -38,6 +38,16 @@ def test_a_slow_device_is_checked_and_drained() -> None:
     assert one["predicted"]["step_ns_after"] == 40
 
 
+@pytest.mark.parametrize("device", [0, None])
+def test_slow_devices_that_hide_each_other_are_blamed_on_devices_alone(device: int | None) -> None:
+    """Ranks on CPU take turns where they share cores: the pace of a rank that is not late each time is no fault."""
+    case = late("device", recurrent=False)
+    case["findings"][0]["ranks"] = [0, 1]
+    for rank in case["ranks"]:
+        rank["device"] = device
+    assert [one["code"] for one in advise(case, gains)[0]] == ([] if device is None else ["slow_rank"])
+
+
 def test_more_data_is_shared_by_all_ranks() -> None:
     asked: list[Change] = []
 
