@@ -137,6 +137,10 @@ class LateHost(OfRank):
     cause: str
 
     @property
+    def of_cause(self) -> str:
+        return self.cause
+
+    @property
     def answer(self) -> str:
         return _HOST.get(self.cause, _HOST["host_other"])[0]
 
