@@ -92,11 +92,11 @@ def advise(
             if not one[0].gains_time or within_compute(one[0].finding["code"]) or is_gain(one[1])
         ]  # fmt: skip
         found.refused = [one for one in found.refused if one[0].finding["code"] not in BY_CODE]
-    kept = _undominated(_once(sorted(found.kept, key=_rank)), tries)
-    plan = best_plan(found.candidates, tries)
-    taken = {proposal.code for proposal, _ in kept}
     main = blame.main_finding(report)
     trouble = main["code"] if main is not None else ""
+    kept = _undominated(_once(sorted(found.kept, key=_rank)), tries, trouble)
+    plan = best_plan(found.candidates, tries)
+    taken = {proposal.code for proposal, _ in kept}
     told = [_of_the_reason(one, found.kept, trouble) for one in kept]
     suggestions = blame.in_order(report, [_suggestion(*one, report, tries) for one in told])
     refused = [_unpredicted(report, *one) for one in _once(found.refused) if one[0].code not in taken]
@@ -240,19 +240,26 @@ def _of_the_reason(
     return reason or next((other for other in same if other[0].finding["code"] == trouble), one)
 
 
-def _undominated(kept: Sequence[tuple[Proposal, Predicted]], tries: Tries) -> list[tuple[Proposal, Predicted]]:
-    """Without those that lead no further than another one for the same finding, alone or together with it, or than a
-    part of their own changes; of what changes the training than any that does not."""
+def _undominated(
+    kept: Sequence[tuple[Proposal, Predicted]], tries: Tries, trouble: str
+) -> list[tuple[Proposal, Predicted]]:
+    """Without those that lead no further than another one for the same finding, alone or together with it, than a
+    part of their own changes, or, beside the trouble, than what mends on all ranks what they mend on one; of what
+    changes the training than any that does not."""
     left: list[tuple[Proposal, Predicted]] = []
     plain = [one for one in kept if not one[0].record.alters_training]
     for proposal, outcome in kept:
         near = outcome.after + TIE_FRAC * outcome.before
+        of_cause = proposal.record.of_cause if proposal.finding["code"] != trouble else None
         better = [
             other for other, predicted in ([*left, *plain] if proposal.record.alters_training else left)
             if other.finding["code"] == proposal.finding["code"] and other.record.subject == proposal.record.subject
             and predicted.after <= near and (proposal.record.alters_training or not other.record.alters_training)
         ]  # fmt: skip
-        better += [one for one, told in kept if set(one.changes) < set(proposal.changes) and told.after <= near]
+        better += [
+            one for one, told in kept if told.after <= near
+            and (set(one.changes) < set(proposal.changes) or one.finding["code"] == of_cause)
+        ]  # fmt: skip
         if not any(_superfluous(proposal, other, outcome, tries) for other in better):
             left.append((proposal, outcome))
     return left

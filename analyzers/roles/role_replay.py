@@ -46,7 +46,10 @@ def times_of(steps: Sequence[RoleStep], *, beside: bool) -> list[dict[str, int]]
 
 
 def durations(steps: Sequence[Times], schedule: Schedule) -> list[int]:
-    """How long each step takes, ns. Of rollouts beside the training the first step has no other to run beside."""
+    """How long each step takes, ns. Of rollouts beside the training the first step has no other to run beside: a step
+    that is recorded alone follows one like it."""
+    if schedule.beside and len(steps) == 1:
+        steps = [*steps, *steps]
     ends: list[int] = []
     rolled = now = 0
     for number, step in enumerate(steps):
@@ -61,7 +64,7 @@ def durations(steps: Sequence[Times], schedule: Schedule) -> list[int]:
             now = _trained({**step, "weight_sync": 0}, synced, schedule, first=0)
         ends.append(now)
     spans = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-    return spans[1:] if schedule.beside and len(spans) > 1 else spans
+    return spans[1:] if schedule.beside else spans
 
 
 def _trained(step: Times, start: int, schedule: Schedule, first: int) -> int:

@@ -276,6 +276,9 @@ def _weigh(
         bubble=_bubble(facts, given),
         waits_without_core=_without_core(given),
         worked=_worked(judged, lanes),
+        copies_alone=all(
+            not (one.compute or one.exposed_communication) and one.idle > one.exposed_memory for one in judged
+        ),
         unexplained=unexplained(given.get(sections.GAPS) or [], stacks_recorded(trace)),
         contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),
         timelines_cut=_timelines_cut(trace, problems),

@@ -86,6 +86,8 @@ class Evidence:
     """Whether kernels that behave like communication are counted as compute."""
     worked: int | None = None
     """ns in which a device worked in what is judged; None of runs without a device."""
+    copies_alone: bool = False
+    """Whether devices only copied and filled memory, in less time than they were idle: no kernel was held up."""
     unexplained: Unexplained = field(default_factory=Unexplained)
 
     @property
@@ -216,9 +218,9 @@ def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
     if evidence.window <= 0 or not evidence.events:
         record = "record the device too (ProfilerActivity.CUDA in torch.profiler, `nsys -t cuda`)"
         return "no_device_events", "no device events", evidence.why_no_device or record
-    if evidence.worked is not None and evidence.worked < LITTLE_WORK:
+    if evidence.worked is not None and (evidence.worked < LITTLE_WORK or evidence.copies_alone):
         done = f"{units.plural(evidence.events, 'operation')}, {units.duration(evidence.worked)} together"
-        why = f"the device's work in all that is judged is {done}"
+        why = f"the device's work in all that is judged is {done}{', no kernel' if evidence.copies_alone else ''}"
         return "little_work", why, "record several whole steps"
     if evidence.thinned:
         why = (

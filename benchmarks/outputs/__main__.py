@@ -24,7 +24,7 @@ from benchmarks.outputs.rendered import save_all
 @click.option("--only", multiple=True, help="Only traces whose name contains this.")
 @click.option("--lines", default=12, show_default=True, help="Lines of each difference that are printed.")
 def main(save: Path, against: Path | None, only: tuple[str, ...], lines: int) -> None:
-    """Analyse the samples, the shared traces and the simulated jobs, and write terminal, HTML, JSON and CSV of each."""
+    """Analyse the samples, the shared traces and the simulated jobs, and write what each front shows of them."""
     total = save_all(save, only)
     click.echo(f"{total} traces; all of it: {digest(save)}")
     if against is None:

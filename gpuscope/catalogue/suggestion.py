@@ -60,6 +60,11 @@ class Suggestion:
         """What the knob is set for, where there are several (`rank 3`): each has its own suggestion."""
         return ""
 
+    @property
+    def of_cause(self) -> str:
+        """The finding that it answers on one rank alone, where it does: mended on all of them, that is mended too."""
+        return ""
+
     def says(self, text: str, finding: FindingEntry) -> str:
         """One of `TEXTS` with the facts in their places. Raises `AttributeError` for a place that is no fact."""
         of_finding = {"cost": cost(finding), "message": finding["message"], "finding": finding["code"]}

@@ -47,7 +47,7 @@ def report(*findings: FindingEntry, frameworks: Sequence[str] = (), **verdict: A
     told = {"bound_by": "cpu", "cause": "input", "abstained": False, "cause_abstained": False} | verdict
     return {
         "findings": list(findings), "verdict": told, "stragglers": [], "steps": [], "rank_steps": [], "collectives": [],
-        "copies": [], "api_calls": [], "launches": [],
+        "copies": [], "api_calls": [], "launches": [{"launches": 1}],
         "step_time": dict.fromkeys(("median_ns", "p90_ns", "min_ns", "max_ns"), 100_000_000) | {"steps": 2},
         "trace": {"frameworks": list(frameworks), "program": "pytorch", "world_size": 2, "sources": []},
         "ranks": [{"rank": 0, "device": 0, "steps": 2, "window_ns": 200_000_000,

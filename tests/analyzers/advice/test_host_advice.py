@@ -63,6 +63,12 @@ def test_where_the_host_idles_for_something_else_graphs_are_for_launching_that_c
     assert (graphs(case) == ([], [])) is (severity == "medium")
 
 
+def test_no_graph_is_made_of_copies_alone() -> None:
+    case = launching()
+    case["launches"] = []
+    assert graphs(case) == ([], [])
+
+
 def test_graphs_come_with_what_frees_a_step_of_blocking_calls() -> None:
     read = blocking("cudaMemcpyAsync", operator="aten::_local_scalar_dense", within="aten::item", copy="DtoH", bytes=4)
     asked: list[Change] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from helpers.advice import finding, report
+from helpers.advice import blocking, finding, host_calls, report
 
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.changes import Change, EvenStages, Predicted, ReplacedRank, Schedule, SharedWork
@@ -36,6 +36,16 @@ def test_a_slow_device_is_checked_and_drained() -> None:
         "slow_rank", {"kind": "config", "name": "node of rank 1", "value": "drained until it is checked"},
     )  # fmt: skip
     assert one["predicted"]["step_ns_after"] == 40
+
+
+@pytest.mark.parametrize("device", [0, None])
+def test_slow_devices_that_hide_each_other_are_blamed_on_devices_alone(device: int | None) -> None:
+    """Ranks on CPU take turns where they share cores: the pace of a rank that is not late each time is no fault."""
+    case = late("device", recurrent=False)
+    case["findings"][0]["ranks"] = [0, 1]
+    for rank in case["ranks"]:
+        rank["device"] = device
+    assert [one["code"] for one in advise(case, gains)[0]] == ([] if device is None else ["slow_rank"])
 
 
 def test_more_data_is_shared_by_all_ranks() -> None:
@@ -71,6 +81,26 @@ def test_a_late_host_gets_the_advice_of_its_own_cause(cause: str, begins: str) -
     assert one["code"] == "late_host"
     assert one["action"].startswith(begins)
     assert one["action"].endswith("on rank 1")
+
+
+@pytest.mark.parametrize(("trouble", "both", "told"), [
+    ("sync", 30, ["remove_syncs"]), ("sync", 20, ["late_host", "remove_syncs"]),
+    ("straggler", 30, ["late_host", "remove_syncs"]),
+])  # fmt: skip
+def test_a_late_host_goes_without_saying_where_its_cause_is_mended_on_all(
+    trouble: str, both: int, told: list[str]
+) -> None:
+    """Not where it gains beside that, nor where it is the trouble."""
+    case = late("host", cause="sync")
+    case["findings"].append(finding("sync"))
+    case["host_calls"] = [host_calls(blocking_calls=[blocking("cudaStreamSynchronize")])]
+    case["verdict"] |= {"bound_by": "cpu" if trouble == "sync" else "communication", "cause": trouble}
+
+    def predict(changes: Sequence[Change]) -> Predicted:
+        after = both if len(changes) > 1 else 40 if ReplacedRank(1) in changes else 30
+        return Predicted(100, after, after, after, "a test")
+
+    assert sorted(one["code"] for one in advise(case, predict)[0]) == told
 
 
 def test_without_a_reason_it_says_what_to_record() -> None:

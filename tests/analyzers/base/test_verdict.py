@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from helpers.kineto import Event, call, copy, kernel, write
 
+import gpuscope
 from gpuscope.analyzers.verdict.unexplained import Unexplained
 from gpuscope.analyzers.verdict.verdict import Evidence, bound, decide
 from gpuscope.schema.document import Slowdown
@@ -93,6 +97,7 @@ def test_stacks_that_are_recorded_are_not_asked_for(stacks: bool) -> None:
             "hipMemcpyWithStream covers 493.0 ms of it, but what that waits for is not recorded",
         ),
         ({"causes": {"unattributed": 400}, "unexplained": Unexplained(True)}, "no call is recorded in it"),
+        ({"worked": 90_000, "events": 9, "copies_alone": True}, "is 9 operations, 90.00 µs together, no kernel"),
         ({"worked": 1_500, "events": 1}, "the device's work in all that is judged is 1 operation, 1.500 µs together"),
         (
             {"thinned": "of the ids of operators 1.4 % are there"},
@@ -199,3 +204,15 @@ def test_the_cause_is_that_with_cores(waited: float, cause: str | None) -> None:
     found = decide(dataclasses.replace(CLEAR, causes=causes, idle=0, waits_without_core=waited))
     assert (found["bound_by"], found["cause"], found["cause_abstained"]) == ("communication", cause, cause is None)
     assert any("no core" in limit for limit in found["limits"]) == (waited >= 0.5)
+
+
+@pytest.mark.parametrize("work", [copy, kernel])
+def test_idle_time_around_copies_holds_up_no_kernel(tmp_path: Path, work: Callable[..., Event]) -> None:
+    """Start-up: memory is allocated and filled, and nothing is computed yet."""
+    events = [e for n in range(5) for e in (
+        call(1_000 * n, 800, 2 * n, "cudaMalloc"), call(1_000 * n + 810, 10, 2 * n + 1, "cudaMemcpyAsync"),
+        work(1_000 * n + 830, 20, 2 * n + 1),
+    )]  # fmt: skip
+    verdict = gpuscope.analyze(write(tmp_path / "rank0.json", *events)).report["verdict"]
+    told = ("little_work", None) if work is copy else (None, "allocator")
+    assert (verdict["abstain_reason"], verdict["cause"]) == told

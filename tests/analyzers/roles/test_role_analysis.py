@@ -47,6 +47,7 @@ def test_steps_replayed_by_hand() -> None:
     }
     for schedule, expected in cases.items():
         assert durations(STEPS, schedule) == expected
+    assert durations(STEPS[:1], Schedule(beside=True)) == [12 * S]  # a step recorded alone is like the one before it
     gains = bounding(STEPS, Schedule(beside=True))
     assert next(iter(gains)) == "update_actor"
     assert gains["rollout"] == 0

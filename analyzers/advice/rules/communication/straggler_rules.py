@@ -137,6 +137,10 @@ class LateHost(OfRank):
     cause: str
 
     @property
+    def of_cause(self) -> str:
+        return self.cause
+
+    @property
     def answer(self) -> str:
         return _HOST.get(self.cause, _HOST["host_other"])[0]
 
@@ -176,7 +180,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         again = [rank for rank in finding["ranks"] if rank in late and late[rank]["recurrent"]]
         in_turns = len(finding["ranks"]) > 1 and not again
         slower = [rank for rank in finding["ranks"] if rank in late and late[rank]["reason"] == "device"]
-        if in_turns and slower and not held:  # on the same shapes: none is late each time, as they hide each other
+        # On the same shapes: none is late each time, as they hide each other. Ranks that share cores do so anyway.
+        if in_turns and slower and not (held or on_cpu(case)):
             yield _slow_device(case, finding, slower[0], late[slower[0]], tuple(slower))
         alike = any(entry["reason"] == "device" for entry in late.values())
         if in_turns and _own_batches(case) and not (held or alike or "pipeline" in case.report):

@@ -95,7 +95,8 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     GPU."""
     largest = finding["share_frac"] >= max(_others(case), default=0.0)
     much = finding["severity"] == "high" or case.report["verdict"]["cause"] == finding["code"]
-    if on_cpu(case) or not (largest or much):
+    kernels = sum(one["launches"] for one in case.report["launches"])
+    if on_cpu(case) or not kernels or not (largest or much):
         return
     setting = None if _in_graphs(case) else _setting(case)
     blocking, shapes = _blocking(case), _unlike_shapes(case)
