@@ -156,7 +156,7 @@ def _fits(case: Case, proposal: Proposal) -> bool:
 def _needs_others(case: Case, proposal: Proposal) -> bool:
     """Of what answers `UNDIVIDED` the ranks at hand settle what the replay can make on their own timeline, with the
     other ranks assumed and said."""
-    return proposal.finding["code"] == UNDIVIDED and isinstance(case.predict(proposal.changes), Refused)
+    return proposal.finding["code"] == UNDIVIDED and isinstance(case.estimate(proposal.changes), Refused)
 
 
 def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report: Diagnosis) -> None:

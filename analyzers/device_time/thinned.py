@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
+from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
@@ -93,8 +94,6 @@ def _another_stream_runs(trace: Trace, view: LaneView, rows: Times) -> Times:
     """For each operation but the first, whether the device was busy between its stream's last one and it: it may
     have waited for that."""
     device = trace["device_events"]
-    start, end = np.sort(device["start"][view.rows]), np.sort(device["end"][view.rows])
+    start, end = (np.sort(device[column][view.rows], kind="stable") for column in ("start", "end"))
     since, until = device["end"][rows][:-1], device["start"][rows][1:]
-    begun_by_end = np.searchsorted(start, until, "left")
-    ended_by_begin = np.searchsorted(end, since, "right")
-    return np.asarray(begun_by_end > ended_by_begin)
+    return np.asarray(places(start, until) > places(end, since, "right"))

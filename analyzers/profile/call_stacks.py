@@ -254,7 +254,9 @@ class _Lane:
     def _pieces(self, gaps: Spans, thread: int) -> Spans:
         """Gaps cut where a place of the thread, or of the home thread, begins or ends."""
         found, host = [np.empty(0, np.int64)], self.host
-        for block in blocks(0, len(host)):
+        low, high = rows_of_rank(host, self.view.lane.rank)
+        high = low + int(np.searchsorted(host["start"][low:high], gaps.end[-1]))
+        for block in blocks(low, high):
             own = self.kept[block] & among(host["thread"][block], (thread, self.home))
             for column in ("start", "end"):
                 time = host[column][block][own]

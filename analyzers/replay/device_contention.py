@@ -105,20 +105,23 @@ def _disturbance(graph: Graph, beside: Sequence[_Beside]) -> Disturbance:
     by_kernel, by_transfer, by_link, by_way = beside
     kernels = np.flatnonzero(by_kernel.kind & (graph.nodes["kernel"] >= 0))
     transfers = np.flatnonzero(by_transfer.kind & (graph.nodes["call"] >= 0))
-    columns = [graph.nodes[name][kernels].tolist() for name in ("rank", "kernel", "step")]
-    names, in_step = (list(zip(*columns[:count], strict=True)) for count in (2, 3))
     calls = [graph.calls[call] for call in graph.nodes["call"][transfers].tolist()]
     sizes = [(call.op, call.group, call.bytes) for call in calls]
     dur = graph.nodes["dur"]
+
+    def alike(*names: str) -> Factors | None:
+        keys = list(zip(*(graph.nodes[name][kernels].tolist() for name in names), strict=True))
+        return _slower(keys, dur[kernels], [by_kernel.share[kernels]])[0]
+
     # Where batches change from step to step, runs are of one shape within a step.
-    own, of_step = (_slower(keys, dur[kernels], [by_kernel.share[kernels]])[0] for keys in (names, in_step))
+    own = alike("rank", "kernel") or alike("rank", "kernel", "step") or UNKNOWN
     # Of three at once nobody knows which slows which: the line is for two.
     two = np.maximum(by_link.others, by_way.others)[transfers] < 1 + LITTLE
     few, kept = transfers[two], [size for size, own in zip(sizes, two.tolist(), strict=True) if own]
     transfer, link, way = _slower(kept, dur[few], [by_transfer.share[few], by_link.share[few], by_way.share[few]])
     crowded = bool(by_link.kind.any())
     return Disturbance(
-        own or of_step or UNKNOWN, transfer or UNKNOWN, (link or SHARED) if crowded else NONE,
+        own, transfer or UNKNOWN, (link or SHARED) if crowded else NONE,
         (way or BOTH_WAYS) if crowded else NONE,
     )  # fmt: skip
 

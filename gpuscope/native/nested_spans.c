@@ -314,22 +314,47 @@ static int sweep_piece(lane *lanes, const gs_nested *spans, const question *of, 
     return done;
 }
 
+/* The last row not after the first instant before which no candidate is open that began in a row before it, of rows in
+ * order of start: what lies before it can't matter. */
+static size_t first_that_matters(const gs_nested *spans, const question *of)
+{
+    int64_t least = INT64_MAX, reach = INT64_MIN;
+    size_t found = 0;
+    for (size_t thread = 0; thread < (size_t)spans->threads; thread++) {
+        size_t first = of->instants->bounds[thread];
+        if (first < of->instants->bounds[thread + 1] && of->at[of->instants->rows[first]] < least)
+            least = of->at[of->instants->rows[first]];
+    }
+    for (size_t row = 0; row < spans->count && spans->start[row] <= least; row++) {
+        if (row && spans->start[row] < spans->start[row - 1])
+            break;
+        if (row && spans->start[row] > spans->start[row - 1] && reach <= spans->start[row])
+            found = row;
+        if ((!spans->candidates || spans->candidates[row]) && spans->end[row] > reach)
+            reach = spans->end[row];
+    }
+    return found;
+}
+
 /* In pieces of the table, whose rows of a thread mostly stand in order of start: what is made of one fits caches.
  * UNORDERED where they don't; never in one piece. */
 static int sweep_pieces(const gs_nested *spans, const question *of, uint8_t *matters, size_t piece)
 {
     lane *lanes = calloc((size_t)spans->threads + 1, sizeof *lanes);
-    int done = lanes ? DONE : NO_MEMORY;
+    int done = lanes ? DONE : NO_MEMORY, any = 1;
+    size_t begin = of->instants && piece < spans->count ? first_that_matters(spans, of) : 0;
     for (size_t thread = 0; done == DONE && thread < (size_t)spans->threads; thread++) {
+        lanes[thread].has_begun = begin > 0, lanes[thread].last_start = begin ? spans->start[begin - 1] : 0;
         lanes[thread].asked = of->instants ? of->instants->bounds[thread] : 0;
         lanes[thread].behind = of->instants ? of->instants->bounds[thread + 1] : 0;
         matters[thread] = !of->instants || lanes[thread].asked < lanes[thread].behind;
     }
-    for (size_t from = 0, to; done == DONE && from < spans->count; from = to) {
+    for (size_t from = begin, to; done == DONE && any && from < spans->count; from = to) {
         to = piece < spans->count - from ? from + piece : spans->count;
         while (to < spans->count && spans->start[to] == spans->start[to - 1])
             to++;
         done = sweep_piece(lanes, spans, of, matters, from, to);
+        any = memchr(matters, 1, (size_t)spans->threads) != NULL;
     }
     for (size_t thread = 0; lanes && thread < (size_t)spans->threads; thread++) {
         if (done == DONE && of->instants)

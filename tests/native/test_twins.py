@@ -46,9 +46,10 @@ def spans(draw: Draw) -> list[Any]:
 
 
 def many_spans(seed: int) -> list[Any]:
-    """More than the core takes in one piece, in order of start where the seed is even."""
+    """More than the core takes in one piece, with pauses, in order of start where the seed is even."""
     random = np.random.default_rng(seed)
     start = random.integers(0, 40_000, 30_000)
+    start += start // 1_000 * 100
     start = start if seed % 2 else np.sort(start)
     end = start + random.integers(0, 60, len(start))
     return [start, end, random.integers(0, 4, len(start)), random.random(len(start)) < 0.6]
@@ -167,8 +168,11 @@ def test_twins_agree(name: str, data: st.DataObject) -> None:
 def test_twins_agree_on_tables_of_many_pieces(seed: int) -> None:
     table = many_spans(seed)
     random = np.random.default_rng(seed)
-    at = [random.integers(-1, 5, 9_000), random.integers(-5, 40_100, 9_000)]
-    for name, arguments in (("innermost", [*table, *at]), ("parents", with_length(table))):
+    at = [random.integers(-1, 5, 9_000), random.integers(-5, 44_100, 9_000)]
+    late = [at[0], at[1] // 10 + 39_600]  # what ended before is passed over
+    for name, arguments in (
+        ("innermost", [*table, *at]), ("innermost", [*table, *late]), ("parents", with_length(table)),
+    ):  # fmt: skip
         assert answer(compiled, name, arguments) == answer(plain, name, arguments), name
 
 

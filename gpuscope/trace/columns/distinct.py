@@ -27,7 +27,7 @@ def distinct_values(values: Array) -> Array:
         for block in blocks(0, len(values)):
             present[np.subtract(values[block], low, dtype=np.int64)] = True
         return np.asarray(np.flatnonzero(present) + low, values.dtype)
-    ordered = values if bool((values[1:] >= values[:-1]).all()) else np.sort(values)
+    ordered = values if bool((values[1:] >= values[:-1]).all()) else np.sort(values, kind="stable")  # of runs
     return np.asarray(ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))])
 
 
