@@ -119,6 +119,7 @@ def inputs(
     share. Raises `InputError` where a path is missing or nothing in it is a trace, `roles.SeveralRoles` where none is
     chosen, `UsageError` where no folder has that role or window.
     """
+    one_arena()
     found = [item for named in paths if remote.is_url(named) for item in _remote(str(named), ranks)]
     paths = [named for named in paths if not remote.is_url(named)]
     outright = {Path(named) for named in paths}
