@@ -89,7 +89,7 @@ class Numbered(dict[tuple[Any, Any], int]):
 class Shapes:
     """Recorded inputs of some rows, each column the code of its text."""
 
-    rows: Sequence[int] = ()
+    rows: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     dims: Sequence[int] | npt.NDArray[np.int32] = ()
     types: Sequence[int] | npt.NDArray[np.int32] = ()
     concrete: Sequence[int] | npt.NDArray[np.int32] = ()
@@ -104,7 +104,7 @@ class Rows:
     """`start`, `end` (ns, not yet on the run's clock), `name` (codes), and what the table has of its own."""
     texts: Callable[[Sequence[int]], list[Any]]
     """The JSON of the arguments of some rows."""
-    shapes: Callable[[Sequence[int]], Shapes]
+    shapes: Callable[[npt.NDArray[np.int64]], Shapes]
     """The recorded inputs of some rows; those without any are left out."""
 
     def __len__(self) -> int:
@@ -201,19 +201,19 @@ class Decoded:
             numbers[:, 0] = operators[numbers[:, 0]]
         return ids, *numbered
 
-    def _shapes(self, texts: Sequence[Any]) -> Callable[[Sequence[int]], Shapes]:
-        def shapes(rows: Sequence[int]) -> Shapes:
-            return shapes_of(rows, [texts[i] for i in rows], self._texts)
+    def _shapes(self, texts: Sequence[Any]) -> Callable[[npt.NDArray[np.int64]], Shapes]:
+        def shapes(rows: npt.NDArray[np.int64]) -> Shapes:
+            return shapes_of(rows, [texts[i] for i in rows.tolist()], self._texts)
 
         return shapes
 
 
-def shapes_of(rows: Sequence[int], arguments: Sequence[Any], codes: Mapping[bytes, int]) -> Shapes:
+def shapes_of(rows: npt.NDArray[np.int64], arguments: Sequence[Any], codes: Mapping[bytes, int]) -> Shapes:
     """The recorded inputs of `rows`, from the JSON of their arguments; `codes` gives the code of a text."""
     decoded = decode_arguments(arguments, ShapeArguments)
-    shaped = [(row, a) for row, a in zip(rows, decoded, strict=True) if a.dims != NULL]
+    shaped = [(row, a) for row, a in zip(rows.tolist(), decoded, strict=True) if a.dims != NULL]
     return Shapes(
-        [row for row, _ in shaped],
+        np.array([row for row, _ in shaped], np.int64),
         [codes[bytes(a.dims)] for _, a in shaped],
         [codes[bytes(a.types)] for _, a in shaped],
         [codes[bytes(a.concrete)] for _, a in shaped],

@@ -228,10 +228,10 @@ class EventColumns:
         self.host_collectives += [(first + i, a, names[name[i]]) for i, a in zip(own, inputs, strict=True)]
         self._communication(rows, first)
         asked = np.flatnonzero(rows.route != Category.OP) if not block.shaped else np.arange(len(rows))
-        shapes = rows.shapes(asked[self._is_shaped(name[asked]) != 0].tolist())
+        shapes = rows.shapes(asked[self._is_shaped(name[asked]) != 0])
         inputs_of = {"dims": shapes.dims, "types": shapes.types, "concrete": shapes.concrete}
-        self.shaped |= bool(shapes.rows)
-        self._builder.add("shapes", len(shapes.rows), {"event": np.array(shapes.rows, np.int64) + first, **inputs_of})
+        self.shaped |= len(shapes.rows) > 0
+        self._builder.add("shapes", len(shapes.rows), {"event": shapes.rows + first, **inputs_of})
 
     def _communication(self, rows: Rows, first: int) -> None:
         code = self._builder.names.find(RANGE)

@@ -97,14 +97,14 @@ class Native:
             place = self._places[pair] = self._threads[pid, tid]
         return place
 
-    def _shapes(self, text: bytes | memoryview, arguments: Spans) -> Callable[[Sequence[int]], Shapes]:
-        def shapes(rows: Sequence[int]) -> Shapes:
+    def _shapes(self, text: bytes | memoryview, arguments: Spans) -> Callable[[npt.NDArray[np.int64]], Shapes]:
+        def shapes(rows: npt.NDArray[np.int64]) -> Shapes:
             if not len(rows):
                 return Shapes()
             own = arguments[rows]
             found = core.shape_texts(text, own)
             if found is None:
-                return shapes_of(rows, _getter(text, arguments)(rows), self._texts)
+                return shapes_of(rows, _getter(text, arguments)(rows.tolist()), self._texts)
             dims, types, concrete = (_spans(spans) for spans in found)
             recorded = dims[:, 1] > 0
             for row in np.flatnonzero(dims[:, 1] == len(_NULL)).tolist():
@@ -112,7 +112,7 @@ class Native:
             there = np.flatnonzero(recorded)
             texts = (spans[there] for spans in (dims, types, concrete))
             columns = (text_codes(self._text_codes, text, spans, self._text) for spans in texts)
-            return Shapes(np.asarray(rows)[there].tolist(), *columns)
+            return Shapes(rows[there], *columns)
 
         return shapes
 

@@ -97,7 +97,8 @@ class HostSlices:
             told[place] = len(self._told)
             self._told.append(as_json(arguments(packets.message(int(rows[place])).track_event.debug_annotations)))
         shaped = ~plain & (self._is_shaped(name) != 0)
-        return {"track": own[:, TRACK], "start": reading.times(packets, rows), "name": name,
+        # A copy: a view would keep all columns of the block.
+        return {"track": own[:, TRACK].copy(), "start": reading.times(packets, rows), "name": name,
                 "category": category.astype(np.int16), "number": number, "told": told,
                 **self._inputs(packets, rows, shaped, by_message)}  # fmt: skip
 
@@ -168,12 +169,11 @@ class HostSlices:
             for told in texts(np.flatnonzero((own["name"] == code) & (own["told"] != MISSING)).tolist()):
                 self._reading.learn_world(msgspec.json.decode(told))
 
-        def shapes(rows: Sequence[int]) -> Shapes:
-            asked = np.array(rows, np.int64)
+        def shapes(asked: Integers) -> Shapes:
             asked = asked[own["dims"][asked] != MISSING]
             nothing = self._reading.columns.texts[b"null"]
             inputs = (np.where(own[name][asked] == MISSING, nothing, own[name][asked]) for name in _INPUTS)
-            return Shapes(asked.tolist(), *inputs)
+            return Shapes(asked, *inputs)
 
         return Rows(route, columns, texts, shapes)
 

@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuscope.trace.columns.distinct import distinct_values, mapped
+from gpuscope.trace.columns.table import Array, compact, concatenated, constant, is_constant, picked
+
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -39,8 +42,8 @@ class SliceGroups:
         what else is known of each. Gives the slices of the groups that are whole now, None where no group ended."""
         before = np.concatenate(([self._ending], ends[:-1]))
         group = self._group + np.cumsum(before & ~ends)
-        self._begins.append({**begin, "group": group[~ends]})
-        self._ends.append({**end, "group": group[ends]})
+        self._begins.append(_compact({**begin, "group": group[~ends]}))
+        self._ends.append(_compact({**end, "group": group[ends]}))
         if not len(ends) or group[-1] == self._group:
             self._ending = bool(ends[-1]) if len(ends) else self._ending
             return None
@@ -62,32 +65,54 @@ class SliceGroups:
 
 
 def _some(columns: Columns, rows: npt.NDArray[Any]) -> Columns:
-    return {name: column[rows] for name, column in columns.items()}
+    return {name: picked(column, rows) for name, column in columns.items()}
+
+
+def _compact(columns: Columns) -> Columns:
+    return {name: compact(column) for name, column in columns.items()}
 
 
 def _joined(parts: list[Columns]) -> Columns:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    """The parts are used up column by column, so that only one is ever held twice."""
+    return {name: concatenated([part.pop(name) for part in parts]) for name in list(parts[0])}
 
 
 def _paired(begins: Columns, ends: Columns, cut_off: bool) -> Paired:
-    """Pair what has the same group and track.
+    """Pair what has the same group and track; both sides are used up.
 
     Where their numbers differ nothing is paired, since any pair may be wrong; only where the file was cut off ends are
     missing behind all others, and those that are there are right.
     """
-    tracks, track = np.unique(np.concatenate((begins["track"], ends["track"])), return_inverse=True)
-    group = np.concatenate((begins["group"], ends["group"]))
-    key = np.unique(group * len(tracks) + track, return_inverse=True)[1]
-    begin_key, end_key = np.split(key, [len(begins["track"])])
-    keys = int(key.max(initial=-1)) + 1
-    begun, ended = np.bincount(begin_key, minlength=keys), np.bincount(end_key, minlength=keys)
+    keys = _codes(begins["track"], ends["track"])
+    groups = _codes(begins["group"], ends["group"])
+    if max(int(group.max(initial=0)) for group in groups):
+        tracks = 1 + max(int(key.max(initial=0)) for key in keys)
+        keys = _codes(*(np.int64(tracks) * group + key for group, key in zip(groups, keys, strict=True)))
+    del groups
+    begin_key, end_key = keys
+    count = 1 + max(int(key.max(initial=-1)) for key in keys)
+    begun, ended = np.bincount(begin_key, minlength=count), np.bincount(end_key, minlength=count)
     usable = (begun == ended) | (cut_off & (ended < begun))
-    by_begin, by_end = np.argsort(begin_key, kind="stable"), np.argsort(end_key, kind="stable")
-    place = np.arange(len(by_begin)) - (np.cumsum(begun) - begun)[begin_key[by_begin]]
-    by_begin = by_begin[usable[begin_key[by_begin]] & (place < ended[begin_key[by_begin]])]
+    by_begin, by_end = (np.argsort(key, kind="stable").astype(np.int32) for key in keys)
+    own = begin_key[by_begin]
+    place = np.arange(len(by_begin)) - (np.cumsum(begun) - begun)[own]
+    by_begin = by_begin[usable[own] & (place < ended[own])]
+    del own, place
     by_end = by_end[usable[end_key[by_end]]]
     order = np.argsort(by_begin)
+    end = ends.pop("end")[by_end[order]]
     rows = by_begin[order]
-    columns = {**_some(begins, rows), "end": ends["end"][by_end[order]]}
     unpaired = len(begin_key) - len(rows) if cut_off else int(np.maximum(begun, ended)[~usable].sum())
-    return Paired(columns, unpaired)
+    del begin_key, end_key, keys, order, by_begin, by_end
+    return Paired({**{name: picked(begins.pop(name), rows) for name in list(begins)}, "end": end}, unpaired)
+
+
+def _codes(*columns: Array) -> list[Array]:
+    """Of each value its place among the distinct values of all the columns."""
+    known = distinct_values(np.concatenate([distinct_values(column) for column in columns]))
+    codes = np.arange(len(known), dtype=np.int32)
+    return [
+        constant(np.searchsorted(known, column[0]), len(column), np.int32)
+        if is_constant(column) else mapped(column, known, codes)
+        for column in columns
+    ]  # fmt: skip

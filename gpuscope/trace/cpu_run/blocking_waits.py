@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
-from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.columns.table import Mask, Table, Times, rows_where
 from gpuscope.trace.intervals import EMPTY, Spans
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.schema import NA, Category
@@ -47,10 +47,12 @@ def pauses(host: Table, names: NamePool, own: Times, threads: Times) -> Spans:
     inside, or none that communicates and is PyTorch's own (`aten::mm` looks at its inputs before it multiplies); in all
     else (Python, a node of autograd, an operator that waits or issues a collective) a pause can be a wait.
     """
-    bounds = distinct_values(np.concatenate((host["start"][own], host["end"][own])))
-    start, end = bounds[:-1], bounds[1:]
-    long = end - start >= BLOCKED_NS
-    start, end = start[long], end[long]
+    bounds = np.concatenate((host["start"][own], host["end"][own]))
+    bounds.sort()
+    before, after = bounds[:-1], bounds[1:]
+    long = rows_where(0, len(before), lambda rows: after[rows] - before[rows] >= BLOCKED_NS)
+    start, end = before[long], after[long]
+    del bounds, before, after
     if not len(start):
         return EMPTY
     computing = _computing(host, names, own)
@@ -66,28 +68,25 @@ def pauses(host: Table, names: NamePool, own: Times, threads: Times) -> Spans:
 def _computing(host: Table, names: NamePool, own: Times) -> Mask:
     """Per host event, whether it is one of `own` that computes between the events inside it, too."""
     found = np.zeros(len(host), np.bool_)
-    order = own[np.lexsort((-host["end"][own], host["start"][own], host["thread"][own]))]
-    if not len(order):
-        return found
-    thread, start, end, name = (host[column][order] for column in ("thread", "start", "end", "name"))
-    nested = np.zeros(len(order), np.bool_)
-    nested[:-1] = (thread[1:] == thread[:-1]) & (start[1:] < end[:-1])
-    idle = names.matching(lambda name: is_waiting_op(name) or name.startswith("c10d::"))[name]
-    communicates = names.matching(lambda name: is_waiting_op(name) or name.startswith(_COMMUNICATING))[name]
-    own_work = names.matching(lambda name: name.startswith("aten::"))[name]
-    computes = ~idle & np.where(own_work, ~_holds(thread, start, end, communicates), ~nested)
-    found[order] = computes & (host["category"][order] == Category.OP)
+    idle = names.matching(lambda name: is_waiting_op(name) or name.startswith("c10d::"))
+    communicates = names.matching(lambda name: is_waiting_op(name) or name.startswith(_COMMUNICATING))
+    own_work = names.matching(lambda name: name.startswith("aten::"))
+    threads = host["thread"][own]
+    for thread in distinct_values(threads).tolist():
+        rows = own[threads == thread]
+        rows = rows[np.lexsort((-host["end"][rows], host["start"][rows]))]
+        start, end, name = (host[column][rows] for column in ("start", "end", "name"))
+        nested = np.zeros(len(rows), np.bool_)
+        nested[:-1] = start[1:] < end[:-1]
+        computes = ~idle[name] & np.where(own_work[name], ~_holds(start, end, communicates[name]), ~nested)
+        found[rows] = computes & (host["category"][rows] == Category.OP)
     return found
 
 
-def _holds(thread: Times, start: Times, end: Times, wanted: Mask) -> Mask:
-    """Per event of threads in order of start, whether one that is `wanted` begins inside it."""
-    before = np.concatenate(([0], np.cumsum(wanted)))
-    last = np.zeros(len(start), np.int64)
-    for one in distinct_values(thread).tolist():
-        places = np.flatnonzero(thread == one)
-        last[places] = places[0] + np.searchsorted(start[places], end[places], "left")
-    return np.asarray(before[last] > before[np.arange(len(start)) + 1])
+def _holds(start: Times, end: Times, wanted: Mask) -> Mask:
+    """Per event of a thread in order of start, whether one that is `wanted` begins inside it."""
+    before = np.concatenate(([0], np.cumsum(wanted, dtype=np.int32)))
+    return np.asarray(before[np.searchsorted(start, end, "left")] > before[1:])
 
 
 def ended_by(found: Spans, ends: Times, begins: Times | None = None, early: int = EARLY_NS) -> Spans:
