@@ -11,9 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache, reduce
-from glob import escape, glob
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 COMMANDS = "gpuscope.commands"
@@ -52,10 +50,13 @@ def installed() -> tuple[tuple[str, str, str], ...]:
     the parsers of mail and CSV, and reads them of every distribution."""
     found: list[tuple[str, str, str]] = []
     for folder in dict.fromkeys(sys.path):
-        for listed_in in sorted(glob(f"{escape(folder or os.curdir)}/*.*-info/entry_points.txt")):
+        names: list[str] = []
+        with suppress(OSError):
+            names = sorted(name for name in os.listdir(folder or os.curdir) if name.endswith("-info"))
+        for name in names:
             group = text = ""
-            with suppress(OSError):
-                text = Path(listed_in).read_text(encoding="utf-8", errors="replace")
+            with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb", 0) as file:
+                text = file.read().decode(errors="replace")
             for line in text.splitlines():
                 name, given, place = (part.strip() for part in line.partition("="))
                 if name.startswith("["):
