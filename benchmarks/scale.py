@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from helpers.synthetic_job import Job, simulate, trace_of
 
 from gpuscope.analyzers.run.file_part import Options, reduce_trace
-from gpuscope.analyzers.run.reduction.reduced_file import write_part
+from gpuscope.analyzers.run.reduction.part_file import write_part
 
 _MERGE = """
 import json, resource, sys, time

@@ -22,7 +22,7 @@ from gpuscope.errors import (
     MissingExtraError,
     UsageError,
 )
-from gpuscope.plugins import COMMANDS, load, own_commands, plugins
+from gpuscope.plugins import COMMAND_FOLDERS, COMMANDS, load, own_commands, plugins
 from gpuscope.version import __version__
 from gpuscope.when_used import dataclass
 
@@ -31,6 +31,10 @@ EPILOG = f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in EXIT_
 
 _OBJECTS_BETWEEN_COLLECTIONS = 500_000
 """A start and a small analysis make a hundred thousand, which all stay: one look through them is 4 % of the time."""
+
+
+_ONLY_OURS = COMMAND_FOLDERS[:2]
+"""Folders of commands that run nothing but gpuscope."""
 
 
 def command_names() -> list[str]:
@@ -48,6 +52,10 @@ class Run:
 
     debug: bool = False
     """Whether errors are shown with their traceback."""
+    others: bool = False
+    """Whether a command was called that may run another's program in this process, or is another distribution's."""
+    status: int | None = None
+    """The exit code, once it is known."""
 
 
 def _set_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -100,6 +108,8 @@ class Commands(click.Group):
             hint = f"did you mean: gpuscope {' '.join([*close, *args[1:]])}" if close else "gpuscope --help lists them"
             raise UsageError(f"no command {args[0]!r}", hint=hint)
         name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(run := ctx.find_root().obj, Run):
+            run.others = not own_commands().get(str(name), "").startswith(_ONLY_OURS)
         if command is not None and name is not None and not ctx.resilient_parsing:
             _use_settings_file(ctx, name, command)
         return name, command, rest
@@ -143,7 +153,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit with a documented code; an error is a message, without `--debug` no traceback."""
     run = Run()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
-    atexit.register(gc.freeze)  # what is left needs no last look
+    if argv is None:
+        atexit.register(_leave, run)  # first in, last out: what others register is called before
+    try:
+        _main(argv, run)
+    except SystemExit as end:
+        run.status = end.code if isinstance(end.code, int) else None
+        raise
+
+
+def _leave(run: Run) -> None:
+    """Without taking down what is left, object by object, which is a thirtieth of a small analysis; other programs may
+    count on that."""
+    if run.others or run.status is None:
+        gc.freeze()  # it needs no last look
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or none
+            stream.flush()
+    os._exit(run.status)
+
+
+def _main(argv: Sequence[str] | None, run: Run) -> NoReturn:
     try:
         status = cli.main(args=argv, prog_name="gpuscope", standalone_mode=False, obj=run)
         if sys.stdout is not None:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import cache, reduce
-from glob import escape, glob
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 COMMANDS = "gpuscope.commands"
@@ -52,10 +50,13 @@ def installed() -> tuple[tuple[str, str, str], ...]:
     the parsers of mail and CSV, and reads them of every distribution."""
     found: list[tuple[str, str, str]] = []
     for folder in dict.fromkeys(sys.path):
-        for listed_in in sorted(glob(f"{escape(folder or os.curdir)}/*.*-info/entry_points.txt")):
+        names: list[str] = []
+        with suppress(OSError):
+            names = sorted(name for name in os.listdir(folder or os.curdir) if name.endswith("-info"))
+        for name in names:
             group = text = ""
-            with suppress(OSError):
-                text = Path(listed_in).read_text(encoding="utf-8", errors="replace")
+            with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb", 0) as file:
+                text = file.read().decode(errors="replace")
             for line in text.splitlines():
                 name, given, place = (part.strip() for part in line.partition("="))
                 if name.startswith("["):
@@ -83,10 +84,10 @@ def load(group: str, name: str) -> Any:
     return reduce(getattr, attribute.split(".") if attribute else (), import_module(module))
 
 
-def listed(package: str, attribute: str) -> list[Any]:
+def listed(package: str, attribute: str, words: Collection[str] = ("",)) -> list[Any]:
     """`attribute` of every module below `package`, folders included, that has it; by the module's own name. What does
-    not assign it is not imported."""
-    names = sorted(_modules(package, attribute), key=lambda name: (name.rpartition(".")[2], name))
+    not assign it, or holds none of `words`, is not imported."""
+    names = sorted(_modules(package, attribute, words), key=lambda name: (name.rpartition(".")[2], name))
     parts = (getattr(import_module(name), attribute, None) for name in names)
     return [part for part in parts if part is not None]
 
@@ -97,9 +98,9 @@ def submodules(package: str) -> None:
         import_module(name)
 
 
-def _modules(package: str, attribute: str) -> Iterator[str]:
+def _modules(package: str, attribute: str, words: Collection[str] = ("",)) -> Iterator[str]:
     """Names of the modules below a package with a line that begins with `attribute`; its own `__init__` is none."""
-    return (name for name, path in _below(package) if _assigns(path, attribute))
+    return (name for name, path in _below(package) if _assigns(path, attribute, words))
 
 
 def _below(package: str) -> Iterator[tuple[str, str]]:
@@ -115,10 +116,12 @@ def _below(package: str) -> Iterator[tuple[str, str]]:
                 yield from _below(f"{package}.{found}")
 
 
-def _assigns(module: str, attribute: str) -> bool:
-    """Whether a line of a module begins with an attribute; taken for granted of bytecode alone, not if unreadable."""
+def _assigns(module: str, attribute: str, words: Collection[str]) -> bool:
+    """Whether a line of a module begins with an attribute, and it holds one of the words; taken for granted of bytecode
+    alone, not if unreadable."""
     if module.endswith(".pyc"):
         return True
     with suppress(OSError), open(module, "rb", 0) as file:
-        return f"\n{attribute}".encode() in file.read()
+        text = file.read()
+        return f"\n{attribute}".encode() in text and any(word.encode() in text for word in words)
     return False

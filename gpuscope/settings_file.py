@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +104,8 @@ def _value(settings: Settings, param: click.Parameter, value: Any) -> Any:
 
 
 def _unknown(settings: Settings, key: str, known: list[str]) -> UsageError:
+    from difflib import get_close_matches
+
     close = get_close_matches(key, known, 1)
     hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(sorted(known))}"
     return UsageError(f"{settings.path}: no setting {key!r}", hint=hint)

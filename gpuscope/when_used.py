@@ -12,6 +12,7 @@ import inspect
 import re
 import typing
 from dataclasses import MISSING
+from functools import cache
 from operator import attrgetter
 from reprlib import recursive_repr
 from threading import RLock
@@ -62,7 +63,7 @@ else:
 
     def _make(cls, frozen=False, repr=True, eq=True, kw_only=False):
         fields = _fields(cls, kw_only)
-        cls.__dataclass_params__.frozen = frozen  # what a subclass by the standard library looks at
+        cls.__dataclass_params__ = _params(frozen)  # what a subclass by the standard library looks at
         made = {"__init__": _init(cls, fields, frozen)}
         made["__match_args__"] = tuple(one.name for one in fields if one.init and not one.kw_only)
         if repr:
@@ -79,21 +80,27 @@ else:
             if name not in vars(cls):
                 setattr(cls, name, value)
 
+    @cache
+    def _params(frozen):
+        return dataclasses.dataclass(frozen=frozen)(type("Bare", (), {"__doc__": "-"})).__dataclass_params__
+
     def _fields(cls, kw_only):
         """Of the class and its bases, as the standard library reads them; defaults are left as its attributes."""
-        own = inspect.get_annotations(cls)
-        given = {name: vars(cls)[name] for name in own if name in vars(cls)}
-        bare = type(cls.__name__, (), {"__module__": cls.__module__, "__doc__": "-", "__annotations__": own, **given})
-        dataclasses.dataclass(bare, init=False, repr=False, eq=False, kw_only=kw_only)
-        for name in given:
-            if name in vars(bare):
-                setattr(cls, name, vars(bare)[name])
-            else:
-                delattr(cls, name)
         found = {}
-        for base in (*cls.__mro__[:0:-1], bare):
+        for base in cls.__mro__[:0:-1]:
             found |= getattr(base, "__dataclass_fields__", {})
-        cls.__dataclass_fields__, cls.__dataclass_params__ = found, bare.__dataclass_params__
+        for name, kind in inspect.get_annotations(cls).items():
+            given = vars(cls).get(name, MISSING)
+            found[name] = one = given if isinstance(given, dataclasses.Field) else dataclasses.field(default=given)
+            of_class = str(kind).startswith("ClassVar[")
+            one.name, one.type = name, kind
+            one._field_type = dataclasses._FIELD_CLASSVAR if of_class else dataclasses._FIELD
+            one.kw_only = kw_only if one.kw_only is MISSING else one.kw_only
+            if one is given and one.default is not MISSING:
+                setattr(cls, name, one.default)
+            elif one is given:
+                delattr(cls, name)
+        cls.__dataclass_fields__ = found
         return dataclasses.fields(cls)
 
     def _init(cls, fields, frozen):

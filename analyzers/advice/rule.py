@@ -8,11 +8,11 @@ together with others (`combining.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 
 from gpuscope.analyzers.changes import Change, Predicted, Refused
-from gpuscope.catalogue.suggestion import Suggestion
+from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.plugins import listed
 from gpuscope.schema.document import Diagnosis, FindingEntry, MemoryBound, Setting, SetupEntry
 from gpuscope.schema.experts_section import ExpertGain
@@ -170,6 +170,16 @@ class Rule:
 def rules() -> tuple[Rule, ...]:
     """The rules of this package, by their place."""
     found: list[Rule] = listed("gpuscope.analyzers.advice.rules", "RULE")
+    return _in_order(found)
+
+
+def rules_for(codes: Collection[str]) -> tuple[Rule, ...]:
+    """Those that may answer findings of these codes, which their files name: the others need not be imported."""
+    words = [f'"{code}"' for code in codes] + ["UNDIVIDED"] * (UNDIVIDED in codes)
+    return _in_order(listed("gpuscope.analyzers.advice.rules", "RULE", words))
+
+
+def _in_order(found: Iterable[Rule]) -> tuple[Rule, ...]:
     return tuple(sorted(found, key=lambda rule: (rule.place, rule.name)))
 
 

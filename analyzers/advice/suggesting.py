@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from gpuscope.analyzers.advice.bounds import beyond, explained, step_bound
 from gpuscope.analyzers.advice.combining import Plan, best_plan
-from gpuscope.analyzers.advice.rule import Case, Estimate, Predict, Proposal, Rule, is_startup, rules
+from gpuscope.analyzers.advice.rule import Case, Estimate, Predict, Proposal, Rule, is_startup, rules_for
 from gpuscope.analyzers.advice.settings.settings import KNOWN
 from gpuscope.analyzers.advice.tries import (
     MIN_GAIN_FRAC,
@@ -79,7 +79,8 @@ def advise(
     tries = Tries(predict, estimate)
     case = Case(report, tries.predict, tries.after)
     found = _Found()
-    for proposals in _proposals(case, rules() if among is None else among):
+    answering = rules_for({finding["code"] for finding in report["findings"]}) if among is None else among
+    for proposals in _proposals(case, answering):
         if costs_little(proposals[0].finding):
             _sort_out(minor := _Found(), proposals, tries, report)
             found.take_large(minor)

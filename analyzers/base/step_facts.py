@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope.analyzers.base.step_roles import StepFacts
-from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.name_pool import NO_NAME, PerName
 from gpuscope.trace.columns.table import Mask, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import measure_within, union
 from gpuscope.trace.naming import kinds
@@ -56,16 +56,13 @@ def _compiling(trace: Trace, rank: int, start: Times, end: Times) -> np.ndarray[
 def _updates(trace: Trace, lane: Lane) -> Times:
     """Starts of the optimizer's kernels, ascending; of its ranges where no kernel tells by its name."""
     device = trace["device_events"]
-    names = trace.names.matching(_updates_parameters)
-    own = lane.rows[names[device.at("name", lane.rows)] & (device.at("kind", lane.rows) == Kind.COMPUTE)]
+    kernels = lane.rows[device.at("kind", lane.rows) == Kind.COMPUTE]
+    updates = PerName(trace.names, lambda name: kernel_category(name) == OPTIMIZER)
+    own = kernels[updates(device.at("name", kernels)).astype(np.bool_)]
     found = device["start"][own]
     if not len(found):
         found = trace["host_events"]["start"][_named(trace, lane.rank, trace.names.matching(is_optimizer_step))]
     return np.sort(found)
-
-
-def _updates_parameters(name: str) -> bool:
-    return kernel_category(name) == OPTIMIZER
 
 
 def _reductions(trace: Trace, rank: int) -> Times:

@@ -46,10 +46,12 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _alike(trace: Trace, view: LaneView) -> dict[str, int]:
     device = trace["device_events"]
     rows = view.rows[(device.at("kind", view.rows) == Kind.COMPUTE) & device.known("stream")[view.rows]]
-    unknown = looked_up(trace.names.matching(lambda name: kernel_category(name) == OTHER), device.at("name", rows))
     stream = picked(device.columns["stream"], rows)  # known in all
     streams = distinct_values(stream)
-    if len(streams) < 2 or not unknown.any():
+    if len(streams) < 2:
+        return {}
+    unknown = looked_up(trace.names.matching(lambda name: kernel_category(name) == OTHER), device.at("name", rows))
+    if not unknown.any():
         return {}
     took = device.at("end", rows) - device.at("start", rows)
     spent = {int(own): int(took.sum(where=stream == own)) for own in streams}

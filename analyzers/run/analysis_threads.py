@@ -28,8 +28,6 @@ def results_of(
 ) -> tuple[list[Result], Kept]:
     """The results of all analyses of a file, in order of their names, and what `beside` returns, which needs none of
     them. `alone` says that no other file is being read."""
-    from concurrent.futures import ThreadPoolExecutor
-
     analyzers = analyzers_of(FileAnalyzer)
 
     def result(analyzer: FileAnalyzer) -> Result:
@@ -38,6 +36,8 @@ def results_of(
     events = len(trace["host_events"]) + len(trace["device_events"])
     if not alone or events < LARGE or os.cpu_count() == 1:
         return [result(analyzer) for analyzer in analyzers], beside()
+    from concurrent.futures import ThreadPoolExecutor
+
     # What they add to the names comes before them all: codes don't depend on which thread is quicker.
     name_phases(trace.names)
     trace.names.code(IDLE)

@@ -6,7 +6,6 @@ Only files in a folder that nobody but the user can write to are ever opened (`c
 from __future__ import annotations
 
 import mmap
-import pickle
 import struct
 import zlib
 from collections.abc import Callable
@@ -26,6 +25,8 @@ def prepared(kept: Any) -> Callable[[IO[bytes]], None]:
 
     Raises what `pickle` raises for one that can't be kept.
     """
+    import pickle
+
     arrays: list[pickle.PickleBuffer] = []
     text = pickle.dumps(kept, protocol=5, buffer_callback=arrays.append)
     views = [array.raw() for array in arrays]
@@ -68,6 +69,8 @@ def read(path: Path) -> Any:
     # A damaged pickle may ask for any amount of memory.
     if zlib.crc32(view[start : start + length], zlib.crc32(view[_HEAD.size : start])) != checked:
         raise ValueError("damaged")
+    import pickle
+
     try:
         return pickle.loads(view[start : start + length], buffers=[view[at : at + size] for at, size in places])
     except Exception as error:  # of whatever kind: a damaged pickle may raise any

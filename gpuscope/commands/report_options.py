@@ -37,19 +37,22 @@ def print_report(
     report: Report, full: bool, top: int | None, quiet: bool, by: Shown | None = None, why: bool = False
 ) -> None:
     """Print `report` on stdout, as much of it as asked for."""
-    from gpuscope.report.terminal import first_screen, report_text
+    from gpuscope.report.terminal import first_screen
     from gpuscope.report.terminal.screen import ReportConsole, Writer
-    from gpuscope.report.terminal.sections import places_text
     from gpuscope.report.view.first_lines import first_lines
 
     console = ReportConsole()
     if quiet:
         click.echo(Writer(console).safe(first_lines(report).one_line()))  # one line, however narrow the terminal
     elif by is not None:
+        from gpuscope.report.terminal.sections import places_text
+
         places_text.render(report, Writer(console), by, top)
     elif why:
         first_screen.why(report, Writer(console), top)
     elif full:
+        from gpuscope.report.terminal import report_text
+
         report_text.render(report, console, top or report_text.ROWS_SHOWN)
     else:
         first_screen.render(report, Writer(console), top or TOP)

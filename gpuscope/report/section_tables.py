@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +21,8 @@ def table(owner: object, name: str, tables: SectionTables) -> pd.DataFrame:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`: did you mean 'kernels'?`; empty where no known name is close."""
+    from difflib import get_close_matches
+
     close = get_close_matches(name, [one for one in known if not one.startswith("_")], 1)
     return f": did you mean {close[0]!r}?" if close else ""
 

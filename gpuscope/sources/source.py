@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Callable
-from difflib import get_close_matches
 from enum import Enum
 from functools import cache, lru_cache
 from pathlib import Path
@@ -199,6 +198,8 @@ def _like(path: Path) -> str | None:
         names = [one.name for one in path.parent.iterdir()]
     except OSError:
         return None
+    from difflib import get_close_matches
+
     close = get_close_matches(path.name, names, 1, cutoff=0.8)
     return f"did you mean {path.parent / close[0]}?" if close else None
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fuzzing import values
-from gpuscope.analyzers.run.reduction.reduced_file import HEAD, digest
+from gpuscope.analyzers.run.reduction.part_file import HEAD, digest
 
 
 def mutated(data: bytes, random: Random) -> tuple[bytes, str]:

@@ -13,7 +13,7 @@ from helpers.kineto import call, kernel, note, python, write
 
 from gpuscope.analyzers.run.file_part import Options
 from gpuscope.analyzers.run.reduction.packing import pack
-from gpuscope.analyzers.run.reduction.reduced_file import read_part
+from gpuscope.analyzers.run.reduction.part_file import read_part
 from gpuscope.analyzers.run.reduction.reducing import reduced
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.plugins import COMMANDS, load

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part, analyze_file
-from gpuscope.analyzers.run.reduction.reduced_file import SUFFIX, write_part
+from gpuscope.analyzers.run.reduction.part_file import write_part
+from gpuscope.analyzers.run.reduction.reduced_file import SUFFIX
 from gpuscope.errors import InputError, UsageError
 from gpuscope.output import check_free
 from gpuscope.sources.opening import Input, check_one_run, check_ranks_present, numbered

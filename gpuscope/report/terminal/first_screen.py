@@ -8,7 +8,6 @@ from rich.text import Text
 from gpuscope.catalogue.prediction_sentences import gain_cell
 from gpuscope.catalogue.straggler_sentences import slowest_ranks
 from gpuscope.report.terminal.screen import Bar, Writer
-from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text, roles_text
 from gpuscope.report.view import why_verdict
 from gpuscope.report.view.headline import context_line, whole
 from gpuscope.report.view.summary import SHOWN, ChangeLine, RankLine, Summary, summary
@@ -207,6 +206,8 @@ def _gain(line: ChangeLine) -> tuple[str, str, str]:
 
 def _records(report: Report, writer: Writer) -> None:
     """What is known of a run without a timeline, down to a screenful."""
+    from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text, roles_text
+
     limited = writer.limited(RECORDS_LINES)
     if "hang" in report:
         hang_text.section(report["hang"], limited)

@@ -13,7 +13,6 @@ from typing import Any
 
 from gpuscope.errors import InputError
 from gpuscope.problems import allocator
-from gpuscope.sources.pytorch import safe_pickle
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
@@ -77,6 +76,8 @@ def _load(path: Path) -> Mapping[str, Any]:
                 f"{path}: is too large for an allocator snapshot ({size} bytes)",
                 hint="record fewer events: torch.cuda.memory._record_memory_history(max_entries=200000, …)",
             )
+        from gpuscope.sources.pytorch import safe_pickle
+
         snapshot = safe_pickle.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error

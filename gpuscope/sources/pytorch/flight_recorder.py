@@ -16,7 +16,6 @@ from typing import Any
 from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.problems import collectives, job, reading
-from gpuscope.sources.pytorch import safe_pickle
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
@@ -83,6 +82,8 @@ def _load(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
     try:
+        from gpuscope.sources.pytorch import safe_pickle
+
         dump = safe_pickle.loads(data) if data.startswith(_PICKLE) else json.loads(data)
     except InputError as error:
         raise InputError(f"{path}: {error.message}", hint=error.hint) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from threading import Lock
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,12 @@ class _Interned(dict[str, int]):
 class NamePool:
     """Interns strings: `code(name)` gives the same int32 for equal names, `pool[code]` the name back."""
 
+    _latest: ClassVar[NamePool | None] = None
+    """The one that was asked what matches last."""
+
     def __init__(self) -> None:
         self._codes = _Interned()
+        self._before: NamePool | None = None
         self._matches: dict[CodeType, npt.NDArray[np.bool_]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,11 +83,29 @@ class NamePool:
             return np.fromiter((bool(predicate(name)) for name in self.names), np.bool_, len(self))
         known = self._matches.get(predicate.__code__, _NONE)
         if len(known) < len(self):
-            new = np.fromiter((bool(predicate(name)) for name in self.names[len(known) :]), np.bool_)
-            known = np.concatenate((known, new))
+            known = np.concatenate((known, self._told(predicate, self.names[len(known) :])))
             known.flags.writeable = False
             self._matches[predicate.__code__] = known
         return known
+
+    def _told(self, predicate: FunctionType, names: list[str]) -> npt.NDArray[np.bool_]:
+        """What a predicate says of names: ranks of a run share most of them, so what the pool asked before this one
+        knows is taken from it."""
+        latest = NamePool._latest
+        if latest is not self:
+            if latest is not None:
+                latest._before = None
+            self._before, NamePool._latest = latest, self
+        answers = np.zeros(len(names), np.bool_)
+        told = answers.copy()
+        if (before := self._before) is not None:
+            known = before._matches.get(predicate.__code__, _NONE)
+            codes = np.fromiter(map(before.find, names), np.int32, len(names))
+            told = (codes >= 0) & (codes < len(known))
+            answers[told] = known[codes[told]]
+        for place in np.flatnonzero(~told).tolist():
+            answers[place] = bool(predicate(names[place]))
+        return answers
 
 
 class PerName:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope.trace.columns.distinct import distinct_values
-from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.columns.name_pool import NamePool, PerName
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.cpu_run.blocking_waits import ended_by, is_message_op, is_waiting_op, pauses
 from gpuscope.trace.intervals import EMPTY, Spans, clip, intersect, join, subtract, union
@@ -48,7 +48,8 @@ def work(host: Table, names: NamePool, rows: Times) -> dict[str, Times]:
     ops: Mask = on_thread & (category == Category.OP) & ~wrapper[name]
     waits = rows[ops & names.matching(is_waiting_op)[name]]
     calls = rows[category == Category.COMMUNICATION]
-    message = names.matching(lambda name: kinds.collective_op(name) in kinds.POINT_TO_POINT)[host["name"][calls]]
+    in_message = PerName(names, lambda name: kinds.collective_op(name) in kinds.POINT_TO_POINT)
+    message = in_message(host["name"][calls]).astype(np.bool_)
     loading = _spans(host, rows[on_thread & names.matching(kinds.is_loader)[name]])
     blocked = intersect(_blocked(host, names, rows, calls, message, np.array(threads, np.int64)), _spans(host, calls))
     compiling = _spans(host, rows[on_thread & names.matching(kinds.is_frame_compilation)[name]])

@@ -11,7 +11,7 @@ import pytest
 from helpers.advice import finding, report, steady, suggestion
 
 from gpuscope.analyzers.advice.framework_settings import python
-from gpuscope.analyzers.advice.rule import Proposal, Rule, rules
+from gpuscope.analyzers.advice.rule import Proposal, Rule, rules, rules_for
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import MIB
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.changes import BucketSize, Change, LoaderWorkers, MicroBatches, Predicted, Refused
@@ -224,6 +224,12 @@ ANSWERED = {
 
 def test_these_causes_have_a_rule() -> None:
     assert {code for rule in rules() for code in rule.answers} >= ANSWERED
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.name)
+def test_a_rule_is_found_by_each_code_it_answers(rule: Rule) -> None:
+    """Its file names them: others are not imported."""
+    assert [code for code in rule.answers if rule not in rules_for([code])] == []
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.name)

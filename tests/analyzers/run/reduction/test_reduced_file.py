@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gpuscope.analyzers.run.file_part import Options
 from gpuscope.analyzers.run.reduction.packing import TAG, UnpackableError, pack, unpack
-from gpuscope.analyzers.run.reduction.reduced_file import HEAD, TREE, digest, read_head, read_part
+from gpuscope.analyzers.run.reduction.part_file import HEAD, TREE, digest, read_head, read_part
 from gpuscope.analyzers.run.reduction.reducing import reduced
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.errors import GpuscopeError, InputError, UsageError
