@@ -276,6 +276,7 @@ def _weigh(
         bubble=_bubble(facts, given),
         waits_without_core=_without_core(given),
         worked=_worked(judged, lanes),
+        unjudged=sorted({lane.rank for lane, part in zip(lanes, judged, strict=True) if not part.window}),
         unexplained=unexplained(given.get(sections.GAPS) or [], stacks_recorded(trace)),
         contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),
         timelines_cut=_timelines_cut(trace, problems),
