@@ -149,6 +149,7 @@ def _steps(seen: Seen, shown: int, once: bool) -> int:
 
 
 def _end(seen: Seen, folder: Path) -> None:
+    from gpuscope.sources.run_manifest import ended
     from gpuscope.words import units
 
     ranks, lost = len(seen.steps), seen.lost
@@ -157,4 +158,6 @@ def _end(seen: Seen, folder: Path) -> None:
     told = f"{units.plural(ranks, 'rank')}, {units.plural(steps, 'step')}" if ranks else "no step was measured"
     if not ranks and seen.windows and seen.status != "running":
         told = f"it has no measures or digests; `gpuscope analyze {folder}` reads its traces"
-    click.echo(f"{seen.status or 'no manifest yet'}: {told}{tail}")
+    end = ended(folder)
+    why = f"{'; '.join(end.failures[:2])}; " if end is not None and end.badly and end.failures else ""
+    click.echo(f"{seen.status or 'no manifest yet'}: {why}{told}{tail}")

@@ -279,6 +279,7 @@ def _weigh(
         copies_alone=all(
             not (one.compute or one.exposed_communication) and one.idle > one.exposed_memory for one in judged
         ),
+        unjudged=sorted({lane.rank for lane, part in zip(lanes, judged, strict=True) if not part.window}),
         unexplained=unexplained(given.get(sections.GAPS) or [], stacks_recorded(trace)),
         contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),
         timelines_cut=_timelines_cut(trace, problems),

@@ -88,6 +88,8 @@ class Evidence:
     """ns in which a device worked in what is judged; None of runs without a device."""
     copies_alone: bool = False
     """Whether devices only copied and filled memory, in less time than they were idle: no kernel was held up."""
+    unjudged: Sequence[int] = ()
+    """Ranks that are here without a step of those that are judged: cut off early, say."""
     unexplained: Unexplained = field(default_factory=Unexplained)
 
     @property
@@ -409,6 +411,9 @@ def _what_to_add(evidence: Evidence) -> str:
     """What would distinguish a slow rank from a slow link."""
     if evidence.cores_held:
         return "record where nothing else runs, or with cores of its own for each rank"
+    if evidence.unjudged:
+        ranks = f"{'rank' if len(evidence.unjudged) == 1 else 'ranks'} {units.ranks(evidence.unjudged)}"
+        return f"record more steps: the files of {ranks} hold none of those that are judged"
     if not _ranks_missing(evidence):
         return "record the sizes of collectives (NCCL's own arguments in torch.profiler, NVTX payloads in nsys)"
     if evidence.world_size is None:

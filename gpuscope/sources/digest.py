@@ -79,7 +79,7 @@ class Step(msgspec.Struct):
         """Whether it can be a step at all."""
         numbers = [ns for _, ns in self.phases] + [one for span in (*self.waits, *self.pauses) for one in span]
         rows = [*self.collectives, *(self.on_device or [])]
-        numbers += [one for row in rows for one in row]
+        numbers.append(sum(abs(one) for row in rows for one in row))
         whole = all(abs(one) < _MOST for one in [self.step, self.end_ns, *numbers]) and 0 < self.step_ns < _MOST
         return whole and self.step >= 0 and all(len(row) in (4, 6) and row[3] >= 0 for row in rows)
 
@@ -191,10 +191,13 @@ class _Read:
 
 
 def _rows(found: list[list[int]], kinds: dict[int, _Kind], begin: int) -> Iterator[_Row]:
-    for number, seq, offset, ns, *ends in found:
+    """Of numbers and begins a row has the difference to the row before."""
+    seq = 0
+    for number, later, offset, ns, *ends in found:
+        seq, begin = seq + later, begin + offset
         if number in kinds:
             src, dst = ends or (NA, NA)
-            yield _Row(kinds[number], seq, begin + offset, begin + offset + ns, src, dst)
+            yield _Row(kinds[number], seq, begin, begin + ns, src, dst)
 
 
 def _cut(spans: Spans, at: Times) -> Spans:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from gpuscope import when_used
 from gpuscope.contained_files import LARGEST_TEXT, Refused, RefusedError, listed, opened, read_text, refused
 from gpuscope.recorded_environment import kept, redacted
 from gpuscope.when_used import dataclass
+from gpuscope.words import units
 
 MANIFEST = "manifest.json"
 PARTS = "manifest.d"
@@ -53,7 +55,7 @@ def window_request(text: str) -> WindowRequest:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended: its status, one sentence per rank that failed (the likeliest culprit first), and what
+    """How a run ended: its status, a sentence per rank that failed (the likeliest culprit first), and what
     the recorder itself found wrong, could not record, and saw as a pause. `hung`: ranks waited for each other for good,
     or died of calling different things."""
 
@@ -98,7 +100,7 @@ def ended(folder: Path) -> Ended | None:
     ranks = sorted(_dicts(manifest.get("ranks")), key=_order_of_failure)
     return Ended(
         status=str(manifest["status"]),
-        failures=(*_left_early(ranks), *(text for rank in ranks if (text := _failure(rank)))),
+        failures=tuple(_failures(ranks)),
         wrong=tuple(redacted(str(entry.get("message", ""))) for entry in problems),
         lost=tuple(_of_rank(entry) + redacted(str(entry.get("message", ""))) for entry in lost),
         paused=tuple(redacted(str(one.get("message", ""))) for one in all_problems if one.get("code") == "pause"),
@@ -268,6 +270,18 @@ def _order_of_failure(rank: dict[str, Any]) -> tuple[int, int]:
     return order, when if isinstance(when, int) else 0
 
 
+def _failures(ranks: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """One sentence per rank that failed, but one for all that lost their connection to another that did."""
+    yield from _left_early(ranks)
+    failed = [(_order_of_failure(rank)[0] == _LOST, rank, text) for rank in ranks if (text := _failure(rank))]
+    cut = [rank["rank"] for lost, rank, _ in failed if lost and isinstance(rank.get("rank"), int)]
+    known = not all(lost for lost, *_ in failed)
+    yield from (text for lost, rank, text in failed if not (known and lost and rank.get("rank") in cut))
+    if known and cut:
+        one = len(cut) == 1
+        yield f"rank{'s' * (not one)} {units.ranks(cut)} then lost {'its connection' if one else 'their connections'}"
+
+
 def _left_early(ranks: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Ranks that ended well before others lost their connections, where these are the only failures."""
     failed = [_order_of_failure(rank) for rank in ranks if _failure(rank)]
@@ -286,5 +300,5 @@ def _failure(rank: dict[str, Any]) -> str:
     status, error = str(rank.get("status", "")), str(rank.get("error") or "")
     if status in ("completed", "") and not error:
         return ""
-    first = error.strip().splitlines()[0][:200] if error.strip() else ""
+    first = textwrap.shorten(error.strip().splitlines()[0], 200, placeholder=" …") if error.strip() else ""
     return f"rank {rank.get('rank')} {status}" + (f": {redacted(first)}" if first else "")

@@ -127,8 +127,11 @@ def stage_line(step: int, *, sends: bool, own_ms: int, sampled: bool) -> dict[st
         waits = [[0, at + 10]]
     numbers = {0: 2 * step, 1: 2 * step}
     listed = []
+    number = at = 0
     for kind, offset, ns, src, dst in rows:
-        listed.append([kind if sends else 2 + kind, numbers[kind], offset * MS, ns * MS, src, dst])
+        later = numbers[kind] - number, (offset - at) * MS
+        listed.append([kind if sends else 2 + kind, *later, ns * MS, src, dst])
+        number, at = numbers[kind], offset
         numbers[kind] += 1
     return {
         "step": step, "end_ns": (step + 1) * 100 * MS, "step_ns": 100 * MS, "collectives": listed,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpuscope.instrumented_runtime.record.capture.core_time import cores
 from gpuscope.instrumented_runtime.record.capture.nvml_samples import COLUMNS, Nvml
 from gpuscope.instrumented_runtime.record.digest import step_line
-from gpuscope.instrumented_runtime.record.digest.digest_file import DigestFile
+from gpuscope.instrumented_runtime.record.digest.digest_file import DigestFile, encoded
 from gpuscope.instrumented_runtime.record.digest.nccl_ring import NcclRing
 from gpuscope.instrumented_runtime.record.digest.thread_marks import GC, INPUT, Mark, ThreadMarks
 from gpuscope.instrumented_runtime.record.gloo import gloo_trace, last_calls
@@ -119,23 +119,32 @@ class Digest:
         if row is not None:
             line["gpu"] = dict(zip(COLUMNS[1:], row[1:], strict=True))
         self._file.rotate_if_full()
-        self._collectives(line, "collectives", done, off.exposed)
-        if on_device is not None:
-            self._collectives(line, "on_device", on_device, {})
-        self._file.line(line)
+        lists = {"collectives": done} if on_device is None else {"collectives": done, "on_device": on_device}
+        for key, found in lists.items():
+            line[f"{key}_in_all"] = step_line.in_all(found, off.exposed if found is done else {})
+        self._file.text(self._filled(line, begin, lists))
 
-    def _collectives(
-        self, line: dict[str, Any], key: str, done: Sequence[Collective], exposed: Mapping[str, int]
-    ) -> None:
-        """All of a step in sum by operation and group, and those that are listed: [kind, number, offset, ns]."""
-        chosen, every = step_line.listed(done, line["step"])
-        line[f"{key}_in_all"], line[f"{key}_every"] = step_line.in_all(done, exposed), every
-        line[key] = [self._row(one, line["end_ns"] - line["step_ns"]) for one in chosen]
+    def _filled(self, line: dict[str, Any], begin: int, lists: Mapping[str, list[Collective]]) -> str:
+        """A step's line with as many of its collectives as there is room for."""
+        every = step_line.least_every(sum(map(len, lists.values())))
+        while True:
+            rows = {
+                key: self._rows(step_line.listed(found, line["step"], every), begin) for key, found in lists.items()
+            }
+            text = encoded({**line, "collectives_every": every, **rows})
+            if len(text) < step_line.LIMIT or not any(rows.values()):
+                return text
+            every *= 2
 
-    def _row(self, one: Collective, begin: int) -> list[int]:
-        start = one.issued_ns
-        row = [self._file.kind(one), one.seq, start - begin, (one.completed_ns or start) - start]
-        return [*row[:1], one.p2p_seq, *row[2:], one.src or 0, one.dst or 0] if one.is_p2p else row
+    def _rows(self, chosen: Iterable[Collective], begin: int) -> list[list[int]]:
+        """[kind, number, begin, ns, of a message its ends]: number and begin as differences, which are short."""
+        rows, before = [], 0
+        for one in chosen:
+            number, ends = (one.p2p_seq, [one.src or 0, one.dst or 0]) if one.is_p2p else (one.seq, [])
+            took = (one.completed_ns or one.issued_ns) - one.issued_ns
+            rows.append([self._file.kind(one), number - before, one.issued_ns - begin, took, *ends])
+            before, begin = number, one.issued_ns
+        return rows
 
     def rewrite(self, trace: Path) -> None:
         """Add the logged arguments to the gloo annotations of a window's trace."""

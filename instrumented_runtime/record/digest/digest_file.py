@@ -12,7 +12,7 @@ LIMIT = 32 << 20
 """Bytes of a file; then it becomes the older one, and the one that was that is gone: at 1 kB a step the last 30,000 to
 60,000 steps stay."""
 VERSION = 1
-_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+encoded = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 class DigestFile:
@@ -36,9 +36,11 @@ class DigestFile:
 
     def line(self, values: dict[str, Any]) -> None:
         """Add a line; `flush` writes it."""
-        text = _encode(values) + "\n"
-        self._file.write(text)
-        self._written += len(text)
+        self.text(encoded(values))
+
+    def text(self, line: str) -> None:
+        """Add a line that is encoded already."""
+        self._written += self._file.write(line + "\n")
 
     def flush(self) -> None:
         """Write the lines added, so that a kill takes none of them."""

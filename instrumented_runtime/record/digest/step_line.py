@@ -14,8 +14,12 @@ from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective
 
 WholeMark = tuple[int, int, int, str]
 """A mark whose time without a core is known."""
-MOST_COLLECTIVES, MOST_WAITS, MOST_PAUSES, MOST_PHASES = 30, 28, 6, 20
-"""What a line lists one by one: with these it stays under 3 kB."""
+LIMIT = 3_000
+"""Bytes of a line, which it stays under: of collectives it lists as many as there is room for beside…"""
+MOST_WAITS, MOST_PAUSES, MOST_PHASES, MOST_SERIES = 36, 6, 20, 8
+"""… so many of everything else."""
+LEAST_ROW = 13
+"""Bytes of a listed collective, at least."""
 
 
 def with_core_time(marks: Sequence[Mark]) -> list[WholeMark]:
@@ -105,14 +109,14 @@ def series(one: Collective) -> str:
 
 
 def in_all(collectives: Sequence[Collective], exposed: Mapping[str, int]) -> dict[str, list[int]]:
-    """By operation and group: count, bytes, ns from issue to end, ns exposed."""
+    """By operation and group: count, bytes, ns from issue to end, ns exposed; of many those that took longest."""
     sums: dict[str, list[int]] = {}
     for one in collectives:
         own = sums.setdefault(series(one), [0, 0, 0, exposed.get(series(one), 0)])
         own[0] += 1
         own[1] += one.bytes
         own[2] += (one.completed_ns or one.issued_ns) - one.issued_ns
-    return sums
+    return dict(sorted(sums.items(), key=lambda item: -item[1][2])[:MOST_SERIES])
 
 
 def _longest(spans: list[list[int]], most: int) -> list[list[int]]:
@@ -123,12 +127,19 @@ def _longest(spans: list[list[int]], most: int) -> list[list[int]]:
     return [span for span in spans if span[1] >= least][:most]
 
 
-def listed(collectives: Sequence[Collective], step: int) -> tuple[list[Collective], int]:
-    """Those to list one by one, and one in how many that is: by number, so that all ranks list the same, and others in
-    the next step, so that none is never listed where each step has as many."""
-    every = max(-(-len(collectives) // MOST_COLLECTIVES), 1)
-    numbered = [(one.p2p_seq if one.is_p2p else one.seq, one) for one in collectives]
-    return [one for number, one in numbered if (number + step) % every == 0][:MOST_COLLECTIVES], every
+def listed(collectives: Sequence[Collective], step: int, every: int) -> list[Collective]:
+    """One in so many of them, to list one by one: by number, so that a rank lists what another with as much room or
+    more does, and others in the next step, so that none is never listed where each step has as many."""
+    return [one for one in collectives if ((one.p2p_seq if one.is_p2p else one.seq) + step) % every == 0]
+
+
+def least_every(count: int) -> int:
+    """Of so many collectives one in at least how many is listed, a power of two: then all in the coarser list of two
+    ranks are in the finer one, too."""
+    every = 1
+    while count * LEAST_ROW > every * LIMIT:
+        every *= 2
+    return every
 
 
 def time_in(phase: str, found: Sequence[Sequence[Any]]) -> int:

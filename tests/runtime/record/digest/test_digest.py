@@ -16,6 +16,7 @@ import gpuscope
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
 from gpuscope.instrumented_runtime.record.digest import step_line, thread_marks
+from gpuscope.instrumented_runtime.record.digest.digest import Digest, _Ended
 from gpuscope.instrumented_runtime.record.digest.digest_file import DigestFile
 from gpuscope.instrumented_runtime.record.digest.nccl_ring import timed
 from gpuscope.instrumented_runtime.record.digest.thread_marks import ThreadMarks
@@ -61,14 +62,15 @@ def test_time_without_a_core_is_shared_out_by_the_time_off_the_core() -> None:
     assert step_line.with_core_time(marks)[1][:2] == (10, 1)
 
 
-def test_phases_tile_the_step_and_more_collectives_than_a_line_holds_are_chosen_alike() -> None:
+def test_phases_tile_the_step_and_collectives_are_chosen_alike() -> None:
     marks = [(0, 0, 0, "forward"), (3, 0, 0, "forward"), (5, 0, 0, "input"), (5, 0, 0, "forward"), (9, 0, 0, "forward")]
     assert step_line.phases(marks) == [["forward", 9]]
     many = [collective(seq, seq, seq + 1) for seq in range(1, 201)]
-    chosen, every = step_line.listed(many, 0)
-    assert (every, [one.seq for one in chosen]) == (7, [*range(7, 201, 7)])
-    assert step_line.listed(many[1:], 7) == (chosen, every)
-    assert sorted(one.seq for step in range(7) for one in step_line.listed(many, step)[0]) == [*range(1, 201)]
+    chosen = step_line.listed(many, 0, 4)
+    assert [one.seq for one in chosen] == [*range(4, 201, 4)]
+    assert step_line.listed(many[1:], 4, 4) == chosen
+    assert {*map(id, chosen)} < {*map(id, step_line.listed(many, 0, 2))}
+    assert sorted(one.seq for step in range(4) for one in step_line.listed(many, step, 4)) == [*range(1, 201)]
     busy = [(number * 10, 0, 0, "gc" if number % 2 else "forward") for number in range(101)]
     busy[-1] = (9_000, 0, 0, "forward")
     folded = step_line.phases(busy)
@@ -76,16 +78,22 @@ def test_phases_tile_the_step_and_more_collectives_than_a_line_holds_are_chosen_
     assert sum(ns for _, ns in folded) == 9_000
 
 
-def test_the_longest_line_is_under_3_kb() -> None:
-    """As many waits, pauses, phases and collectives as there can be, of large numbers."""
-    marks = [(number * 10**8, number * 10**7, 0, ("forward", "optimizer")[number % 2]) for number in range(301)]
-    many = [collective(10**6 + seq, seq * 100, seq * 100 + 60) for seq in range(200)]
-    off = step_line.blocked(marks, many)
-    assert (len(off.waits), len(off.others)) == (step_line.MOST_WAITS, step_line.MOST_PAUSES)
-    rows = [[7, one.seq, one.issued_ns, 123_456_789] for one in step_line.listed(many, 0)[0]]
-    line = {"phases": step_line.phases(marks), "waits": off.waits, "pauses": off.others, "collectives": rows}
-    others = 700  # the other keys, with the allocator's and NVML's, and the sums of two series
-    assert len(json.dumps(line, separators=(",", ":"))) + others < 3_000
+@pytest.mark.parametrize(("count", "every"), [(0, 1), (44, 1), (200, 4), (5_000, 128)])
+def test_a_line_lists_the_collectives_that_fit_into_3_kb(tmp_path: Path, count: int, every: int) -> None:
+    """Beside as many waits, pauses and sums as there can be, and as many phases as tensor parallelism has."""
+    marks = [(number * 10**8, number * 10**7, 0, ("forward", "optimizer")[number % 40 == 0]) for number in range(301)]
+    many = [collective(10**6 + seq, seq * 100, seq * 100 + 60) for seq in range(count)]
+    digest = Digest(None)
+    digest._rank = 0
+    digest._file = DigestFile(tmp_path / "rank0.digest", {"rank": 0})
+    digest._write(_Ended(10**6, marks, many, [], None, {"peak_host_bytes": 10**12}, None))
+    digest._file.close()
+    line = digest._file.path.read_bytes().splitlines()[-1]
+    found = json.loads(line)
+    assert (len(found["waits"]), len(found["pauses"])) == (min(count, step_line.MOST_WAITS), step_line.MOST_PAUSES)
+    assert len(line) < 3_000
+    assert found["collectives_every"] == every
+    assert len(found["collectives"]) == pytest.approx(count / every, abs=1)
 
 
 def test_marks_of_loader_backward_optimizer_and_collector(monkeypatch: pytest.MonkeyPatch) -> None:
