@@ -25,8 +25,8 @@ DIGEST_ONLY = ProblemKind(
 DIGEST_SAMPLED = ProblemKind(
     "digest_sampled", "info",
     "{file}: steps with more collectives than a digest lists: the others are in its sums alone",
-    about="A step's line lists the collectives that fit into 3 kB, about 50; of more every second, fourth… is listed, the "
-    "same on all ranks, and the others are in sums alone: waiting for a late rank may then count as transfer.",
+    about="A step's line lists the collectives that fit into 3 kB, about 50; of more every second, fourth… is listed, "
+    "the same on all ranks, and the others are in sums alone: waiting for a late rank may then count as transfer.",
 )  # fmt: skip
 LOOKS_LIKE_COMMUNICATION = ProblemKind(
     "looks_like_communication", "info",

@@ -47,12 +47,7 @@ def pauses(host: Table, names: NamePool, own: Times, threads: Times) -> Spans:
     inside, or none that communicates and is PyTorch's own (`aten::mm` looks at its inputs before it multiplies); in all
     else (Python, a node of autograd, an operator that waits or issues a collective) a pause can be a wait.
     """
-    bounds = np.concatenate((host["start"][own], host["end"][own]))
-    bounds.sort()
-    before, after = bounds[:-1], bounds[1:]
-    long = rows_where(0, len(before), lambda rows: after[rows] - before[rows] >= BLOCKED_NS)
-    start, end = before[long], after[long]
-    del bounds, before, after
+    start, end = _long_gaps(host, own)
     if not len(start):
         return EMPTY
     computing = _computing(host, names, own)
@@ -63,6 +58,14 @@ def pauses(host: Table, names: NamePool, own: Times, threads: Times) -> Spans:
         rows = innermost(host, every, np.full(len(start), thread), (start + end) // 2)
         free &= ~((rows != NA) & computing[np.maximum(rows, 0)])
     return Spans(start[free], end[free])
+
+
+def _long_gaps(host: Table, own: Times) -> tuple[Times, Times]:
+    """Where none of these events begins or ends for `BLOCKED_NS` or longer."""
+    bounds = np.concatenate((host["start"][own], host["end"][own]))
+    bounds.sort()
+    long = rows_where(0, len(bounds) - 1, lambda rows: bounds[rows + 1] - bounds[rows] >= BLOCKED_NS)
+    return bounds[long], bounds[long + 1]
 
 
 def _computing(host: Table, names: NamePool, own: Times) -> Mask:
