@@ -64,7 +64,7 @@ def _long_gaps(host: Table, own: Times) -> tuple[Times, Times]:
     """Where none of these events begins or ends for `BLOCKED_NS` or longer."""
     bounds = np.concatenate((host["start"][own], host["end"][own]))
     bounds.sort()
-    long = rows_where(0, len(bounds) - 1, lambda rows: bounds[rows + 1] - bounds[rows] >= BLOCKED_NS)
+    long = rows_where(0, len(bounds) - 1, lambda rows: bounds[1:][rows] - bounds[:-1][rows] >= BLOCKED_NS)
     return bounds[long], bounds[long + 1]
 
 
