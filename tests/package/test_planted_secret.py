@@ -106,7 +106,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("GPUSCOPE_STORE", str(tmp_path / "out" / "runs.db"))
     monkeypatch.delenv("GPUSCOPE_NO_STORE", raising=False)
     monkeypatch.delenv("GPUSCOPE_NO_CACHE", raising=False)
-    monkeypatch.setattr("gpuscope.cache.file_cache.KEEP_FROM", 0, raising=False)
+    monkeypatch.setattr("gpuscope.cache.file_cache.WORTH", 0)
     monkeypatch.setenv("PATH", str(tmp_path / "in" / "bin"))
     (tmp_path / "in").mkdir()
     return nsys_report(tmp_path / "in") if request.param == "nsys" else kineto_run(tmp_path / "in" / "run")
