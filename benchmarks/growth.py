@@ -31,7 +31,7 @@ def _kineto(path: Path, events: int) -> None:
     from benchmarks.waits.template import read_template
 
     template = read_template(TRACE)
-    enlarge(template, path, template.size * max(1, round(events / template.events)), "many")
+    enlarge(template, path, template.size * max(1, round(events / template.events)))
 
 
 def _nsys(path: Path, events: int) -> None:

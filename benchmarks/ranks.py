@@ -18,7 +18,8 @@ from pathlib import Path
 
 import click
 
-from benchmarks.waits.enlarge import enlarge_file
+from benchmarks.waits.enlarge import enlarge
+from benchmarks.waits.template import read_template
 
 SAMPLE = Path(__file__).parents[1] / "sample_traces" / "ddp_healthy" / "rank0.json.gz"
 _RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*)\d+')
@@ -30,7 +31,7 @@ _ANALYZE = "from gpuscope.cli import main; main()"
 def copies(source: Path, folder: Path, ranks: int, size: int) -> None:
     """Write `rank0.json` and so on, of `size` bytes each."""
     enlarged = folder / "enlarged"
-    enlarge_file(source, enlarged, size, "many")
+    enlarge(read_template(source), enlarged, size)
     text = enlarged.read_bytes()
     enlarged.unlink()
     if not _RANK.search(text):

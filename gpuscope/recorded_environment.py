@@ -68,9 +68,9 @@ def kept(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in sorted(variables.items()) if allowed(name)}
 
 
-def kept_assignments(text: str, separators: str = ";\0\n") -> str:
-    """Of `NAME=value` pairs those that may be kept, one a line; a NUL or one of `separators` ends a pair."""
-    pairs = re.split(f"[{re.escape(separators)}]", text)
+def kept_assignments(text: str) -> str:
+    """Of `NAME=value` pairs those that may be kept, one a line; `;`, a NUL or a line's end ends a pair."""
+    pairs = re.split("[;\0\n]", text)
     return "\n".join(pair for pair in pairs if allowed(pair.partition("=")[0].strip()) and "=" in pair)
 
 

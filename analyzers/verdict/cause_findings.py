@@ -8,7 +8,7 @@ from gpuscope.analyzers.base.analyzer import Attributed, LaneKey
 from gpuscope.catalogue.cause import Cause, FindingFacts
 from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import severity_of
-from gpuscope.schema.document import Evidence, FindingEntry, StragglerEntry
+from gpuscope.schema.document import FindingEntry, StragglerEntry
 from gpuscope.trace.schema import NA
 from gpuscope.when_used import dataclass
 
@@ -53,6 +53,7 @@ def _finding(cause: Cause, own: Mapping[LaneKey, Attributed], share: float, run:
         clock_error_ns=run.clock_error,
         on_cpu=all(device == NA for _, device in run.windows),
     )
+    evidence = [item for attributed in own.values() for item in attributed.evidence]
     return {
         "code": cause.finding_code,
         "severity": severity_of(share),
@@ -62,9 +63,5 @@ def _finding(cause: Cause, own: Mapping[LaneKey, Attributed], share: float, run:
         "cost_ns_per_step": round(per_step),
         "cost_ns": sum(attributed.total for attributed in own.values()),
         "share_frac": share,
-        "evidence": _strongest([attributed.evidence for attributed in own.values()]),
+        "evidence": sorted(evidence, key=lambda item: -item["dur_ns"])[:5],
     }
-
-
-def _strongest(evidence: Sequence[Sequence[Evidence]], count: int = 5) -> list[Evidence]:
-    return sorted((item for items in evidence for item in items), key=lambda item: -item["dur_ns"])[:count]

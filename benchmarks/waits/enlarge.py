@@ -12,12 +12,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, cast
 
-from benchmarks.waits.template import NUMBERS, Template, read_template
+from benchmarks.waits.template import NUMBERS, Template
 
-Shape = Literal["few", "many"]
-FEW_STEPS = 4
 _STEP = re.compile(rb"ProfilerStep#\d+")
 
 
@@ -33,15 +31,12 @@ class Enlarged:
     steps: int
 
 
-def enlarge(template: Template, target: Path, size: int, shape: Shape) -> Enlarged:
-    """Write a trace of at least `size` bytes of JSON (one copy at the least), gzipped where `target` ends in `.gz`.
-
-    `many` keeps every step of every copy; `few` spreads `FEW_STEPS` steps over all of them.
-    """
+def enlarge(template: Template, target: Path, size: int) -> Enlarged:
+    """Write a trace of at least `size` bytes of JSON (one copy at the least), gzipped where `target` ends in `.gz`."""
     copies = max(1, round(size / template.size))
     written = steps = 0
     with _open(target) as file:
-        for part, more_steps in _parts(template, copies, shape):
+        for part, more_steps in _parts(template, copies):
             file.write(part)
             written += len(part)
             steps += more_steps
@@ -52,12 +47,11 @@ def _open(target: Path) -> IO[bytes]:
     return cast("IO[bytes]", gzip.open(target, "wb", compresslevel=6)) if target.suffix == ".gz" else target.open("wb")
 
 
-def _parts(template: Template, copies: int, shape: Shape) -> Iterator[tuple[bytes, int]]:
+def _parts(template: Template, copies: int) -> Iterator[tuple[bytes, int]]:
     """The document in pieces, each with its number of steps."""
-    steps = _all_steps if shape == "many" else _few_steps
     yield template.before, 0
     for index in range(copies):
-        annotations = steps(template, copies, index)
+        annotations = _steps(template, index)
         yield b"".join(annotation + b",\n  " for annotation in annotations), len(annotations)
         yield _copy(template, index), 0
         yield b",\n  " if index < copies - 1 or template.once else b"", 0
@@ -72,29 +66,10 @@ def _copy(template: Template, index: int) -> bytes:
     return b"".join(filled)
 
 
-def _all_steps(template: Template, copies: int, index: int) -> list[bytes]:  # noqa: ARG001
+def _steps(template: Template, index: int) -> list[bytes]:
     """The real trace's own steps, numbered on."""
     first = index * len(template.steps)
     return [_step(template, text, index, first + position) for position, text in enumerate(template.steps)]
-
-
-def _few_steps(template: Template, copies: int, index: int) -> list[bytes]:
-    """The step that begins with this copy, if one does: from its first step's start to a later one's end."""
-    count = min(FEW_STEPS, copies)
-    begins = [copies * number // count for number in range(count + 1)]
-    if index not in begins:
-        return []
-    number = begins.index(index)
-    first, last = template.steps[0], template.steps[-1]
-    span = _time(last, b"ts") + _time(last, b"dur") - _time(first, b"ts")
-    span += (begins[number + 1] - index - 1) * template.strides["ts"]
-    lasting = re.sub(rb'("dur"\s*:\s*"?)[\d.]+', lambda match: match[1] + b"%.3f" % span, first)
-    return [_step(template, lasting, index, number)]
-
-
-def _time(event: bytes, field: bytes) -> float:
-    match = re.search(rb'"%b"\s*:\s*"?([\d.]+)' % field, event)
-    return float(match[1]) if match else 0.0
 
 
 def _step(template: Template, text: bytes, index: int, number: int) -> bytes:
@@ -105,8 +80,3 @@ def _step(template: Template, text: bytes, index: int, number: int) -> bytes:
         return text[match.start() : match.start(2)] + b"%d" % value
 
     return _STEP.sub(b"ProfilerStep#%d" % number, NUMBERS.sub(moved, text))
-
-
-def enlarge_file(source: Path, target: Path, size: int, shape: Shape) -> Enlarged:
-    """`enlarge` from a file to a file."""
-    return enlarge(read_template(source), target, size, shape)

@@ -37,11 +37,12 @@ class Row:
 
 def _kineto(size: int, suffix: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        from benchmarks.waits.enlarge import enlarge_file
+        from benchmarks.waits.enlarge import enlarge
+        from benchmarks.waits.template import read_template
 
         path = folder / f"kineto-{size}{suffix}"
         if not path.exists():
-            enlarge_file(TRACE, path, size * 1_000_000, "many")
+            enlarge(read_template(TRACE), path, size * 1_000_000)
         return path
 
     return make

@@ -121,10 +121,6 @@ class Store:
             self._table(FOLLOWED_BY.name).delete_where("run = ? AND by = ?", [run, by])
             self._table(FOLLOWED_BY.name).insert(row)
 
-    def followers(self, run: int) -> list[dict[str, Any]]:
-        """What was made of a run, in order."""
-        return list(self.db.query("SELECT * FROM followed_by WHERE run = ? ORDER BY by", [run]))
-
     def report(self, run: int) -> Report:
         """The report of a run. Raises `UsageError` where there is no such run."""
         found = next(self.db.query("SELECT report FROM runs WHERE id = ?", [run]), None)

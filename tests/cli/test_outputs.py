@@ -34,10 +34,10 @@ def below(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def small_disk(size: int) -> Iterator[None]:
-    """No file may grow beyond so many bytes: writing fails amid a file, as on a full disk."""
+def small_disk() -> Iterator[None]:
+    """No file may grow beyond 200 bytes: writing fails amid a file, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
     try:
         yield
     finally:
@@ -108,7 +108,7 @@ def test_a_file_that_may_not_be_written_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_no_half_folder(trace: Path, tmp_path: Path) -> None:
     before = below(tmp_path)
-    with small_disk(200):
+    with small_disk():
         done = gpuscope("analyze", trace, "--csv", tmp_path / "new" / "tables")
     assert (done.returncode, "tables" in done.stderr) == (3, True)
     assert below(tmp_path) == before
@@ -120,7 +120,7 @@ def test_a_full_disk_takes_nothing_from_a_folder_that_was_there(trace: Path, tmp
     (tables / "mine.txt").write_text("mine")
     (tables / "kernels.csv").write_text("older")
     before = below(tables)
-    with small_disk(200):
+    with small_disk():
         assert gpuscope("analyze", trace, "--csv", tables, "--force").returncode == 3
     assert below(tables) == before
     assert gpuscope("analyze", trace, "--csv", tables, "--force").returncode == 0
@@ -132,7 +132,7 @@ def test_a_full_disk_takes_nothing_from_a_file(trace: Path, tmp_path: Path) -> N
     page = tmp_path / "page.html"
     page.write_text("older")
     before = below(tmp_path)
-    with small_disk(200):
+    with small_disk():
         assert gpuscope("analyze", trace, "--html", page, "--force").returncode == 3
     assert below(tmp_path) == before
 

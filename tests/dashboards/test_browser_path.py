@@ -68,9 +68,9 @@ def keys(browser: Browser, *pressed: str) -> None:
         ActionChains(browser.driver).send_keys(one).perform()
 
 
-def tab_to(browser: Browser, css: str, most: int = 80) -> None:
+def tab_to(browser: Browser, css: str) -> None:
     """Press Tab until an element that fits has the focus."""
-    for _ in range(most):
+    for _ in range(80):
         keys(browser, "\ue004")
         if browser.script("return document.activeElement.matches(arguments[0])", css):
             return

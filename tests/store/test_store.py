@@ -177,9 +177,9 @@ def test_a_link_outlives_another_analysis_and_goes_with_its_runs(path: Path, rep
         store.link(first, second, "tf32", {"a": "1"})
     add(path, report, "1")
     with opened(path, write=True) as store:
-        assert store.followers(first) == [{"run": first, "by": second, "suggestion": "tf32", "changes": '{"a": "1"}'}]
+        assert query(path, "SELECT * FROM followed_by") == [(first, second, "tf32", '{"a": "1"}')]
         store.delete(second)
-        assert store.followers(first) == []
+    assert query(path, "SELECT * FROM followed_by") == []
 
 
 def test_the_version_counts_the_migrations() -> None:

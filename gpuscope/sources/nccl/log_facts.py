@@ -84,7 +84,6 @@ class Facts:
     op: str = ""
     """Of the last operation called, over `size` ranks."""
     lines: int = 0
-    warnings: Counter[str] = field(default_factory=Counter)
     _current: dict[tuple[str, int, int], Communicator] = field(default_factory=dict)
     environment: set[tuple[str, str]] = field(default_factory=set)
     """Variables of NCCL and their values as it says they were set."""

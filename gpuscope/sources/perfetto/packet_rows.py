@@ -125,7 +125,6 @@ def _read_slice(row: list[int], event: Any) -> None:
 
 
 _ANNOTATED = {CORRELATION: b"correlation", EXTERNAL: b"External id"}
-_EXTRA = {CORRELATION: b"correlation", STREAM: b"stream id", DEVICE: b"device id", BYTES: b"bytes", GRAPH: b"graph id"}
 
 
 def _read_stage(row: list[int], event: Any) -> None:
