@@ -16,27 +16,22 @@ from gpuscope.errors import EXTRA_OF
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("command", ["bench collectives", "train --out run"])
-def test_training_without_torch(command: str, tmp_path: Path) -> None:
-    without_torch = "import sys; sys.modules['torch'] = None; from gpuscope.cli import main; main()"
+@pytest.mark.parametrize(
+    ("command", "library", "installs"),
+    [
+        ("bench collectives", "torch", "torch"), ("train --out run", "torch", "torch"),
+        ("dashboard {sample} --port 0", "flask", "dash"),  # which brings flask
+    ],
+)  # fmt: skip
+def test_without_its_library(command: str, library: str, installs: str, samples: Path, tmp_path: Path) -> None:
+    without = f"import sys; sys.modules['{library}'] = None; from gpuscope.cli import main; main()"
+    arguments = command.format(sample=samples / "ddp_healthy").split()
     done = subprocess.run(
-        [sys.executable, "-c", without_torch, *command.split()],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.startswith("Error: this needs torch, which is not installed\nHint: pip install '")
-    assert "'torch>=" in done.stderr
-
-
-def test_a_dashboard_without_flask(samples: Path) -> None:
-    code = "import sys; sys.modules['flask'] = None; from gpuscope.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "dashboard", str(samples / "ddp_healthy"), "--port", "0"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", without, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("Error: this needs flask, which is not installed\nHint: pip install '")
-    assert "'dash>=" in done.stderr  # which brings flask
+    assert done.stderr.startswith(f"Error: this needs {library}, which is not installed\nHint: pip install '")
+    assert f"'{installs}>=" in done.stderr
 
 
 def test_every_library_that_is_imported_is_a_dependency_or_of_an_extra() -> None:

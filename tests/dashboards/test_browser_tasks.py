@@ -6,7 +6,7 @@ What was needed is printed as a table at the end; seconds are shown and never ju
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,12 +89,23 @@ def tasks(
     next(server, None)
 
 
-def test_the_collective_that_a_rank_is_latest_in(tasks: Tasks) -> None:
-    tasks.begin("1")
+@pytest.mark.parametrize(
+    ("task", "run", "keys", "shown"),
+    [
+        # So much later than rank 0.
+        ("slowest collective across ranks", "1", "l", ("event", "gloo:all_reduce", "on rank 1", "64.92 ms")),
+        # From the end of one step's last kernel to the next step's first.
+        ("longest gap", "2", "g", ("range", "280.0 µs from")),
+        ("call stack", "2", ("/", "<script", "\ue007"), ("event", "train.py(7): step", "aten::mm")),
+    ],
+)
+def test_by_keys(tasks: Tasks, task: str, run: str, keys: Sequence[str], shown: tuple[str, ...]) -> None:
+    tasks.begin(run)
     tasks.page("Timeline", "/timeline")
-    tasks.press("l")
-    tasks.drawer("event", "gloo:all_reduce", "on rank 1", "64.92 ms")  # so much later than rank 0
-    tasks.done("slowest collective across ranks", 2)
+    for key in keys:
+        tasks.press(key)
+    tasks.drawer(*shown)
+    tasks.done(task, 1 + len(keys))
 
 
 def test_a_range_and_its_sum(tasks: Tasks) -> None:
@@ -157,15 +168,6 @@ def test_from_a_launch_to_its_kernel_and_who_was_late(tasks: Tasks, pair: OpenRu
     tasks.done("launch → kernel → late rank → why", 4)
 
 
-def test_the_longest_gap(tasks: Tasks) -> None:
-    """From the end of one step's last kernel to the next step's first: 280 µs."""
-    tasks.begin("2")
-    tasks.page("Timeline", "/timeline")
-    tasks.press("g")
-    tasks.drawer("range", "280.0 µs from")
-    tasks.done("longest gap", 2)
-
-
 def test_the_same_collective_on_another_rank(tasks: Tasks) -> None:
     tasks.begin("2")
     tasks.page("Timeline", "/timeline")
@@ -195,16 +197,6 @@ def test_who_holds_the_memory_at_the_peak(tasks: Tasks) -> None:
     assert "train.py:7" in first
     assert held == "4 MiB in 2"
     tasks.done("peak memory's owner", 1)
-
-
-def test_the_call_stack_of_a_kernel(tasks: Tasks) -> None:
-    tasks.begin("2")
-    tasks.page("Timeline", "/timeline")
-    tasks.press("/")
-    tasks.press("<script")
-    tasks.press("\ue007")
-    tasks.drawer("event", "train.py(7): step", "aten::mm")
-    tasks.done("call stack", 4)
 
 
 def test_a_ruler_between_two_edges(tasks: Tasks) -> None:

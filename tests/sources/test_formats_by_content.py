@@ -40,16 +40,20 @@ def test_kineto_under_ascends_name(tmp_path: Path) -> None:
     assert source_for(write(tmp_path / "trace_view.json", kernel(0, 1)))[0].name == "kineto"
 
 
-def test_times_as_text_alone_are_not_ascend(tmp_path: Path) -> None:
-    path = tmp_path / "trace_view.json"
-    path.write_text(json.dumps(HOST))
-    assert source_for(path)[0].name == "kineto"
-
-
-def test_kineto_behind_a_long_header(tmp_path: Path) -> None:
-    path = tmp_path / "any.json"
-    path.write_text(json.dumps({"notes": "x" * (1 << 17), "traceEvents": [kernel(0, 1)]}))
-    assert source_for(path)[0].name == "kineto"
+@pytest.mark.parametrize(
+    ("name", "text", "source"),
+    [
+        ("trace_view.json", json.dumps(HOST), "kineto"),  # times as text alone are not Ascend's
+        ("any.json", json.dumps({"notes": "x" * (1 << 17), "traceEvents": [kernel(0, 1)]}), "kineto"),
+        # The job's own output comes first.
+        ("job-1234", "step\n" * (1 << 14) + "n0:77:77 [0] NCCL INFO NCCL version 2.27.7+cuda12.8\n", "nccl-log"),
+    ],
+    ids=("times as text", "a long header", "a log under any name"),
+)
+def test_by_what_it_holds(tmp_path: Path, name: str, text: str, source: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    assert source_for(path)[0].name == source
 
 
 @pytest.mark.parametrize("name", ["export.nsys-rep", "export.bin", "trace_view.json"])
@@ -57,10 +61,3 @@ def test_an_export_under_any_name(tmp_path: Path, name: str) -> None:
     export = Export()
     export.kernel(0, 10, 1)
     assert source_for(export.write(tmp_path).rename(tmp_path / name))[0].name == "nsys"
-
-
-def test_a_log_under_any_name(tmp_path: Path) -> None:
-    """The job's own output comes first."""
-    path = tmp_path / "job-1234"
-    path.write_text("step\n" * (1 << 14) + "n0:77:77 [0] NCCL INFO NCCL version 2.27.7+cuda12.8\n")
-    assert source_for(path)[0].name == "nccl-log"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -221,32 +222,27 @@ def synthetic_pair(folder: Path, kernels: int, exposed_ms: int) -> Path:
     return export.write(folder)
 
 
-def test_a_synthetic_pair_of_nsys_is_neutral(tmp_path: Path) -> None:
-    """12 and 17 ms per GPU in windows of a second: 24 → 34 ms on both, and no step is slower."""
-    before, after = (
-        load(str(synthetic_pair(tmp_path / word, kernels, ms)), Reading())
-        for word, kernels, ms in (("before", 6, 12), ("after", 9, 17))
-    )
+def neutral(paths: Sequence[Path]) -> tuple[int, int]:
+    """The exposed communication, ns, of a pair that is found to be neutral, its step alike."""
+    before, after = (load(str(path), Reading()) for path in paths)
     made = compare(before, after)
     assert made["verdict"]["result"] == "neutral"
     assert abs(made["step"]["change_frac"] or 0) < 0.001
-    [row] = [row for row in made["breakdown"] if row["part"] == "exposed_communication"]
-    assert (row["total_before_ns"], row["total_after_ns"]) == (24 * MS, 34 * MS)
     assert any("compute kernels per window" in caveat for caveat in made["caveats"])
+    [row] = [row for row in made["breakdown"] if row["part"] == "exposed_communication"]
+    return row["total_before_ns"], row["total_after_ns"]
+
+
+def test_a_synthetic_pair_of_nsys_is_neutral(tmp_path: Path) -> None:
+    """12 and 17 ms per GPU in windows of a second: 24 → 34 ms on both, and no step is slower."""
+    pair = [synthetic_pair(tmp_path / "before", 6, 12), synthetic_pair(tmp_path / "after", 9, 17)]
+    assert neutral(pair) == (24 * MS, 34 * MS)
 
 
 def test_published_pair_is_neutral(shared_traces: Path) -> None:
     """nsys-ai calls it neutral: exposed communication of both GPUs 25.400 → 33.740 ms, the windows alike."""
-    before, after = (
-        load(str(shared_traces / "nsys" / "nsys-ai" / f"mfu_2gpu_{word}.sqlite"), Reading())
-        for word in ("before", "after")
-    )
-    made = compare(before, after)
-    assert made["verdict"]["result"] == "neutral"
-    assert abs(made["step"]["change_frac"] or 0) < 0.001
-    [row] = [row for row in made["breakdown"] if row["part"] == "exposed_communication"]
-    assert (row["total_before_ns"] / 1e6, row["total_after_ns"] / 1e6) == pytest.approx((25.400, 33.740), abs=0.005)
-    assert any("compute kernels per window" in caveat for caveat in made["caveats"])
+    pair = [shared_traces / "nsys" / "nsys-ai" / f"mfu_2gpu_{word}.sqlite" for word in ("before", "after")]
+    assert neutral(pair) == pytest.approx((25.400 * MS, 33.740 * MS), abs=0.005 * MS)
 
 
 # ---- what may be named ----

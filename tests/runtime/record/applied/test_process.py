@@ -40,17 +40,11 @@ def test_the_precision_of_products_stays_what_is_asked_for(job: Job) -> None:
     assert values(before, "torch.float32_matmul_precision") == ["highest"]
 
 
-def test_garbage_is_collected_every_so_many_steps(job: Job) -> None:
-    told = job(SCRIPT, "gc.mode=every:5").told[0]
-    assert told["gc"] == [False] * 13
-    assert [one for one in told["collected"] if one[0] > 0] == [[5, 1], [10, 1]]
-    assert told["frozen"]
-
-
-def test_garbage_is_not_collected(job: Job) -> None:
-    told = job(SCRIPT, "gc.mode=off").told[0]
+@pytest.mark.parametrize(("mode", "collected"), [("every:5", [[5, 1], [10, 1]]), ("off", [])])
+def test_garbage_is_collected_every_so_many_steps_or_never(job: Job, mode: str, collected: list[list[int]]) -> None:
+    told = job(SCRIPT, f"gc.mode={mode}").told[0]
     assert (told["gc"], told["frozen"]) == ([False] * 13, True)
-    assert [one for one in told["collected"] if one[0] > 0] == []
+    assert [one for one in told["collected"] if one[0] > 0] == collected
 
 
 def test_what_the_script_made_is_no_longer_looked_through(job: Job) -> None:
