@@ -49,7 +49,7 @@ PATH = {
     "gpuscope.analyzers.collectives.recurrence": [
         "MIN_STEPS", "MIN_LATE", "MAX_CHANCE", "CLEAR", "MOST_STEPS", "MANY_RANKS", "MAX_REPEATED", "MOST",
     ],
-    "gpuscope.analyzers.collectives.late_groups": ["ALIKE"],
+    "gpuscope.analyzers.collectives.stragglers": ["ALIKE"],
     "gpuscope.analyzers.facts.matching": ["VARY_WIDELY", "LEAST_ALIKE", "TELLING"],
     "gpuscope.analyzers.facts.assumed_world": ["ENDS_AGREE_NS"],
     "gpuscope.analyzers.facts.shared_communicators": ["END_TOGETHER_NS"],

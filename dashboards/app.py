@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
 from dash import Dash
-from flask import Flask
+from flask import Flask, abort, request
 from flask_compress import Compress
 
 from gpuscope.dashboards import shell, theme
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.page import pages
 from gpuscope.dashboards.shared_view import download as shared_view
-from gpuscope.dashboards.web import access, downloads, limits, own_files, timeline_data
+from gpuscope.dashboards.web import access, downloads, limits, timeline_data
 
 ASSETS = Path(__file__).resolve().with_name("assets")
 """By its own path: looked up by the name of a module, Dash would take the working folder's where it finds none."""
@@ -65,10 +66,29 @@ def protect(app: Dash, token: str, local: bool) -> None:
         return list(app.csp_hashes())
 
     access.guard(app.server, token, local, hashes)
-    own_files.only(app.server, ASSETS)
+    only(app.server, ASSETS)
     limits.limit(app)
     # In the encoding the browser takes, quickly rather than tightly.
     app.server.config["COMPRESS_ZSTD_LEVEL"] = app.server.config["COMPRESS_LEVEL"] = 3
     app.server.config["COMPRESS_BR_LEVEL"] = 1  # at 4, a window of the timeline takes longer to pack than to find
     app.server.config["COMPRESS_ALGORITHM_STREAMING"] = ["zstd", "br", "gzip"]  # files, too
     Compress(app.server).compress_mimetypes_set.add("application/octet-stream")  # the timeline's columns
+
+
+ROUTE = "/assets/"
+
+
+def only(server: Flask, folder: Path) -> None:
+    """Of what lies in `folder`, serve files that are there themselves: 404 for a link that leads out of it."""
+
+    @server.before_request
+    def _check() -> None:
+        if request.path.startswith(ROUTE) and not _own(folder, request.path.removeprefix(ROUTE)):
+            abort(404)
+
+
+def _own(folder: Path, name: str) -> bool:
+    if "\0" in name:
+        return False
+    file = os.path.realpath(folder / name)
+    return Path(file).is_relative_to(folder) and os.path.isfile(file)

@@ -5,19 +5,25 @@ Times stand with their units, predictions with the range that holds with nine ch
 
 from __future__ import annotations
 
+import math
+import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
+from inspect import getdoc
+from typing import Any, get_args, get_type_hints
 
-from gpuscope.analyzers.assistant.asked_changes import changes_of, described
+import msgspec
+
 from gpuscope.analyzers.assistant.opened_runs import LISTED, OpenRun, OpenRuns
 from gpuscope.analyzers.assistant.short_answers import answer, quoted
-from gpuscope.analyzers.changes import Refused
+from gpuscope.analyzers.changes import Change, MeasuredTransfers, Refused
 from gpuscope.analyzers.comparison.comparison import diff
 from gpuscope.analyzers.queries.engine import RunData, query
 from gpuscope.analyzers.queries.tables import tables as query_tables
 from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.catalogue.prediction_sentences import bound_share, doubt, gain_share, plan, setting_words, step_change
+from gpuscope.errors import UsageError
 from gpuscope.report.terminal.diff_text import side_line, verdict_line
 from gpuscope.report.view import arrangement
 from gpuscope.report.view.first_lines import first_lines
@@ -228,3 +234,67 @@ def _brief(report: Report) -> str:
 
 def _problems(report: Report) -> list[str]:
     return [f"{text}" if not head else f"{head}: {text}" for head, text in arrangement.doubts(report)]
+
+
+_FROM_ZERO = frozenset({"rank"})
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+KINDS: Mapping[str, type] = {_snake(kind.__name__): kind for kind in get_args(Change) if kind is not MeasuredTransfers}
+"""Changes by name; what was measured elsewhere can't be asked in words."""
+
+
+def described() -> list[str]:
+    """A line per change: `bucket_size(size, first=None): Gradient all-reduces regrouped …`."""
+    lines = []
+    for name, kind in KINDS.items():
+        words = " ".join((getdoc(kind) or "").split())
+        parameters = ", ".join(
+            field.name if field.default is MISSING else f"{field.name}={field.default}" for field in fields(kind)
+        )
+        lines.append(f"{name}({parameters}): {words.partition('. ')[0]}")
+    return lines
+
+
+def changes_of(asked: Iterable[Mapping[str, Any]]) -> list[Change]:
+    """The changes meant. Raises `UsageError` for a name, a parameter or a value that there is not."""
+    return [_change(one) for one in asked]
+
+
+def _change(one: Mapping[str, Any]) -> Change:
+    name = str(one.get("change", ""))
+    if name not in KINDS:
+        raise UsageError(f"no change {name!r}", hint=f"there are: {', '.join(KINDS)}")
+    kind, given = KINDS[name], {key: value for key, value in one.items() if key != "change"}
+    known = [field.name for field in fields(kind)]
+    if wrong := sorted(set(given) - set(known)):
+        raise UsageError(f"{name} has no {', '.join(wrong)}", hint=f"it has: {', '.join(known) or 'no parameters'}")
+    for key, value in given.items():
+        _check(name, key, value)
+    try:
+        made: Change = msgspec.convert({**_plain(kind), **given}, type=kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{name}: {error}", hint=f"parameters: {_types(kind)}") from None
+    return made
+
+
+def _plain(kind: type) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+
+
+def _check(name: str, key: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    least = 0 if key in _FROM_ZERO else None
+    fits = value >= 0 if least == 0 else value > 0
+    if not (math.isfinite(value) and fits and value < 1 << 50):
+        raise UsageError(f"{name}: {key}={value} can't be", hint="sizes are bytes, factors positive numbers")
+
+
+def _types(kind: type) -> str:
+    hints: Mapping[str, Any] = get_type_hints(kind)
+    named: Sequence[str] = [f"{key} {getattr(hint, '__name__', hint)}" for key, hint in hints.items()]
+    return ", ".join(named) or "none"

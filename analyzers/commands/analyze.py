@@ -202,15 +202,15 @@ class Found:
 
 def _found(asked: Asked) -> Found:
     """The report kept of the same question on the same files, else a new one."""
-    from gpuscope.cache import report_cache
+    from gpuscope.cache import file_cache
     from gpuscope.commands.options import cache_wanted
     from gpuscope.sources.run_manifest import run_folders
 
     cached, key = cache_wanted(), None
     # A report rests on its run folder too, and hosts to be replaced are not in it.
     if cached and asked.executor is None and asked.share is None and not run_folders(map(Path, asked.paths)):
-        key = report_cache.report_key(asked.paths, asked.question, asked.nsys, asked.no_advice)
-    text = report_cache.kept_report(key)
+        key = file_cache.report_key(asked.paths, asked.question, asked.nsys, asked.no_advice)
+    text = file_cache.kept(key, str)
     if text is not None:
         return Found(json.loads(text), text, (), [Path(path) for path in asked.paths])
     analysis, items = _analyse(asked, cached)
@@ -220,7 +220,7 @@ def _found(asked: Asked) -> Found:
 
         text = dumps(analysis.report)
     if text is not None and keepable:
-        report_cache.keep_report(key, text)
+        file_cache.keep(key, text)
     files = [item.path for item in items if not item.url]
     remote = [f"{item.url} {item.url_bytes} {item.url_version}" for item in items if item.url]
     return Found(analysis.report, text, analysis.failed, files, remote, analysis.hosts)

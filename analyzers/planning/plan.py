@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from gpuscope.analyzers.planning.candidates import Question, Scored, best_of_each, nearest, scored
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gpuscope.analyzers.planning.candidates import (
+    Question,
+    Scored,
+    as_it_is,
+    best_of_each,
+    least_recomputed,
+    nearest,
+    place,
+    scored,
+)
 from gpuscope.analyzers.planning.costs.goodput import goodput, gpu_hours_per_token, joules_per_token
 from gpuscope.analyzers.planning.costs.plan_memory import STATE_BYTES
 from gpuscope.analyzers.planning.costs.step_estimate import assumptions, flops, stages_of
 from gpuscope.analyzers.planning.entries import entry, settling
-from gpuscope.analyzers.planning.given import given
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
+from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.analyzers.planning.launchers import commands
+from gpuscope.analyzers.planning.layout import ULYSSES, Layout
 from gpuscope.analyzers.planning.rules import rules
-from gpuscope.analyzers.planning.sensitivity import sensitivity
 from gpuscope.analyzers.planning.settings.values import Setup
 from gpuscope.errors import UsageError
+from gpuscope.hardware.link_rates import Link
 from gpuscope.schema.plan_document import (
     PLAN_VERSION,
     Plan,
     PlanCalibration,
+    PlanChange,
     PlanCluster,
     PlanCost,
+    PlanGiven,
     PlanGoodput,
     PlanModel,
+    PlanRemark,
 )
 from gpuscope.version import __version__
 from gpuscope.words import units
@@ -141,3 +157,91 @@ def _placement(cluster: Cluster, best: Scored) -> list[str]:
     if own.pipeline > 1:
         found.append(f"pipeline outermost, {apart(cluster.gpus // own.pipeline)}: it sends least")
     return found
+
+
+def given(question: Question, path: str, setup: Setup, best: list[Scored]) -> PlanGiven:
+    """What the file asks for, estimated; without an estimate where its sizes do not divide the model or the batch."""
+    remarks = [*setup.remarks]
+    if setup.layout is not None:
+        remarks += _impossible(question.model, setup.layout, question.batch)
+    row = None
+    if setup.layout is not None and len(remarks) == len(setup.remarks):
+        own = replace(question, framework=setup.framework)
+        row = (as_it_is if setup.recomputes else least_recomputed)(own, setup.layout)
+    fits = row is not None and row.lacks == 0
+    return {
+        "path": path, "framework": setup.framework, "fits": fits, "place": place(row, best) if row and fits else None,
+        "entry": entry(question, row, best) if row else None, "remarks": remarks,
+    }  # fmt: skip
+
+
+def _impossible(model: Model, own: Layout, batch: int) -> list[PlanRemark]:
+    """Sizes that do not divide what they must."""
+    heads = model.kv_heads or model.heads
+    ulysses = own.context if own.exchange == ULYSSES else 1
+    wrong = {
+        "tensor parallelism": (own.tensor > 1 and bool(model.heads % own.tensor), f"{model.heads} heads"),
+        "sequence parallelism": (ulysses > 1 and bool(heads % (own.tensor * ulysses)), f"{heads} key and value heads"),
+        "context parallelism": (bool(model.sequence % own.context), f"{model.sequence:,} tokens"),
+        "expert parallelism": (own.expert > 1 and bool(model.experts % own.expert), f"{model.experts} experts"),
+        "the pipeline": (own.pipeline * own.chunks > model.layers, f"{model.layers} layers"),
+        "data-parallel ranks x micro-batch": (bool(batch % (own.data * own.micro_batch)), f"a batch of {batch}"),
+    }
+    return [
+        {"key": key, "kind": "contradiction", "message": f"does not divide {what}"}
+        for key, (found, what) in wrong.items() if found
+    ]  # fmt: skip
+
+
+def sensitivity(question: Question, best: Sequence[Scored]) -> list[PlanChange]:
+    """Each change by itself, beside the layouts as they are, the chosen one first."""
+    base = _quickest(question, best)
+    return [_changed(text, other, best[0], base) for text, other in _others(question)]
+
+
+def _others(question: Question) -> Iterator[tuple[str, Question]]:
+    cluster, model, batch = question.cluster, question.model, question.batch
+    if batch % 2 == 0:
+        yield "half the batch", replace(question, batch=batch // 2)
+    yield "twice the batch", replace(question, batch=2 * batch)
+    if batch % 2 == 0:
+        longer = replace(model, sequence=2 * model.sequence)
+        yield "sequences twice as long, as many tokens", replace(question, model=longer, batch=batch // 2)
+    if cluster.network is not None:
+        for text, factor in (("half the network", 0.5), ("twice the network", 2.0)):
+            link = _scaled(cluster.network, factor)
+            yield text, replace(question, cluster=replace(cluster, network=link))
+    elif cluster.gpus > 1:
+        link = _scaled(cluster.inside, 0.5)
+        yield "half the bandwidth between GPUs", replace(question, cluster=replace(cluster, inside=link))
+    for text, factor in (("a fifth less memory", 0.8), ("a fifth more memory", 1.2)):
+        yield text, replace(question, cluster=replace(cluster, memory=round(factor * cluster.memory)))
+
+
+def _scaled(link: Link, factor: float) -> Link:
+    return replace(link, usable=factor * link.usable, peak=factor * link.peak)
+
+
+def _rate(question: Question, row: Scored) -> float:
+    return question.batch * question.model.sequence / row.estimate.seconds
+
+
+def _quickest(question: Question, rows: Sequence[Scored]) -> float:
+    """What can't be told apart goes by simplicity: the first may be a little slower than others."""
+    return max(_rate(question, row) for row in rows)
+
+
+def _changed(text: str, other: Question, best: Scored, base: float) -> PlanChange:
+    found = best_of_each(scored(other))
+    if not found:
+        return {"change": text, "name": None, "same": False, "tokens_per_s": 0.0, "factor": 0.0}
+    first = found[0]
+    return {
+        "change": text, "name": first.layout.name, "same": _sizes(first.layout) == _sizes(best.layout),
+        "tokens_per_s": _rate(other, first), "factor": _quickest(other, found) / base,
+    }  # fmt: skip
+
+
+def _sizes(layout: Layout) -> tuple[object, ...]:
+    own = layout
+    return own.data, own.tensor, own.pipeline, own.context, own.expert, own.zero, own.shards, own.recompute

@@ -8,7 +8,7 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import ids, ui
+from gpuscope.dashboards import ids, theme, ui
 from gpuscope.dashboards.data import event_details
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.flows import flows
@@ -21,12 +21,14 @@ from gpuscope.dashboards.data.rows.track_tree import tree
 from gpuscope.dashboards.data.search import search
 from gpuscope.dashboards.data.window_columns import overview
 from gpuscope.dashboards.page import Page, Shown
+from gpuscope.dashboards.page_links import FINDING, timeline_view
 from gpuscope.dashboards.pages import event_panel
-from gpuscope.dashboards.pages.pinned_finding import pinned
 from gpuscope.dashboards.state import SQL, View, parse, span_of, text
 from gpuscope.dashboards.web import timeline_data
 from gpuscope.errors import GpuscopeError
+from gpuscope.report.view import arrangement
 from gpuscope.words import palette, units
+from gpuscope.words.short_kernels import short_kernel
 
 PATH = "/timeline"
 MAP_COLUMNS = 600
@@ -323,3 +325,31 @@ def register(app: Dash, runs: Runs) -> None:
 
 
 PAGE = Page(PATH, "Timeline", 2, layout, register, lambda run: run.events is not None)
+
+
+EVIDENCE = 6
+
+
+def pinned(shown: Shown, events: Events) -> Component | None:
+    """The finding named in the address, with its evidence as links and the way back; None where none is."""
+    asked = shown.view.extra.get(FINDING, "")
+    found = arrangement.findings(shown.run.report)
+    if asked not in map(str, range(len(found))):
+        return ui.ignored(FINDING, "this run has no such finding") if asked else None
+    finding = found[int(asked)]
+    links = [
+        dmc.Anchor(
+            f"rank {one['rank']}: {units.clean(short_kernel(one['name'], 40))}, {units.duration(one['dur_ns'])}",
+            href=timeline_view(one, events, shown.view, int(asked)), size="xs", className="evidence",
+        )
+        for one in finding["evidence"][:EVIDENCE]
+    ]  # fmt: skip
+    back = {key: value for key, value in shown.view.extra.items() if key not in (FINDING, "mark", "range", "find")}
+    return html.Section([
+        dmc.Group([
+            ui.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
+            dmc.Text(units.clean(finding["message"]), size="sm", fw=600),
+            dmc.Anchor("Back to the overview", size="xs", href=shown.view.link("/", window=None, event="", extra=back)),
+        ], gap="xs", wrap="nowrap", align="baseline"),
+        dmc.Group([dmc.Text("Evidence", size="xs", c="dimmed"), *links], gap="sm") if links else None,
+    ], className="pinned", **ui.attributes(aria_label="The finding that led here"))  # fmt: skip

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from flask import Flask, Response, abort, request
 
 from gpuscope.analyzers.run import chrome_trace_export
 from gpuscope.dashboards.data.kernel_rows import filtered, kernel_rows
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
 from gpuscope.dashboards.data.queries import asked
+from gpuscope.dashboards.data.rows.run_clock import RunClock
 from gpuscope.dashboards.state import SQL, MalformedStateError, View, parse
-from gpuscope.dashboards.web.window_cut import cut
 from gpuscope.errors import GpuscopeError
+from gpuscope.trace.columns.row_order import order_rows, select_rows
+from gpuscope.trace.columns.table import Table
+from gpuscope.trace.schema import NA, SCHEMAS
+from gpuscope.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,3 +111,32 @@ def _harmless(cell: object) -> object:
 def attachment(data: bytes, name: str, kind: str) -> Response:
     """`data` as a file to save."""
     return Response(data, content_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
+
+
+_TIMED = ("device_events", "host_events", "syncs", "collectives", "steps")
+
+
+def cut(trace: Trace, clock: RunClock, window: tuple[int, int] | None, ranks: Collection[int] | None) -> Trace:
+    """The events of these ranks that overlap the window, times on the run's clock, so that ranks line up."""
+    if ranks is not None:
+        trace = trace.select_ranks(ranks)
+    data = {name: trace[name] for name in SCHEMAS}
+    for name in _TIMED:
+        data[name] = _common(data[name], clock)
+        if window is not None:
+            table = data[name]
+            keep = (table["end"] > window[0]) & (table["start"] < window[1])
+            select_rows(data, name, np.flatnonzero(keep))
+        order_rows(data, name)
+    return Trace(data, trace.names, trace.sources, trace.problems)
+
+
+def _common(table: Table, clock: RunClock) -> Table:
+    columns = dict(table.columns)
+    for column in ("start", "end"):
+        times = table[column].copy()
+        for rank in np.unique(table["rank"]).tolist():
+            own = (table["rank"] == rank) & (times != NA)
+            times[own] = clock.common(rank, times[own])
+        columns[column] = times
+    return Table(table.schema, columns)

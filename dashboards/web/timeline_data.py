@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,6 @@ from gpuscope.dashboards.data.jumps import critical_path, follow
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.data.window_columns import TILE, window_columns
 from gpuscope.dashboards.state import MalformedStateError
-from gpuscope.dashboards.web.kept_answers import KeptAnswers
 from gpuscope.dashboards.web.limits import whole
 
 MAX_LEVEL = 50
@@ -115,3 +117,33 @@ def tracks_of(text: str, count: int) -> list[int]:
             raise MalformedStateError(f"there are {count} tracks, and at most {MAX_TRACKS} are sent at once")
         found += span
     return found
+
+
+KEPT = 64 << 20
+"""Bytes kept in all; what was asked for longest ago goes first."""
+
+
+class KeptAnswers:
+    """Bytes by key; several threads may ask."""
+
+    def __init__(self, limit: int = KEPT) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._size = 0
+        self._lock = Lock()
+
+    def get(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
+        """What was kept under `key`, else what `make` returns, kept from now on."""
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found
+        made = make()  # outside the lock: others are answered meanwhile
+        with self._lock:
+            if key not in self._kept and len(made) <= self._limit:
+                self._kept[key] = made
+                self._size += len(made)
+            while self._size > self._limit:
+                self._size -= len(self._kept.popitem(last=False)[1])
+        return made

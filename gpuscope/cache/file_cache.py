@@ -1,14 +1,16 @@
-"""Whether and how what is made of an input is kept."""
+"""Whether and how what is made of an input is kept: parts of traces, and whole reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
 from gpuscope.cache import cache_folder, object_files
 from gpuscope.cache.content_key import content_key
+from gpuscope.plugins import SOURCES, plugins
 
 WORTH = 8 << 20
 """Bytes of a file from which it is quicker to look it up than to read it again."""
@@ -45,3 +47,21 @@ def keep(key: str | None, made: Any) -> Callable[[], None]:
     thread = Thread(target=cache_folder.store, args=(key, write), name="gpuscope-keep")
     thread.start()
     return thread.join
+
+
+_HARDWARE = "GPUSCOPE_HARDWARE"
+
+
+def report_key(paths: Sequence[str], *asked: object) -> str | None:
+    """The key of the report on these files when `asked` so; None where it may depend on more than these files: folders,
+    URLs, a table of link rates of one's own (whether they lie in a run folder the caller knows), and for small ones."""
+    from hashlib import blake2b
+
+    files = [Path(path) for path in paths]
+    if os.environ.get(_HARDWARE) or not all(map(is_worth, files)):
+        return None
+    keys = [content_key(path, "report") for path in files]
+    if None in keys:
+        return None
+    parts = (*keys, *paths, *sorted(plugins(SOURCES)), *asked)
+    return blake2b("\0".join(map(repr, parts)).encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()

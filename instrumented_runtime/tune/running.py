@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuscope.errors import GpuscopeError, InputError, MissingExtraError, UsageError
+from gpuscope.instrumented_runtime.record.applied.change import Change
+from gpuscope.instrumented_runtime.record.applied.launching import framework_arguments
+from gpuscope.instrumented_runtime.record.applied.suggested import from_suggestion
 from gpuscope.instrumented_runtime.record.applied.table import checked, knob
 from gpuscope.instrumented_runtime.record.files.written_json import write_json
-from gpuscope.instrumented_runtime.tune import written_files
-from gpuscope.instrumented_runtime.tune.applying import applicable, group
 from gpuscope.instrumented_runtime.tune.budget import DEFAULT, Budget
-from gpuscope.instrumented_runtime.tune.candidates import of_advice
+from gpuscope.instrumented_runtime.tune.candidates import Applicable, of_advice
 from gpuscope.instrumented_runtime.tune.live import Told, shown
 from gpuscope.instrumented_runtime.tune.measured import Run
 from gpuscope.instrumented_runtime.tune.take_along import take_along
@@ -66,10 +67,10 @@ def tune(asked: Asked) -> TuneDocument:
     searches = [_search(folder, budget)] if asked.nccl else []
     session = Session(recorder, [source, *searches], lambda change: not knob(change.name).preserving)
     here = Path.cwd()
-    before = written_files.seen(here, folder)
+    before = files_seen(here, folder)
 
     def document(now: str = "") -> TuneDocument:
-        written = written_files.changed(before, here, folder)
+        written = files_changed(before, here, folder)
         return _document(asked, session, recorder, written, now)
 
     with shown() as told, _sigterm_interrupts():
@@ -183,3 +184,53 @@ def _document(asked: Asked, session: Session, recorder: Recorder, written: list[
 def default_folder() -> Path:
     """Where recordings go unless another folder is named."""
     return Path(os.curdir) / time.strftime("gpuscope-tune-%Y%m%d-%H%M%S")
+
+
+def group(change: Change) -> str:
+    """The group by which a change has to be allowed; empty where it preserves what is trained."""
+    return knob(change.name).allow
+
+
+def applicable(command: Sequence[str]) -> Applicable:
+    """From a suggestion to the changes that follow it, none where the command takes them in no way."""
+
+    def changes(setting: Mapping[str, Any], code: str, facts: Mapping[str, Any]) -> Sequence[Change] | None:
+        found = from_suggestion(setting, code, facts)  # type: ignore[arg-type]
+        options = [one for one in found or () if knob(one.name).how == "framework option"]
+        return None if any(framework_arguments(command, one) is None for one in options) else found
+
+    return changes
+
+
+MOST_FILES = 20_000
+"""A larger folder is not watched."""
+TOLD = 20
+_LEFT_OUT = {"__pycache__", ".git"}
+
+Seen = Mapping[str, tuple[int, int]]
+"""Size and time of change by path."""
+
+
+def files_seen(folder: Path, without: Path) -> Seen | None:
+    """The files below a folder, but for those below `without`; None of too many."""
+    found: dict[str, tuple[int, int]] = {}
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT and Path(parent, name) != without]
+        for name in files:
+            path = os.path.join(parent, name)
+            try:
+                told = os.lstat(path)
+            except OSError:
+                continue
+            found[path] = (told.st_size, told.st_mtime_ns)
+            if len(found) > MOST_FILES:
+                return None
+    return found
+
+
+def files_changed(before: Seen | None, folder: Path, without: Path) -> list[str]:
+    """Files that are new or others than before, by their paths within the folder; the first of them."""
+    after = files_seen(folder, without) if before is not None else None
+    if before is None or after is None:
+        return []
+    return sorted(os.path.relpath(path, folder) for path, told in after.items() if before.get(path) != told)[:TOLD]

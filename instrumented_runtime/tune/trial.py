@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import IO, Any
 
 from gpuscope.errors import GpuscopeError
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.record.files.manifest import RankPart
+from gpuscope.instrumented_runtime.record.launch import kill, kill_tree, process_tree
 from gpuscope.instrumented_runtime.record.run_folder import rank_parts
 from gpuscope.instrumented_runtime.tune.budget import Budget
 from gpuscope.instrumented_runtime.tune.measured import WARM_UP, Failed, Run, losses_of, queued, step_of
 from gpuscope.instrumented_runtime.tune.output_argument import with_output
-from gpuscope.instrumented_runtime.tune.supervised import Ended, last_lines, run
 
 GPUSCOPE = (sys.executable, "-m", "gpuscope")
 TIMED = (
@@ -164,3 +169,59 @@ def _refused(parts: Sequence[RankPart], changes: Sequence[Change]) -> dict[str, 
             whys = {str(refusal.get("why", "")) for row in rows for refusal in row.get("not", ())}
             found[change.name] = f"{change}" + (f": {'; '.join(sorted(whys))}" if whys else "")
     return found
+
+
+GRACE_S = 10.0
+"""Between SIGTERM, at which a recorder writes what it has, and SIGKILL."""
+TOLD = 12
+"""Last lines of a failed command that are shown."""
+_LINE = 300
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: its exit code, None where it was killed at its limit; and how long it ran."""
+
+    code: int | None
+    seconds: float
+
+
+def run(command: Sequence[str], log: Path, limit_s: float, output: Path | None = None) -> Ended:
+    """Run a command with its output in `log` (stdout in `output`, where given) for at most `limit_s`.
+
+    Nothing of it is left behind, also where this process is interrupted meanwhile.
+    """
+    began = time.monotonic()
+    with contextlib.ExitStack() as files:
+        told: IO[bytes] = files.enter_context(log.open("wb"))
+        out = files.enter_context(output.open("wb")) if output is not None else told
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=told, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code: int | None = process.wait(None if limit_s == float("inf") else max(limit_s, 0.0))
+        except subprocess.TimeoutExpired:
+            code = None
+            started = process_tree(process.pid)  # before a launcher ends: its ranks are nobody's children then
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            kill(started)
+        finally:
+            if process.poll() is None:
+                kill_tree(process.pid)
+                process.wait()
+            # What outlived its parents: the session is the process's own, so the group is too.
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return Ended(code, time.monotonic() - began)
+
+
+def last_lines(log: Path) -> list[str]:
+    """The last lines that a command wrote, without gpuscope's own and without empty ones."""
+    try:
+        text = log.read_bytes()[-64 * 1024 :].decode("utf-8", "replace")
+    except OSError:
+        return []
+    lines = [line.rstrip()[:_LINE] for line in text.splitlines() if line.strip()]
+    return [line for line in lines if not line.startswith("gpuscope:")][-TOLD:]

@@ -22,10 +22,10 @@ from gpuscope.instrumented_runtime.tune.decision import (
     confirmed,
     judge,
     overall,
+    why,
 )
 from gpuscope.instrumented_runtime.tune.measured import Run, better_known, step_ns
 from gpuscope.instrumented_runtime.tune.noise import assumed, noise
-from gpuscope.instrumented_runtime.tune.reasons import why
 from gpuscope.schema.tune_document import ByHand, Ended, Outcome, TriedChange
 
 

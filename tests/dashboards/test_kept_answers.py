@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuscope.dashboards.web.kept_answers import KeptAnswers
+from gpuscope.dashboards.web.timeline_data import KeptAnswers
 
 
 def test_an_answer_is_made_once_while_it_is_kept() -> None:

@@ -25,11 +25,22 @@ from gpuscope.sources.nsys.export_facts import (
 )
 from gpuscope.sources.nsys.formats.arrow_directories import ArrowTables
 from gpuscope.sources.nsys.formats.export_tables import SqliteTables, Tables
-from gpuscope.sources.nsys.missing_values import report_missing_values
 from gpuscope.sources.nsys.rows import process_ranks
 from gpuscope.sources.nsys.rows.cpu_samples import read_samples
 from gpuscope.sources.nsys.rows.device_work import add_device_events, add_syncs
-from gpuscope.sources.nsys.rows.event_tables import KERNEL, MPI, NVTX, Events, absences, read_events
+from gpuscope.sources.nsys.rows.event_tables import (
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    MPI,
+    NVTX,
+    OSRT,
+    RUNTIME,
+    SYNC,
+    Events,
+    absences,
+    read_events,
+)
 from gpuscope.sources.nsys.rows.gil_waits import name_gil_waits
 from gpuscope.sources.nsys.rows.host_events import add_host_events, ids
 from gpuscope.sources.nsys.rows.link_counters import add_link_counters
@@ -42,6 +53,7 @@ from gpuscope.sources.nsys.working_processes import working_processes
 from gpuscope.sources.rank_numbers import Processes
 from gpuscope.sources.source import ReadOptions, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.distinct import among
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
 
@@ -143,3 +155,31 @@ def _add_ranks(builder: TraceBuilder, tables: Tables, events: Events, source: in
                 "host_devices": code(",".join(sorted(listed))) if listed else NO_NAME,
             }
             builder.add("ranks", 1, values)
+
+
+_ON_DEVICE = ("start", "end", "globalPid", "deviceId", "correlationId")
+_NEEDED = {
+    KERNEL: (*_ON_DEVICE, "streamId"),
+    MEMCPY: (*_ON_DEVICE, "streamId"),
+    MEMSET: (*_ON_DEVICE, "streamId"),
+    SYNC: _ON_DEVICE[:3],
+    RUNTIME: ("start", "end", "globalTid", "correlationId"),
+    NVTX: ("start", "globalTid"),
+    OSRT: ("start", "end", "globalTid"),
+}
+UNNAMED = "?"
+"""What stands for a name that is not there."""
+
+
+def report_missing_values(builder: TraceBuilder, events: Events) -> None:
+    """Problems for rows without a value, or without a name, that they need."""
+    for table, columns in _NEEDED.items():
+        rows = events[table]
+        for column in columns:
+            missing = absences(rows[column])
+            builder.problem(reading.VALUE_MISSING, missing, table=table, column=column)
+    builder.problem(reading.VALUE_MISSING, events.without_type, table=NVTX, column="eventType")
+    nameless = (NO_NAME, builder.names.find(UNNAMED))
+    for table in (KERNEL, RUNTIME, OSRT):
+        missing = int(np.count_nonzero(among(events[table]["name"], nameless)))
+        builder.problem(reading.NAME_MISSING, missing, table=table)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.train.faults.ledger import Ledger
 
 if TYPE_CHECKING:
     import torch
@@ -230,3 +229,41 @@ def parse_faults(texts: Iterable[str]) -> tuple[Fault, ...]:
         except msgspec.ValidationError as error:
             raise UsageError(f"--fault {text}: {error}") from None
     return tuple(faults)
+
+
+Keep = Callable[[list[dict[str, Any]]], None]
+
+
+class Ledger:
+    """Injections of one rank, counted: a fault's `truth` is the plan. Both go into the manifest. Written by `flush`:
+    at the run's end, or before a fault that ends it.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.keep: Keep | None = None
+        self._steps: dict[str, dict[int, tuple[int, int | None]]] = {}
+
+    def add(self, fault: str, step: int, *, count: int = 1, ns: int | None = None) -> None:
+        """Add to what `fault` did in `step`: `count` in the fault's own unit, `ns` where it is known."""
+        steps = self._steps.setdefault(fault, {})
+        so_far, time = steps.get(step, (0, None))
+        steps[step] = so_far + count, time if ns is None else ns + (time or 0)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One record per fault: `fault`, `rank`, and the parallel lists `steps`, `counts` and `ns`."""
+        return [
+            {
+                "fault": fault,
+                "rank": self.rank,
+                "steps": list(steps),
+                "counts": [count for count, _ in steps.values()],
+                "ns": [ns for _, ns in steps.values()],
+            }
+            for fault, steps in self._steps.items()
+        ]
+
+    def flush(self) -> None:
+        """Pass the rows to the sink, if there is one."""
+        if self.keep is not None:
+            self.keep(self.rows())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim import Optimizer
 
+from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.train.mesh import Mesh, World
 from gpuscope.instrumented_runtime.train.model.gpt import GPT
 from gpuscope.instrumented_runtime.train.parallel.build import Build
@@ -78,13 +79,10 @@ def _prepare_blocks(build: Build) -> None:
     for model in build.models:
         if train.activation_checkpointing != "none":
             _checkpoint_blocks(model, 1 if train.activation_checkpointing == "block" else 2)
-        if train.compile or train.cuda_graph:
-            from gpuscope.instrumented_runtime.train.parallel import compiled
-
-            if train.compile:
-                compiled.apply_compile(model)
-            else:
-                compiled.apply_cuda_graphs(model, build.config)
+        if train.compile:
+            apply_compile(model)
+        elif train.cuda_graph:
+            apply_cuda_graphs(model, build.config)
 
 
 def _checkpoint_blocks(model: GPT, every: int) -> None:
@@ -92,3 +90,27 @@ def _checkpoint_blocks(model: GPT, every: int) -> None:
     for index, (name, block) in enumerate(list(model.blocks.items())):
         if index % every == 0:
             model.blocks[name] = checkpoint_wrapper(block)
+
+
+def apply_compile(model: GPT) -> None:
+    """Compile each block in place; all blocks are identical, so they share the first one's code."""
+    for block in model.blocks.values():
+        block.compile()
+
+
+def apply_cuda_graphs(model: GPT, config: TrainConfig) -> None:
+    """Capture each block's forward and backward as CUDA graphs, in place.
+
+    Per block, so that DDP can reduce a block's gradients while the next one's graph runs.
+    Raises `UsageError` without a GPU.
+    """
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        raise UsageError("train.cuda_graph: needs a GPU", hint="leave it out on the CPU")
+    blocks = tuple(model.blocks.values())
+    shape = (config.data.batch, config.data.sequence, config.model.width)
+    samples = tuple((torch.zeros(shape, device=device, requires_grad=True),) for _ in blocks)
+    # Autocast's cache of cast weights would be captured and go stale.
+    half = config.train.precision == "bf16"
+    with torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False):
+        torch.cuda.make_graphed_callables(blocks, samples)

@@ -13,8 +13,8 @@ from simulator.judged import Case
 from simulator.kineto_rows import Profiler
 
 import gpuscope
-from gpuscope.analyzers.collectives.late_groups import Places, late_groups
 from gpuscope.analyzers.collectives.lateness import Late
+from gpuscope.analyzers.collectives.stragglers import Places, late_groups
 from gpuscope.report.view.first_lines import first_lines
 from gpuscope.schema.document import Report
 from gpuscope.words.units import ordinal

@@ -22,7 +22,7 @@ from simulator.judged import Case
 import gpuscope
 from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
-from gpuscope.analyzers.pipelines.bubbles import bubbles, shared_out
+from gpuscope.analyzers.pipelines.pipeline_parallelism import bubbles, shared_out
 from gpuscope.analyzers.pipelines.schedules import ideal, recognise
 from gpuscope.analyzers.replay.engine import CircleError
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import Delays, length, recorded

@@ -13,7 +13,7 @@ from gpuscope.dashboards.data.event_details import details
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.open_runs import OpenRun
 from gpuscope.dashboards.data.search import search
-from gpuscope.dashboards.web.window_cut import cut
+from gpuscope.dashboards.web.downloads import cut
 
 
 def events_of(run: OpenRun) -> Events:

@@ -17,7 +17,7 @@ from gpuscope.instrumented_runtime.train.mesh import World
 from gpuscope.instrumented_runtime.train.model.gpt import GPT, cut
 from gpuscope.instrumented_runtime.train.model.moe import MoE
 from gpuscope.instrumented_runtime.train.optimizer import clip_gradients
-from gpuscope.instrumented_runtime.train.parallel.compiled import apply_compile
+from gpuscope.instrumented_runtime.train.parallel.compose import apply_compile
 from gpuscope.instrumented_runtime.train.parallel.context_parallel import positions
 from gpuscope.instrumented_runtime.train.settings.assemble import assemble
 from gpuscope.instrumented_runtime.train.settings.config import ModelConfig, TrainConfig

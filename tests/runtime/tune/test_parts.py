@@ -17,7 +17,7 @@ import pytest
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.record.files.manifest import RankPart
-from gpuscope.instrumented_runtime.tune import losses, supervised, written_files
+from gpuscope.instrumented_runtime.tune import losses, running, trial
 from gpuscope.instrumented_runtime.tune.budget import Budget
 from gpuscope.instrumented_runtime.tune.candidates import of_advice
 from gpuscope.instrumented_runtime.tune.followed import Seen, otherwise, the_one
@@ -94,12 +94,12 @@ def test_what_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     """Neither SIGTERM nor a session of its own helps a child."""
     child = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], start_new_session=True)"
-    before = supervised.GRACE_S
-    supervised.GRACE_S = 0.2
+    before = trial.GRACE_S
+    trial.GRACE_S = 0.2
     try:
-        ended = supervised.run([sys.executable, "-c", script], tmp_path / "log", 3.0)
+        ended = trial.run([sys.executable, "-c", script], tmp_path / "log", 3.0)
     finally:
-        supervised.GRACE_S = before
+        trial.GRACE_S = before
     assert ended.code is None
     deadline = time.monotonic() + 10
     pid = int((tmp_path / "log").read_text())
@@ -110,9 +110,9 @@ def test_what_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
 
 def test_what_crashes_says_how(tmp_path: Path) -> None:
     script = "import sys; print('gpuscope: rank 0 failed'); print('loading', flush=True); sys.exit('no such data')"
-    ended = supervised.run([sys.executable, "-c", script], tmp_path / "log", 60.0)
+    ended = trial.run([sys.executable, "-c", script], tmp_path / "log", 60.0)
     assert ended.code == 1
-    assert supervised.last_lines(tmp_path / "log") == ["loading", "no such data"]
+    assert trial.last_lines(tmp_path / "log") == ["loading", "no such data"]
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_each_trial_writes_into_its_own_folder(command: str, argument: str, expe
 def test_what_the_script_wrote_is_told(tmp_path: Path) -> None:
     (tmp_path / "old.pt").write_text("1")
     mine = tmp_path / "gpuscope-tune"
-    before = written_files.seen(tmp_path, mine)
+    before = running.files_seen(tmp_path, mine)
     mine.mkdir()
     (mine / "run.json").write_text("ours")
     (tmp_path / "old.pt").write_text("12")
     (tmp_path / "new.pt").write_text("1")
-    assert written_files.changed(before, tmp_path, mine) == ["new.pt", "old.pt"]
+    assert running.files_changed(before, tmp_path, mine) == ["new.pt", "old.pt"]
 
 
 def of(*values: float) -> Run:

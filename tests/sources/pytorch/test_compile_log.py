@@ -12,7 +12,7 @@ import pytest
 
 import gpuscope
 from gpuscope.errors import InputError
-from gpuscope.sources.pytorch.compiled_kernels import places_by_code, places_by_mapping
+from gpuscope.sources.pytorch.compile_log import places_by_code, places_by_mapping
 
 SCRIPT = """
 import torch
