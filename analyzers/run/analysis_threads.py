@@ -62,6 +62,7 @@ def results_of(
         running = pool.submit(other)
         work()  # here too, where freed memory is at hand
         kept = running.result()
+    release_memory()
     return [found[analyzer.name] for analyzer in analyzers], kept
 
 

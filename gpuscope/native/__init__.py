@@ -19,7 +19,6 @@ if COMPILED:
         intersect,
         longest_path,
         note_end,
-        one_arena,
         parents,
         places,
         release_memory,
@@ -36,7 +35,6 @@ else:
         intersect,
         longest_path,
         note_end,
-        one_arena,
         parents,
         places,
         release_memory,
@@ -47,5 +45,5 @@ else:
 
 __all__ = [
     "COMPILED", "add_launched", "core", "group", "in_order", "innermost", "intersect", "longest_path", "note_end",
-    "one_arena", "parents", "places", "release_memory", "table_columns", "table_pages", "union",
+    "parents", "places", "release_memory", "table_columns", "table_pages", "union",
 ]  # fmt: skip

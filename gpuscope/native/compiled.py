@@ -136,11 +136,6 @@ def table_columns(*given: int | Numbers | Places | Integers) -> bool:
     return done
 
 
-def one_arena() -> None:
-    """As `plain.one_arena`."""
-    core.one_arena()
-
-
 def release_memory() -> None:
     """As `plain.release_memory`."""
     core.release_memory()

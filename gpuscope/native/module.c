@@ -855,17 +855,6 @@ static PyObject *py_release_memory(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* ---- one_arena() ---- */
-
-static PyObject *py_one_arena(PyObject *self, PyObject *args)
-{
-    (void)self, (void)args;
-#ifdef __GLIBC__
-    mallopt(M_ARENA_MAX, 1);
-#endif
-    Py_RETURN_NONE;
-}
-
 /* ---- the module ---- */
 
 static PyMethodDef methods[] = {
@@ -878,7 +867,6 @@ static PyMethodDef methods[] = {
     {"packets", py_packets, METH_VARARGS, "packets(text, largest) -> (where the last whole one ends, rows, waits)"},
     {"note_end", (PyCFunction)(void (*)(void))gs_note_end, METH_FASTCALL, "note_end(entry, failed, future), on gloo's thread"},
     {"release_memory", py_release_memory, METH_NOARGS, "release_memory(): freed memory goes back to the system"},
-    {"one_arena", py_one_arena, METH_NOARGS, "one_arena(): threads that start later share the first one's memory"},
     {"union", py_union, METH_VARARGS, "union(start, end) -> (start, end), or None where they are not in order of start"},
     {"intersect", py_intersect, METH_VARARGS, "intersect(start, end, other_start, other_end) -> (start, end)"},
     {"places", py_places, METH_VARARGS, "places(sorted, values, right) -> places, as numpy.searchsorted"},

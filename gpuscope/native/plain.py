@@ -295,11 +295,6 @@ def table_columns(*_: int | Numbers | Places | Integers) -> bool:
     return False
 
 
-def one_arena() -> None:
-    """Let threads that start later take memory where all others do: what one freed in an arena of its own, no other
-    can use. Python can't."""
-
-
 def release_memory() -> None:
     """Give freed memory back to the system, where the C library would keep it: reading a large trace leaves more of it
     behind, in small pieces, than the trace takes. Python can't."""

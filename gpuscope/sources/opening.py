@@ -12,7 +12,7 @@ from pathlib import Path
 from gpuscope import archives
 from gpuscope.cache import file_cache
 from gpuscope.errors import InputError, UsageError
-from gpuscope.native import one_arena, release_memory
+from gpuscope.native import release_memory
 from gpuscope.problems import job, reading
 from gpuscope.problems.problem import Problem
 from gpuscope.sources import named_ranks, rank_numbers, remote, roles, run_manifest, windows
@@ -119,7 +119,6 @@ def inputs(
     share. Raises `InputError` where a path is missing or nothing in it is a trace, `roles.SeveralRoles` where none is
     chosen, `UsageError` where no folder has that role or window.
     """
-    one_arena()
     found = [item for named in paths if remote.is_url(named) for item in _remote(str(named), ranks)]
     paths = [named for named in paths if not remote.is_url(named)]
     outright = {Path(named) for named in paths}
@@ -372,7 +371,6 @@ def read_file(item: Input, options: ReadOptions) -> Trace:
         if options.advance:
             options.advance(item.path.stat().st_size)
         return _with_manifest(kept, item.path)
-    one_arena()
     trace = _read(item, options)
     if item.size >= LARGE:
         release_memory()

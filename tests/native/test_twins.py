@@ -129,8 +129,8 @@ ARGUMENTS: dict[str, Callable[[Draw], list[Any]]] = {
     "longest_path": graphs,
     "add_launched": launches,
 }
-NO_RESULT = {"one_arena", "release_memory", "table_columns", "table_pages"}
-"""The first two have none; the others are against SQLite: tests/sources/nsys/test_bulk_columns.py."""
+NO_RESULT = {"release_memory", "table_columns", "table_pages"}
+"""The first has none; the others are against SQLite: tests/sources/nsys/test_bulk_columns.py."""
 
 
 def public(module: Any) -> set[str]:

@@ -95,8 +95,8 @@ def _reducible(trace: Trace, facts: KernelFacts, rows: Times, model: str) -> Ite
     chained = picked(facts.chain, rows) >= 0
     if triton < COMPILED * max(int(spent[chained].sum()) + triton, 1):
         yield from _entry(trace, "unfused_kernels", rows, chained, "")
-    odd = np.isin(rows, list(facts.odd))
-    sizes = sorted({size for row in rows[odd].tolist() for size in facts.odd[row]})
+    odd = facts.odd[rows] > 0
+    sizes = sorted({size for place in distinct_values(facts.odd[rows]).tolist() for size in facts.sizes[place]})
     yield from _entry(trace, "odd_sizes", rows, odd, ", ".join(map(str, sizes[:SIZES_SHOWN])))
     if "fp8" in peaks_of(model):
         halves = [PRECISIONS.index(name) for name in ("bf16", "fp16")]

@@ -130,7 +130,7 @@ def _products(trace: Trace, rows: Times, steps: Sequence[StepWindow]) -> _Produc
     counted = np.flatnonzero(work.flops[picked])
     return _Products(
         step[chosen], (device["end"][rows] - start)[chosen], work.known[picked], work.flops[picked],
-        work.again[picked], counted, [work.precision.get(row) for row in picked[counted].tolist()],
+        work.again[picked], counted, [work.precisions[code] for code in work.precision[picked[counted]].tolist()],
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from threading import Lock
 from weakref import WeakKeyDictionary
 
@@ -55,8 +56,10 @@ class KernelFacts:
     """Whether it is part of an attention that runs as products with a softmax between them."""
     flash_2: Mask
     """Whether it is FlashAttention 2."""
-    odd: dict[int, tuple[int, ...]]
-    """Sizes of matrix products that are no multiples of 16 bytes, by device event."""
+    odd: Array
+    """Place in `sizes`; of matrix products."""
+    sizes: Sequence[tuple[int, ...]]
+    """Those that are no multiples of 16 bytes; the first has none."""
     gradient_copy: Mask
     """Whether it copies between a gradient and DDP's bucket; copies of the memory engine too."""
 
@@ -90,9 +93,11 @@ def _facts(trace: Trace) -> KernelFacts:
     floor = constant(0, len(device), np.int64)
     if not is_constant(needed):
         floor = np.minimum(np.rint(needed).astype(np.int64), device["end"] - device["start"])
-    odd = _odd(trace, work, precision)
+    odd, sizes = _odd(trace, work, precision)
     copied = gradient_copies(trace)
-    return KernelFacts(category, work, precision, moved, needed, floor, chain, layout, attention, flash, odd, copied)
+    return KernelFacts(
+        category, work, precision, moved, needed, floor, chain, layout, attention, flash, odd, sizes, copied
+    )
 
 
 def _named(device: Table, own: Mask, wanted: Mask) -> Mask:
@@ -116,25 +121,26 @@ def gradient_copies(trace: Trace) -> Mask:
     return found
 
 
-def _odd(trace: Trace, work: Work, precision: Array) -> dict[int, tuple[int, ...]]:
-    """Odd sizes of the products whose FLOPs are known."""
+def _odd(trace: Trace, work: Work, precision: Array) -> tuple[Array, list[tuple[int, ...]]]:
+    """Odd sizes of the products whose FLOPs are known: the place of each device event's, and what is there."""
     device, host, names, shapes = trace["device_events"], trace["host_events"], trace.names, trace["shapes"]
     rows = np.flatnonzero(work.flops)
     if not len(rows):
-        return {}
-    place = np.full(len(host), NA, np.int64)
+        return constant(0, len(device), np.int32), [()]
+    shaped, place = np.zeros(len(host), np.bool_), np.zeros(len(host), np.int32)
+    shaped[shapes["event"]] = True
     place[shapes["event"]] = np.arange(len(shapes))
     launch = device.at("launch", rows)
-    operator = innermost(host, place != NA, host["thread"][launch], host["start"][launch])
-    known: dict[tuple[int, int, int], tuple[int, ...]] = {}
-    found: dict[int, tuple[int, ...]] = {}
-    for row, event in zip(rows[operator != NA].tolist(), operator[operator != NA].tolist(), strict=True):
-        key = (int(host["name"][event]), int(shapes["dims"][place[event]]), int(precision[row]))
-        if key not in known:
-            known[key] = odd_sizes(names[key[0]], names[key[1]], PRECISIONS[key[2]])
-        if known[key]:
-            found[row] = known[key]
-    return found
+    operator = innermost(host, shaped, host["thread"][launch], host["start"][launch])
+    rows, operator = rows[operator != NA], operator[operator != NA]
+    columns = host["name"][operator], shapes["dims"][place[operator]], precision[rows]
+    first, which = distinct_rows(*columns)
+    each = zip(*(column[first].tolist() for column in columns), strict=True)
+    told = [odd_sizes(names[name], names[dims], PRECISIONS[code]) for name, dims, code in each]
+    known = list(dict.fromkeys([(), *told]))
+    found = np.zeros(len(device), np.int32)
+    found[rows] = np.array([known.index(sizes) for sizes in told], np.int32)[which]
+    return found, known
 
 
 def _precision(trace: Trace, category: Labels, work: Work) -> Array:
@@ -144,9 +150,8 @@ def _precision(trace: Trace, category: Labels, work: Work) -> Array:
     multiplying = np.flatnonzero(is_multiplying(category))
     found = np.zeros(len(category), np.int8)
     found[multiplying] = said(trace["device_events"].at("name", multiplying))
-    for index in np.flatnonzero(work.flops).tolist():
-        found[index] = code.get(work.precision.get(index) or "", 0) or found[index]
-    return found
+    told = np.array([code.get(name or "", 0) for name in work.precisions], np.int8)[work.precision]
+    return np.where((told != 0) & (work.flops != 0), told, found)
 
 
 def _bytes(trace: Trace, rows: Times) -> Array:

@@ -16,7 +16,7 @@ from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_mo
 from gpuscope.hardware.device_peaks import peak_flops
 from gpuscope.schema.document import KernelEntry
 from gpuscope.schema.profile_sections import KernelRankEntry
-from gpuscope.trace.columns.distinct import distinct, distinct_values, mapped
+from gpuscope.trace.columns.distinct import distinct, distinct_rows, distinct_values, mapped
 from gpuscope.trace.columns.grouped_durations import Grouped, grouped
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Times, blocks, is_constant, picked
@@ -152,20 +152,17 @@ def _rates(
     Precision and share are None where kernels of the group differ in them, or they are not known.
     """
     device, models = trace["device_events"], device_models(trace)
-    sums: dict[int, list[float]] = {}
     kinds: dict[int, set[tuple[str | None, str]]] = {}
     known = np.flatnonzero(picked(work.flops, rows))
-    asked = rows[known]
-    columns = (
-        asked, group[known], work.flops[asked], duration[known], device.at("rank", asked), device.at("device", asked),
-    )  # fmt: skip
-    for row, of, flops, spent, rank, number in zip(*(column.tolist() for column in columns), strict=True):
-        own = sums.setdefault(of, [0.0, 0.0])
-        own[0] += flops
-        own[1] += spent
-        kinds.setdefault(of, set()).add((work.precision.get(row), models.get((rank, number), "")))
+    asked, of = rows[known], group[known]
+    sums = np.stack([np.bincount(of, work.flops[asked]), np.bincount(of, duration[known])], axis=1).tolist()
+    columns = (of, work.precision[asked], device.at("rank", asked), device.at("device", asked))
+    first, _ = distinct_rows(*columns)
+    for key, precision_code, rank, number in zip(*(column[first].tolist() for column in columns), strict=True):
+        kinds.setdefault(key, set()).add((work.precisions[precision_code], models.get((rank, number), "")))
     rates: dict[int, tuple[float, str | None, float | None]] = {}
-    for key, (flops, spent) in sums.items():
+    for key in kinds:
+        flops, spent = sums[key]
         if not spent:
             continue
         rate = flops / spent * 1e9

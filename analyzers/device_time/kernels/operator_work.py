@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from gpuscope.analyzers.device_time.kernels.attention_flops import RECOMPUTED_SCORES
@@ -27,14 +30,17 @@ SINGLE_UNKNOWN = "fp32 or tf32"
 class Work:
     """Per device event asked for: its FLOPs (0 for helpers), at which precision, and whether they are known.
 
-    `known` holds for every kernel of an operator whose FLOPs are counted; `precision` is by place, where `flops` is.
+    `known` holds for every kernel of an operator whose FLOPs are counted.
     """
 
     flops: Array
     again: Array
     """Of `flops` those that the forward pass computed already."""
     known: Mask
-    precision: dict[int, str | None]
+    precision: Array
+    """Places in `precisions`."""
+    precisions: Sequence[str | None]
+    """The first stands for those without FLOPs."""
 
 
 def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
@@ -47,9 +53,9 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     device, host = trace["device_events"], trace["host_events"]
     if not len(trace["shapes"]):
         none = constant(0, len(rows), np.float64)
-        return Work(none, none, constant(False, len(rows), np.bool_), {})
+        return Work(none, none, constant(False, len(rows), np.bool_), constant(0, len(rows), np.int8), (None,))
     flops, again = np.zeros((2, len(rows)), np.float64)
-    work = Work(flops, again, np.zeros(len(rows), np.bool_), {})
+    work = Work(flops, again, np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.int8), (None,))
     linked = np.flatnonzero((device.at("launch", rows) != NA) & (device["kind"][rows] == Kind.COMPUTE))
     counted, types = _counted(trace)
     counts = ~np.isnan(counted)
@@ -73,9 +79,10 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     scores = trace.names.matching(recomputes_scores)[host["name"][operator]]
     again = np.where(recomputed(trace, operator), 1.0, np.where(scores, RECOMPUTED_SCORES, 0.0))
     work.again[linked] = work.flops[linked] * again
-    for index, precision in zip(linked.tolist(), _precisions(trace, rows[linked], types[operator]), strict=True):
-        work.precision[index] = precision
-    return work
+    said, which = _precisions(trace, rows[linked], types[operator])
+    known = list(dict.fromkeys([None, *said]))
+    work.precision[linked] = np.array([known.index(one) for one in said], np.int8)[which]
+    return replace(work, precisions=known)
 
 
 def _shares(
@@ -132,14 +139,15 @@ def _without_outer(trace: Trace, operators: Times) -> Times:
     return np.asarray(operators[~holds_next], np.int64)
 
 
-def _precisions(trace: Trace, rows: Times, types: Times) -> list[str | None]:
-    """The precision of device events by their operators' input types (codes), asked once per kernel."""
+def _precisions(trace: Trace, rows: Times, types: Times) -> tuple[list[str | None], Times]:
+    """The precision of device events by their operators' input types (codes), asked once per kernel: what was found,
+    and for each event its place there."""
     device, models, names = trace["device_events"], device_models(trace), trace.names
     lanes, lane = distinct_pairs(device["rank"][rows], device["device"][rows])
     pairs, pair = distinct_pairs(device["name"][rows], types)
     keys, key = distinct_pairs(lane, pair)
     found = [_precision(names[pairs[of][1]], names[pairs[of][0]], models.get(lanes[where], "")) for where, of in keys]
-    return [found[place] for place in key.tolist()]
+    return found, key
 
 
 def _precision(types: str, kernel: str, model: str) -> str | None:

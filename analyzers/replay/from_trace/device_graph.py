@@ -245,7 +245,7 @@ def _of_kernels(trace: Trace, ops: Operations) -> dict[str, Times]:
     kernel = ops.work == Kind.COMPUTE
     traits = (
         (Trait.LAYOUT, facts.layout[rows]), (Trait.ATTENTION, facts.attention[rows]),
-        (Trait.FLASH_2, facts.flash_2[rows]), (Trait.ODD, np.isin(rows, list(facts.odd))),
+        (Trait.FLASH_2, facts.flash_2[rows]), (Trait.ODD, facts.odd[rows] > 0),
         (Trait.GRADIENT_COPY, facts.gradient_copy[rows]),
     )  # fmt: skip
     found = sum(trait * own.astype(np.int64) for trait, own in traits)
