@@ -107,7 +107,7 @@ class FileAnalyzer(Analyzer):
     cost: int = 0
     """How long it takes beside the others: of a large file, those with the highest begin first."""
     large: bool = False
-    """Whether it needs so much memory that no other such analysis may run at once."""
+    """Whether it needs so much memory that of a huge file no other such analysis may run at once."""
 
 
 Entry = TypeVar("Entry")

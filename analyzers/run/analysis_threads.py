@@ -18,6 +18,8 @@ from gpuscope.trace.trace import Trace
 
 LARGE = 1 << 18
 """Events from which threads pay for waiting for each other."""
+HUGE = 1 << 23
+"""Events from which two analyses that need much memory don't run at once: of fewer, both need a few megabytes more."""
 
 
 Kept = TypeVar("Kept")
@@ -42,7 +44,7 @@ def results_of(
     name_phases(trace.names)
     trace.names.code(IDLE)
     # The large ones one after another, the others beside them, so that neither thread ends alone.
-    left = _Left(sorted(analyzers, key=lambda analyzer: (not analyzer.large, -analyzer.cost)))
+    left = _Left(sorted(analyzers, key=lambda analyzer: (not analyzer.large, -analyzer.cost)), events >= HUGE)
     found: dict[str, Result] = {}
 
     def work() -> None:
@@ -69,15 +71,15 @@ def results_of(
 class _Left:
     """The analyses that are still to be run, for several threads to take from."""
 
-    def __init__(self, analyzers: list[FileAnalyzer]) -> None:
-        self._analyzers, self._lock = analyzers, Lock()
+    def __init__(self, analyzers: list[FileAnalyzer], large_alone: bool) -> None:
+        self._analyzers, self._lock, self._large_alone = analyzers, Lock(), large_alone
         self._large_runs = False
 
     def take(self) -> FileAnalyzer | None:
         """The next one; None where none is left but what the thread that runs a large one will take itself."""
         with self._lock:
             for place, analyzer in enumerate(self._analyzers):
-                if not (analyzer.large and self._large_runs):
+                if not (self._large_alone and analyzer.large and self._large_runs):
                     self._large_runs |= analyzer.large
                     return self._analyzers.pop(place)
             return None

@@ -64,9 +64,9 @@ def test_small_traces_and_runs_of_many_files_need_no_thread(monkeypatch: pytest.
     assert len(found(alone=False)[0]) == len(base.analyzers_of(FileAnalyzer))
 
 
-def test_of_those_that_need_most_memory_one_runs_at_a_time() -> None:
+def test_of_a_huge_file_one_of_those_that_need_most_memory_runs_at_a_time() -> None:
     declared = {"idle": True, "compute": True, "kernels": False}
-    left = analysis_threads._Left([FileAnalyzer(name, _nothing, large=large) for name, large in declared.items()])
+    left = analysis_threads._Left([FileAnalyzer(name, _nothing, large=large) for name, large in declared.items()], True)
     first, second = left.take(), left.take()
     assert first is not None
     assert second is not None
