@@ -35,7 +35,7 @@ BUCKET = 25 << 20
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     """A finding `separate_reductions` per rank that reduces in such a loop."""
     result = Result(ANALYZER.name)
-    if trace.names.find("all_reduce") < 0 or WRAPPERS & set(frameworks(trace.names.names)):
+    if trace.names.find("all_reduce") < 0 or frameworks(trace.names.names, among=WRAPPERS):
         return result
     for view in lanes:
         result.findings += _of_lane(trace, view, judged(view))

@@ -17,8 +17,8 @@ from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush, 
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
+from gpuscope.analyzers.pipelines.bubbles import bubbles
 from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
-from gpuscope.analyzers.pipelines.stage_pace import StepLength, outside_work, pace
 from gpuscope.averages import fmean
 from gpuscope.schema.pipeline_section import (
     Pipeline,
@@ -43,6 +43,9 @@ def run(facts: RunFacts, what_if: WhatIf) -> Result:
     result, stages = Result(ANALYZER.name), facts.stages
     if stages is None:
         return result
+    from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
+    from gpuscope.analyzers.pipelines.stage_pace import StepLength, outside_work, pace
+
     whole, left_out = facts.flushes
     section: Pipeline = {
         "basis": stages.basis, "provenance": stages.provenance, "stages": _stages(stages, whole),

@@ -31,7 +31,6 @@ from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.fitted_margins import margin
 from gpuscope.analyzers.replay.from_trace.recording import Recorded
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
-from gpuscope.analyzers.replay.host_pace import hosts_alone
 from gpuscope.analyzers.replay.outcome import Changed, Outcome
 from gpuscope.analyzers.replay.paced_marks import paced_by_kernels
 from gpuscope.analyzers.replay.pipeline_times import as_replayed
@@ -53,7 +52,6 @@ from gpuscope.analyzers.replay.rewrites.pipeline_layout import (
     of_pipeline_alone,
     pipeline_replay,
 )
-from gpuscope.analyzers.replay.rewrites.pipeline_order import moved
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.analyzers.replay.step_parts import compute_floor, parts
 from gpuscope.schema.provenance import Provenance
@@ -207,6 +205,8 @@ class Replayer:
             return None
         key = own, bias if any(isinstance(change, MicroBatches) for change in own) else 0
         if key not in self._reordered and self._graph is not None:
+            from gpuscope.analyzers.replay.rewrites.pipeline_order import moved
+
             setting = replace(self._setting, bias=bias)
             self._reordered[key] = moved(self._graph, own, self._facts, self._numbers, self._counted, setting)
         return self._reordered.get(key)
@@ -245,6 +245,8 @@ class Replayer:
     def _hosts_alone(self, graph: Graph, changes: Sequence[PipelineChange]) -> float:
         """Mean ns that hosts need for a step with such changes: a device's queue evens out what they do in bunches, as
         batches come from workers. Raises `CircleError`."""
+        from gpuscope.analyzers.replay.host_pace import hosts_alone
+
         stages = self._facts.stages
         assert stages is not None  # else there is no pipeline
         flushes, paced = self._trusted_pipeline.flushes, self._setting.loader_processes

@@ -11,7 +11,6 @@ from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need, any_of
 from gpuscope.analyzers.base.sections import NCCL, TOPOLOGY
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.nccl.logged import nccl_findings, setting_findings
 from gpuscope.schema.nccl_sections import (
     ChoiceEntry,
     CommunicatorEntry,
@@ -26,6 +25,8 @@ from gpuscope.trace.trace import Row, Trace
 
 def run(facts: RunFacts) -> Result:
     """The sections `nccl` and `topology`, each only where something of it was recorded."""
+    from gpuscope.analyzers.nccl.logged import nccl_findings, setting_findings
+
     result, trace = Result(ANALYZER.name), facts.trace
     communicators, connections = trace.rows("communicators"), trace.rows("connections")
     measured = trace.rows("measurements")

@@ -74,12 +74,12 @@ def fixed_shares_on_device(
 
 def own_times(start: Times, end: Times) -> Times:
     """ns of each operator less those within it; by start, outer ones first."""
-    found = end - start
+    ends, found = end.tolist(), (end - start).tolist()
     around: list[int] = []
-    for place, (begin, until) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        while around and end[around[-1]] <= begin:
+    for place, (begin, until) in enumerate(zip(start.tolist(), ends, strict=True)):
+        while around and ends[around[-1]] <= begin:
             around.pop()
         if around:
             found[around[-1]] -= until - begin
         around.append(place)
-    return np.asarray(np.maximum(found, 0))
+    return np.maximum(np.array(found, np.int64), 0)

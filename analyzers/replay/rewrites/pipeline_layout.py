@@ -10,22 +10,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpuscope.analyzers.changes import Change, EvenStages, MicroBatches, Schedule
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush, Key, mean_begin_to_begin
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.pipelines.message_times import MessageTime, message_time
 from gpuscope.analyzers.pipelines.schedules import recognise, schedule_order
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError, edge_columns
 from gpuscope.averages import fmean, median
 from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.table import Times
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
+
+if TYPE_CHECKING:
+    from gpuscope.analyzers.pipelines.message_times import MessageTime
 
 PipelineChange = EvenStages | MicroBatches | Schedule
 FIXED_SHARE = 0.125
@@ -248,6 +252,8 @@ def pipeline_replay(
         raise UnreplayableError(
             "no step holds all computations of a pipeline: record every stage, with ranges per micro-batch"
         )
+    from gpuscope.analyzers.pipelines.message_times import message_time
+
     replayed = PipelineReplay(found, fixed, bool(gpu), pauses or {}, message_time(facts, gpu) if gpu else None)
     try:
         _ = replayed.baselines

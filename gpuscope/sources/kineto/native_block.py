@@ -125,16 +125,14 @@ def text_codes(
 ) -> npt.NDArray[np.int32]:
     """The code of each text; `code` gives that of one seen for the first time."""
     found, missing = known.get(text, spans)
-    codes = np.frombuffer(found, np.int32)
-    if missing:
-        new: dict[bytes, int] = {}
-        for row, (at, length) in zip(missing, _spans(spans)[missing].tolist(), strict=True):
-            own = bytes(text[at : at + length])
-            if own not in new:
-                new[own] = code(own)
-                known.put(own, new[own])
-            codes[row] = new[own]
-    return codes
+    at_once = 64
+    while missing:  # few of them differ: some are made known, and then it is seen what is left
+        places = _spans(spans)[missing[:at_once]].tolist()
+        for own in dict.fromkeys(bytes(text[at : at + length]) for at, length in places):
+            known.put(own, code(own))
+        found, missing = known.get(text, spans)
+        at_once *= 4
+    return np.frombuffer(found, np.int32)
 
 
 def _fill(column: npt.NDArray[np.int64], texts: Sequence[bytes], row: npt.NDArray[np.uint32]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from threading import Lock
 from types import CodeType, FunctionType
 from typing import Any, ClassVar
@@ -100,7 +101,7 @@ class NamePool:
         told = answers.copy()
         if (before := self._before) is not None:
             known = before._matches.get(predicate.__code__, _NONE)
-            codes = np.fromiter(map(before.find, names), np.int32, len(names))
+            codes = np.fromiter(map(before._codes.get, names, repeat(NO_NAME)), np.int32, len(names))
             told = (codes >= 0) & (codes < len(known))
             answers[told] = known[codes[told]]
         for place in np.flatnonzero(~told).tolist():

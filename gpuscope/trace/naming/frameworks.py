@@ -65,15 +65,20 @@ _TIMERS = when_used.pattern(r"^(embedding|layernorm)-grads-all-reduce$|^optimize
 itself gives these names to what it finds in them."""
 
 
-def frameworks(names: Iterable[str], descriptions: Iterable[str] = (), formats: Collection[str] = ()) -> list[str]:
-    """The frameworks that left a mark among the names of a trace's events or of its process groups, or its files."""
+def frameworks(
+    names: Iterable[str], descriptions: Iterable[str] = (), formats: Collection[str] = (),
+    among: Collection[str] | None = None,
+) -> list[str]:  # fmt: skip
+    """The frameworks, of all or `among` these, that left a mark among the names of a trace's events or of its process
+    groups, or its files."""
     lines = "\n".join(names)  # searched as one text: a trace may have 100,000 names
     megatron = (
         _OF_MEGATRON.intersection(formats)
         or any(description.endswith("MODEL_PARALLEL_GROUP") for description in descriptions)
         or ("operations" in formats and _TIMERS.search(lines))
     )
-    return [mark for mark, pattern in _MARKS if pattern.search(lines) or (mark == "megatron" and megatron)]
+    marks = _MARKS if among is None else [one for one in _MARKS if one[0] in among]
+    return [mark for mark, pattern in marks if pattern.search(lines) or (mark == "megatron" and megatron)]
 
 
 def parallelism(groups: Iterable[tuple[str, int]]) -> dict[str, int]:

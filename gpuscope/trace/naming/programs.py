@@ -35,7 +35,7 @@ def program(names: Iterable[str], formats: Collection[str], any_events: bool) ->
     recorded that could tell.
     """
     texts = list(names)
-    if SERVERS.intersection(frameworks(texts)) and not any(_TRAINS.search(name) for name in texts):
+    if frameworks(texts, among=SERVERS) and not any(_TRAINS.search(name) for name in texts):
         return "server"
     if formats and set(formats) & _PYTORCH_FORMATS:
         return "pytorch"
