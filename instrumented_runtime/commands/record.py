@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gpuscope.commands.options import command_words
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 
 
@@ -44,7 +45,8 @@ def record_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--allow", multiple=True, metavar="GROUP",
               help="Allow changes of a group that may alter training, such as tf32 or compile.")  # fmt: skip
 @record_options
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...",
+                callback=command_words)  # fmt: skip
 def command(
     command: tuple[str, ...],
     out: Path | None,

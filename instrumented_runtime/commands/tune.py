@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from gpuscope.commands.options import command_words
 from gpuscope.instrumented_runtime.tune.budget import DEFAULT
 
 
@@ -28,7 +29,8 @@ from gpuscope.instrumented_runtime.tune.budget import DEFAULT
               help="Write what to take along here, too: variables, arguments, a patch.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on stdout.")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...",
+                callback=command_words)  # fmt: skip
 def command(
     command: tuple[str, ...], out: Path | None, budget: str, steps: int, allow: tuple[str, ...], output_argument: str,
     nccl: bool, html: Path | None, take: Path | None, force: bool, as_json: bool,

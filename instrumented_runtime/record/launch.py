@@ -26,6 +26,7 @@ from gpuscope.instrumented_runtime.record.launched_rank import is_launcher, laun
 from gpuscope.instrumented_runtime.record.reduced_parts import check_apart, reduce_run
 from gpuscope.instrumented_runtime.record.run_folder import PARTS, RunFolder, rank_parts, read_manifest
 from gpuscope.recorded_environment import kept
+from gpuscope.sources.run_manifest import ended
 from gpuscope.sources.source import rank_in_name
 
 COMPILE_LOGS = "compile"
@@ -236,19 +237,23 @@ def _is_python(command: Sequence[str]) -> bool:
     return Path(command[0]).name.startswith("python") and not is_launcher(command)
 
 
+_NO_TRACE = {"environment", "topology", "steps", "collectives", "stacks"}
+"""Files that say nothing without a trace beside them."""
+
+
 def _report(folder: Path, manifest: Manifest) -> None:
     """Report the outcome on stderr; stdout belongs to the command."""
 
     def say(*words: Any) -> None:
         print("gpuscope:", *words, file=sys.stderr)
 
-    # The rank that ended first is the likelier cause; a killed rank has no end time.
-    for rank in sorted(manifest.ranks, key=lambda rank: rank.ended_ns or 0):
-        if rank.status != "completed":
-            say(f"rank {rank.rank} {rank.status}" + (f": {rank.error}" if rank.error else ""))
+    end = ended(folder)
+    for failure in end.failures if end is not None else ():
+        say(failure)
     kinds: dict[str, int] = {}
     for entry in manifest.files:
         kinds[entry.kind] = kinds.get(entry.kind, 0) + 1
     if kinds:
         say(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())), f"in {folder}")
-        say(f"next: gpuscope analyze {folder}")
+    if read := kinds.keys() - _NO_TRACE:
+        say(f"next: gpuscope {'hang' if read == {'flight_recorder'} else 'analyze'} {folder}")

@@ -34,6 +34,11 @@ class Budget:
         self.runs += 1
         return True
 
+    def runs_left(self, each_s: float) -> int:
+        """How many more runs may start if each takes so long."""
+        counted = float("inf") if self._most is None else self._most - self.runs
+        return max(int(min(counted, self.left_s / each_s)), 0)
+
     @property
     def left_s(self) -> float:
         """Seconds left; without end where runs are counted."""

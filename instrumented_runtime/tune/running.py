@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from gpuscope.instrumented_runtime.tune.tuning import Session
 from gpuscope.recorded_environment import redacted_command
 from gpuscope.schema.tune_document import RESULT, TUNE_VERSION, TuneDocument
 from gpuscope.version import __version__
+from gpuscope.words import units
 
 if TYPE_CHECKING:
     from gpuscope.instrumented_runtime.tune.communication.source import CommunicationSearch
@@ -77,7 +79,11 @@ def tune(asked: Asked) -> TuneDocument:
         session.told = _saving(told, document, folder)
         for search in searches:
             search.told = lambda what: session.told(session, what)
+        most = units.plural(int(budget.text), "run") if budget.text.isdigit() else budget.text
+        _say(f"at most {most} (--budget); the first shows how long one takes")
         _refuse_failed(session, session.begin(), budget)
+        if session.to_try:
+            _say(estimate(session.to_try, budget))
         try:
             session.improve()
         except KeyboardInterrupt:
@@ -86,6 +92,20 @@ def tune(asked: Asked) -> TuneDocument:
     write_json(folder / RESULT, found)
     (folder / TAKE).write_text("".join(f"{line}\n" for line in found["take"]), encoding="utf-8")
     return found
+
+
+def estimate(changes: int, budget: Budget) -> str:
+    """What is going to run and for how long, by the runs so far with their analysis."""
+    each_s = budget.spent_s / budget.runs
+    runs = budget.runs_left(each_s)
+    return (
+        f"{units.plural(changes, 'change')} to try: up to {units.plural(runs, 'run')} of about "
+        f"{units.long_duration(each_s * 1e9)}, {units.long_duration(runs * each_s * 1e9)} at most"
+    )
+
+
+def _say(what: str) -> None:
+    print(f"gpuscope: {what}", file=sys.stderr, flush=True)
 
 
 def _search(folder: Path, budget: Budget) -> CommunicationSearch:

@@ -80,6 +80,11 @@ class Session:
         return _merged([change for one in self.kept for change in one.candidate.changes])
 
     @property
+    def to_try(self) -> int:
+        """How many changes the first report advises."""
+        return 0 if isinstance(self._waiting, str) else len(self._waiting)
+
+    @property
     def standing(self) -> Standing:
         """What is judged against."""
         return Standing(self.baseline, self.best, self.groups)

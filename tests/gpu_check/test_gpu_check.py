@@ -278,7 +278,7 @@ def exported(*kernels: str, ranks: int = 2) -> Made:
 
 
 SYNC = span("cuda_sync", "Stream Sync", 500, 20, tid=7, pid=0, device=0, stream=7, correlation=9)
-SLEPT = "hang: rank 0 waits in all_reduce #3 of group default_pg; rank 1 never joined: it is at x.py:1 in main"
+SLEPT = "hang: rank 0 waits in all_reduce #3 of group default_pg; rank 1 has not joined: it is at x.py:1 in main"
 SHOWN: list[tuple[Callable[[Path], str], Made, str]] = [
     (judges.cuda_untouched, untouched(), "not initialised"),
     (judges.verdict_of_fault, faulty("cpu", "sync"), "cpu, cause sync"),
@@ -291,7 +291,7 @@ SHOWN: list[tuple[Callable[[Path], str], Made, str]] = [
     (judges.pinned, copied("Pinned"), "8 copies"),
     (judges.pageable, copied("Pageable"), "8 copies from pageable memory; memory, cause copy"),
     (judges.nccl_ranks, two_ranks(late=None), "16 all-reduces on two ranks"),
-    (judges.flight_recorder, hung(1, SLEPT), "rank 1 never joined"),
+    (judges.flight_recorder, hung(1, SLEPT), "rank 1 has not joined"),
     (judges.nsys_reports, exported("gemm", KERNELS["allreduce"]), "kernels in both"),
 ]
 NOT_SHOWN: list[tuple[Callable[[Path], str], Made, str]] = [

@@ -91,12 +91,12 @@ def test_what_the_recorder_lost_is_told_with_what_to_set(tmp_path: Path) -> None
 
 
 def test_the_report_says_that_the_run_failed(tmp_path: Path) -> None:
-    problems = [{"severity": "error", "code": "hang", "message": "rank 1 never joined"}]
+    problems = [{"severity": "error", "code": "hang", "message": "rank 1 has not joined"}]
     manifest(tmp_path, status="failed", ranks=[{"rank": 1, "status": "killed"}], problems=problems)
     write(tmp_path / "rank0.json", kernel(0, 5))
     told = {p["code"]: p["message"] for p in gpuscope.analyze(tmp_path).report["problems"]}
     assert told["run_ended_early"].endswith("the run failed: rank 1 killed")
-    assert told["run_trouble"].endswith("rank 1 never joined")
+    assert told["run_trouble"].endswith("rank 1 has not joined")
 
 
 def test_a_trace_without_work_is_explained_by_what_the_recorder_lost(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def _about_collective(reports: Mapping[int, Progress], rank: int, name: str, wai
             waiting.append(member)
     parts = [f"{_ranks(waiting)} {'wait' if len(waiting) > 1 else 'waits'} in {wait['what']}"]
     parts += [f"rank {member} called {what}{_instead(what, op)}" for member, what in others.items()]
-    parts += [f"rank {member} never joined: {_location(reports, member)}" for member in absent]
+    parts += [f"rank {member} has not joined: {_location(reports, member)}" for member in absent]
     return Complaint(rank, (*absent, *others), False, "; ".join(parts))
 
 

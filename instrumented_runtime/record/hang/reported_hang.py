@@ -64,7 +64,7 @@ class ReportedHang:
         rank = self._folder.part.rank
         print(f"gpuscope: rank {rank}: no hang: all ranks went on after {lasted:.1f} s", file=sys.stderr, flush=True)
         self._folder.withdraw("hang")
-        self._folder.problem("pause", f"a pause of {lasted:.1f} s: {told}", severity="info")
+        self._folder.problem("pause", f"a pause of {lasted:.1f} s; meanwhile: {told}", severity="info")
         return True
 
     def _move_own_files(self) -> None:

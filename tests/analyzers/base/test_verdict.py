@@ -124,17 +124,23 @@ def test_a_cut_file_is_judged_where_the_device_is_busy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "why"),
+    ("world_size", "unjudged", "why"),
     [
-        (8, "add the traces of ranks 1-7"),
-        (2, "add the traces of rank 1"),
-        (None, "add the traces of all ranks; how many there are is not recorded"),
-        (1, "record the sizes of collectives"),
+        (8, [], "add the traces of ranks 1-7"),
+        (2, [], "add the traces of rank 1"),
+        (None, [], "add the traces of all ranks; how many there are is not recorded"),
+        (1, [], "record the sizes of collectives"),
+        (1, [0], "record more steps: the files of rank 0 hold none of those that are judged"),
     ],
 )
-def test_the_class_stands_where_only_its_cause_is_open(world_size: int | None, why: str) -> None:
+def test_the_class_stands_where_only_its_cause_is_open(world_size: int | None, unjudged: list[int], why: str) -> None:
     """40 % of the time is exposed communication, whatever its cause."""
-    open_cause = {"causes": {"communication:unattributed": 400}, "world_size": world_size, "idle": 0}
+    open_cause = {
+        "causes": {"communication:unattributed": 400},
+        "world_size": world_size,
+        "idle": 0,
+        "unjudged": unjudged,
+    }
     verdict = decide(dataclasses.replace(CLEAR, **open_cause))  # type: ignore[arg-type]
     assert (verdict["bound_by"], verdict["cause"], verdict["share_frac"]) == ("communication", None, 0.4)
     assert (verdict["abstained"], verdict["cause_abstained"]) == (False, True)

@@ -156,6 +156,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert "completed: 3 ranks, 12 steps" in done.output
     once = CliRunner().invoke(command, [str(tmp_path), "--once"], standalone_mode=False)
     assert once.return_value == 1
+    ranks = [{"rank": 0, "status": "failed", "error": "RuntimeError: Connection closed by peer"},
+             {"rank": 1, "status": "killed"}]  # fmt: skip
+    (tmp_path / "manifest.json").write_text(json.dumps({"run_id": "r", "status": "failed", "ranks": ranks}))
+    failed = CliRunner().invoke(command, [str(tmp_path)]).output.splitlines()[-1]
+    assert failed == "failed: rank 1 killed; rank 0 then lost its connection; 3 ranks, 12 steps"
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:

@@ -289,6 +289,7 @@ def test_what_heeds_no_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None
     ("words", "code", "said"),
     [
         (["--", "no-such-command"], 3, "can't run no-such-command"),
+        (["--hang-timout", "3", "--", "true"], 2, "Did you mean '--hang-timeout'?"),
         (["--active", "0", "--", "true"], 2, "active=0 records nothing"),
         (["--profiler", "nsys", "--", "true"], 2, "nsys is not on PATH"),
         (["--nccl-inspector", "--", "true"], 2, "LD_LIBRARY_PATH"),

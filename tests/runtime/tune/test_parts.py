@@ -23,6 +23,7 @@ from gpuscope.instrumented_runtime.tune.candidates import of_advice
 from gpuscope.instrumented_runtime.tune.followed import Seen, otherwise, the_one
 from gpuscope.instrumented_runtime.tune.measured import Run, step_of
 from gpuscope.instrumented_runtime.tune.output_argument import with_output
+from gpuscope.instrumented_runtime.tune.running import estimate
 from gpuscope.instrumented_runtime.tune.source_patch import with_keywords
 from gpuscope.welch import Sample
 
@@ -74,6 +75,20 @@ def test_a_budget_of_time_starts_no_run_that_would_exceed_it() -> None:
     assert budget.start(100)
     now = 100.0
     assert (budget.left_s, budget.start(30), budget.start(10)) == (20.0, False, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("4", "3 changes to try: up to 2 runs of about 30.00 s, 60.00 s at most"),
+     ("150s", "3 changes to try: up to 3 runs of about 30.00 s, 90.00 s at most")],
+)  # fmt: skip
+def test_what_will_run_is_estimated_by_the_runs_so_far(text: str, told: str) -> None:
+    now = 0.0
+    budget = Budget(text, lambda: now)
+    assert budget.start()
+    assert budget.start()
+    now = 60.0
+    assert estimate(3, budget) == told
 
 
 @pytest.mark.parametrize("text", ["", "0", "-3", "2.5", "fast", "3d"])

@@ -33,7 +33,7 @@ def test_a_rank_that_never_joined_is_named_and_where_it_is() -> None:
     waits = rank_progress("broadcast", "all_reduce", waiting=True)
     absent = rank_progress("broadcast", waiting=False, at="train.py:40 in load")
     assert verdict({0: waits, 1: absent, 2: waits}, 3) == (
-        "ranks 0, 2 wait in all_reduce #2 of group default_pg; rank 1 never joined: it is at train.py:40 in load"
+        "ranks 0, 2 wait in all_reduce #2 of group default_pg; rank 1 has not joined: it is at train.py:40 in load"
     )
 
 
@@ -58,7 +58,7 @@ def test_a_rank_that_called_another_size() -> None:
 
 def test_a_rank_that_does_not_answer() -> None:
     waits = rank_progress("all_reduce", waiting=True)
-    assert verdict({0: waits, 2: waits}, 3).endswith("rank 1 never joined: no answer")
+    assert verdict({0: waits, 2: waits}, 3).endswith("rank 1 has not joined: no answer")
 
 
 def test_the_first_cause_is_named_not_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_the_first_cause_is_named_not_who_waits_for_it(monkeypatch: pytest.Monke
         2: progress(groups, [], at="data.py:3 in read"),
     }
     assert verdict(ranks, 3) == (
-        "rank 1 waits in all_reduce #1 of group mesh_tp; rank 2 never joined: it is at data.py:3 in read"
+        "rank 1 waits in all_reduce #1 of group mesh_tp; rank 2 has not joined: it is at data.py:3 in read"
     )
 
 
@@ -96,7 +96,7 @@ def test_a_hang_is_dumped_within_the_timeout(
     # Rank 1 never comes back: rank 0 is killed once the hang is told.
     (hang,) = (problem for problem in done.manifest["problems"] if problem["code"] == "hang")
     assert hang["message"].startswith("hang: rank 0 waits in all_reduce #")
-    assert "rank 1 never joined: it is at train.py:20 in <module>" in hang["message"]
+    assert "rank 1 has not joined: it is at train.py:20 in <module>" in hang["message"]
     assert hang["message"] in done.err
 
     dump = pickle.loads((done.folder / "flight_recorder/nccl_trace_rank_0").read_bytes())
@@ -151,7 +151,7 @@ def test_a_rank_that_comes_back_only_paused(record: Run, torchrun: tuple[str, ..
     assert codes.count("pause") == 2, done.manifest["problems"]
     assert "hang" not in codes
     paused = [problem["message"] for problem in done.manifest["problems"] if problem["code"] == "pause"]
-    assert all("rank 1 never joined: it is at train.py:" in message for message in paused)
+    assert all("rank 1 has not joined: it is at train.py:" in message for message in paused)
     assert not (done.folder / "hang").exists()
     listed = {entry["path"]: entry["note"] for entry in done.manifest["files"]}
     assert listed["pause1/nccl_trace_rank_0"] == "on a hang that was a pause"
