@@ -89,7 +89,8 @@ def count(holder, name):
 
 
 for holder, names in {
-    CollectiveLog: ("issue", "completes_with"),
+    CollectiveLog: ("issue",),
+    gloo_trace: ("_with_logged_end",),
     ThreadMarks: ("_enter", "_leave", "_on_collection"),
     GcRanges: ("_on_collection",),
     HangWatch: ("_poll",),

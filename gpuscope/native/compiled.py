@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -141,5 +141,5 @@ def release_memory() -> None:
     core.release_memory()
 
 
-note_end: Callable[[Any, Callable[[Any, BaseException], object], Any], None] = core and core.note_end
+note_end: Callable[..., None] = core and core.note_end
 """As `plain.note_end`; itself the compiled one, without a frame of Python."""

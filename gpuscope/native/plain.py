@@ -300,9 +300,10 @@ def release_memory() -> None:
     behind, in small pieces, than the trace takes. Python can't."""
 
 
-def note_end(entry: Any, failed: Callable[[Any, BaseException], object], future: Any) -> None:
+def note_end(entry: Any, failed: Callable[[Any, BaseException], object], future: Any, *_: Any) -> None:
     """`completed_ns` of an entry that has none yet is now; `failed` gets entry and error of a future that failed. On a
-    thread of gloo's a frame of Python costs more than all else: it maps and unmaps a stack."""
+    thread of gloo's a frame of Python costs more than all else: it maps and unmaps a stack. The future's own argument,
+    after the one that was kept, is not looked at."""
     now = time.time_ns()
     if entry.completed_ns is None:
         try:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
 from typing import Any
 
 from gpuscope.instrumented_runtime.record.digest.thread_marks import BLOCKED_NS, GC, HOST, INPUT, Mark
@@ -36,7 +37,7 @@ def with_core_time(marks: Sequence[Mark]) -> list[WholeMark]:
 
 
 def _shared_out(marks: Sequence[Mark], before: WholeMark | None, core: int) -> list[WholeMark]:
-    if before is None or len(marks) == 1:
+    if before is None or len(marks) == 1 or core == before[2]:
         return [(wall, cpu, core, phase) for wall, cpu, _, phase in marks]
     spans = pairwise([before, *marks])
     off = [*accumulate(max(0, after[0] - one[0] - after[1] + one[1]) for one, after in spans)]
@@ -81,8 +82,8 @@ def blocked(marks: Sequence[WholeMark], collectives: Sequence[Collective]) -> Bl
     Blocked time between two marks is put before the last end of a collective between them: nothing else wakes the
     thread there so late.
     """
-    ended = sorted((one.completed_ns, one.issued_ns, series(one)) for one in collectives if one.completed_ns)
-    ends = [end for end, *_ in ended]
+    ended = sorted((one for one in collectives if one.completed_ns), key=_end)
+    ends = [*map(_end, ended)]
     begin = marks[0][0]
     waits: list[list[int]] = []
     others: list[list[int]] = []
@@ -93,14 +94,17 @@ def blocked(marks: Sequence[WholeMark], collectives: Sequence[Collective]) -> Bl
             continue
         last = bisect_right(ends, until) - 1
         if phase != HOST and last >= 0 and ends[last] > wall:
-            issued = min(ended[place][1] for place in range(bisect_right(ends, wall), last + 1))
+            issued = min(one.issued_ns for one in ended[bisect_right(ends, wall) : last + 1])
             start = max(wall, issued, ends[last] - off)
             waits.append([start - begin, ends[last] - start])
-            exposed[ended[last][2]] += ends[last] - start
+            exposed[series(ended[last])] += ends[last] - start
             off -= ends[last] - start
         if off >= BLOCKED_NS:
             others.append([wall - begin, off])
     return Blocked(_longest(waits, MOST_WAITS), _longest(others, MOST_PAUSES), exposed)
+
+
+_end = attrgetter("completed_ns")
 
 
 def series(one: Collective) -> str:
@@ -112,7 +116,8 @@ def in_all(collectives: Sequence[Collective], exposed: Mapping[str, int]) -> dic
     """By operation and group: count, bytes, ns from issue to end, ns exposed; of many those that took longest."""
     sums: dict[str, list[int]] = {}
     for one in collectives:
-        own = sums.setdefault(series(one), [0, 0, 0, exposed.get(series(one), 0)])
+        name = series(one)
+        own = sums.get(name) or sums.setdefault(name, [0, 0, 0, exposed.get(name, 0)])
         own[0] += 1
         own[1] += one.bytes
         own[2] += (one.completed_ns or one.issued_ns) - one.issued_ns

@@ -40,8 +40,7 @@ class ThreadMarks:
         except OSError:
             self._schedstat = -1
         self._last = 0, 0, 0
-        self.marks: list[Mark] = []
-        self._add()
+        self.marks: list[Mark] = [(*self._now(), FORWARD)]
 
     def hook(self) -> None:
         """Put the marks where torch enters and leaves its loader, backward pass, optimizer and checkpoints."""
@@ -82,9 +81,12 @@ class ThreadMarks:
         if threading.get_ident() == self._thread and len(self.marks) < MOST:
             self.marks.append((wall, time.thread_time_ns(), None, self._phase))
 
-    def _add(self) -> None:
-        if len(self.marks) < MOST:
-            self.marks.append((*self._now(), self._phase))
+    def _goes_on_in(self, phase: str) -> None:
+        """Without a mark where one optimizer calls another."""
+        if phase != self._phase:
+            self._phase = phase
+            if len(self.marks) < MOST:
+                self.marks.append((*self._now(), phase))
 
     def _now(self) -> tuple[int, int, int]:
         """What the kernel is asked costs the most: only where the thread was off its core since the last mark."""
@@ -98,13 +100,11 @@ class ThreadMarks:
     def _enter(self, phase: str) -> None:
         if threading.get_ident() == self._thread:
             self._within.append(self._phase)
-            self._phase = phase
-            self._add()
+            self._goes_on_in(phase)
 
     def _leave(self, phase: str) -> None:
         if threading.get_ident() == self._thread and self._phase == phase:
-            self._phase = self._within.pop()
-            self._add()
+            self._goes_on_in(self._within.pop())
 
     def _wrap(self, holder: Any, name: str, phase: str) -> None:
         inner = getattr(holder, name)

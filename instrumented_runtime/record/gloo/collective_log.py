@@ -19,7 +19,7 @@ MOST_KINDS = 1000
 # Operations that every rank calls with as many elements.
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
-_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+_shape, _dtype, _completed = attrgetter("shape"), attrgetter("dtype"), attrgetter("completed_ns")
 
 
 @dataclass(slots=True)
@@ -89,8 +89,11 @@ class Collective:
 
         A rank that is not the root of a gather or scatter holds one piece of as many as there are ranks.
         """
-        pieces = self.elements_in if self.op == "gather" else self.elements_out if self.op == "scatter" else 0
-        return max(self.elements_in, self.elements_out, pieces * len(self.group.ranks)) * self.item_bytes
+        elements = max(self.elements_in, self.elements_out)
+        if self.op in ("gather", "scatter"):
+            pieces = self.elements_in if self.op == "gather" else self.elements_out
+            elements = max(elements, pieces * len(self.group.ranks))
+        return elements * self.item_bytes
 
     @property
     def called(self) -> str:
@@ -119,8 +122,10 @@ class CollectiveLog:
     on_issue: Callable[[Collective, Kind], None] | None = None
     """Called with each collective before it is made."""
     _new: list[Collective] = field(default_factory=list)
-    _sequence: defaultdict[tuple[Any, ...], count[int]] = field(default_factory=lambda: defaultdict(partial(count, 1)))
-    """By group, and for messages sender and receiver."""
+    _sequence: defaultdict[str | tuple[Any, ...], count[int]] = field(
+        default_factory=lambda: defaultdict(partial(count, 1))
+    )
+    """By group; of messages by group, sender and receiver."""
     _kinds: dict[tuple[Any, ...], Kind] = field(default_factory=dict)
     """By operation, group, type and shapes."""
 
@@ -129,7 +134,7 @@ class CollectiveLog:
         self.groups[group.name] = group
         self._kinds.clear()
         for key in list(self._sequence):  # another thread may add to it meanwhile
-            if key[0] == group.name:
+            if group.name in (key, key[0]):
                 self._sequence.pop(key, None)
 
     def issue(self, op: str, group: Group, inputs: Any, outputs: Any, peer: int | None) -> Collective:
@@ -137,19 +142,12 @@ class CollectiveLog:
 
         Other work has driven all that this touches out of the caches: the less, the better.
         """
-        given = tensors(inputs)
-        shapes = shapes_out = tuple(map(_shape, given))
-        if outputs is not inputs:
-            made = tensors(outputs)
-            shapes_out = tuple(map(_shape, made))
-        else:
-            made = given
-        key = op, group.name, *map(_dtype, given[:1] or made[:1]), shapes, shapes_out
+        key = _key(op, group.name, inputs, outputs)
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= MOST_KINDS:
                 self._kinds.clear()
-            kind = self._kinds[key] = _kind(given, made)
+            kind = self._kinds[key] = _kind(tensors(inputs), tensors(outputs))
         seq = p2p_seq = 0
         src = dst = None
         if op in ("send", "recv"):
@@ -157,7 +155,7 @@ class CollectiveLog:
             if src is not None:  # a receive from any source is counted once its sender is known
                 p2p_seq = next(self._sequence[group.name, src, dst])
         else:
-            seq = next(self._sequence[group.name,])
+            seq = next(self._sequence[group.name])
         entry = Collective(op, group, seq, p2p_seq, *kind.fields, src, dst, time.time_ns())
         self._new.append(entry)
         self.latest.append(entry)
@@ -168,8 +166,9 @@ class CollectiveLog:
         return entry
 
     def completes_with(self, entry: Collective, future: Any) -> None:
-        """Its end is that of a future, which is not held: the job may want the result's memory back."""
-        future.add_done_callback(partial(note_end, entry, _failed))
+        """Its end is that of a future, held no longer: the job may want the result's memory back. Held until then, it
+        spares gloo's thread another object."""
+        future.add_done_callback(partial(note_end, entry, _failed, future))
 
     def name_source(self, entry: Collective, src: int) -> None:
         """A receive from any source turned out to be from `src`."""
@@ -214,7 +213,15 @@ class CollectiveLog:
         return dist.get_rank() if dist.is_initialized() else 0
 
 
-_completed = attrgetter("completed_ns")
+def _key(op: str, group: str, inputs: Any, outputs: Any) -> tuple[Any, ...]:
+    """What calls of one kind have alike."""
+    # First as most calls have it: a list of one, or two tensors.
+    if inputs is outputs and _is_one(inputs):
+        return op, group, inputs[0].dtype, inputs[0].shape
+    if hasattr(inputs, "shape") and hasattr(outputs, "shape"):
+        return op, group, inputs.dtype, inputs.shape, outputs.shape
+    given, made = tensors(inputs), tensors(outputs)
+    return op, group, *map(_dtype, given[:1] or made[:1]), tuple(map(_shape, given)), tuple(map(_shape, made))
 
 
 def _kind(given: Sequence[Any], made: Sequence[Any]) -> Kind:
@@ -240,13 +247,18 @@ def first_line(error: BaseException) -> str:
 
 def tensors(values: Any) -> list[Any]:
     """The tensors in an argument: one, a list of them, or a list of lists."""
-    if type(values) is list and len(values) == 1 and hasattr(values[0], "numel"):  # as nearly all calls have it
-        return values
+    if _is_one(values):
+        return values  # type: ignore[no-any-return]
     if hasattr(values, "numel"):
         return [values]
     if isinstance(values, Iterable) and not isinstance(values, str | bytes):
         return [tensor for value in values for tensor in tensors(value)]
     return []
+
+
+def _is_one(values: Any) -> bool:
+    """Whether this is a list of one tensor."""
+    return type(values) is list and len(values) == 1 and hasattr(values[0], "numel")
 
 
 LOG = CollectiveLog()

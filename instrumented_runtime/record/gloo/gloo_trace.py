@@ -176,22 +176,26 @@ def _logging(name: str, op: str, input_at: int, output_at: int) -> Callable[...,
         except Exception as error:
             LOG.complete(entry, first_line(error))
             raise
-        return _with_logged_end(work, entry)
+        return _with_logged_end(work, entry, name)
 
     return method
 
 
-def _with_logged_end(work: Any, entry: Collective) -> Any:
+_without_future: set[str] = set()
+"""Methods whose works have none. Asking costs as much as the rest of a call: it is answered by an error."""
+
+
+def _with_logged_end(work: Any, entry: Collective, method: str) -> Any:
     """`work`, with its end logged: by its future if it has one, else when it is waited for."""
     if work is None:
         LOG.complete(entry)
         return work
-    if not entry.is_p2p:
+    if entry.seq and method not in _without_future:  # no message
         try:
             LOG.completes_with(entry, work.get_future())
             return work
         except RuntimeError:
-            pass  # gloo has no future for this operation
+            _without_future.add(method)
     return _work_class()(work, entry)
 
 

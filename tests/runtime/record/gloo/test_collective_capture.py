@@ -202,7 +202,7 @@ def test_a_work_that_was_waited_for_keeps_no_tensors(op: str, source: int | None
             return 1
 
     entry, inner = gloo_trace.LOG.issue(op, WORLD, (), (), None), Inner()
-    work, gone = gloo_trace._with_logged_end(inner, entry), ref(inner)
+    work, gone = gloo_trace._with_logged_end(inner, entry, "without a future"), ref(inner)
     del inner
     assert (gone() is None, entry.completed_ns) == (False, None)
     assert work.wait()
