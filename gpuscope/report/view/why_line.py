@@ -119,8 +119,10 @@ def _launched(report: Report, main: FindingEntry) -> str:
 def _small(report: Report, main: FindingEntry) -> str:  # noqa: ARG001 - one of `_WORDS`
     """`84 all_reduce in the recording, of 85.3 KiB each on average`."""
     # Where transfers are not all known, of the rest at least how long they took.
-    known = "dur_ns" if any(one["transfer_ns"] is None for one in report["collectives"]) else "transfer_ns"
-    found = max(report["collectives"], key=lambda one: one[known] or 0, default=None)
+    whole = any(one["transfer_ns"] is None for one in report["collectives"])
+    found = max(
+        report["collectives"], key=lambda one: (one["dur_ns"] if whole else one["transfer_ns"]) or 0, default=None
+    )
     if found is None or not found["bytes"] or not found["count"]:
         return ""
     each = units.size(round(found["bytes"] / found["count"]))
