@@ -16,8 +16,6 @@ from gpuscope.analyzers.facts.pipeline_facts.assembled import of_recorded_ranks
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush, Key, mean_begin_to_begin
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
-from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
-from gpuscope.analyzers.pipelines.bubbles import bubbles
 from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
 from gpuscope.averages import fmean
 from gpuscope.schema.pipeline_section import (
