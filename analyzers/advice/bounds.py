@@ -11,6 +11,7 @@ from gpuscope.catalogue.finding import within_compute
 from gpuscope.schema.document import BeyondEntry, Diagnosis, FindingEntry, RankEntry, StepBound
 
 ALL_VANISHED = "if all of it vanished and nothing else changed"
+AT_MOST = "if the change saved all that it can and nothing else changed"
 EXPLAINED_FRAC = 0.01
 """Of the step: differences below are within what two runs differ by."""
 CAUSES_NAMED = 2
@@ -34,8 +35,10 @@ def step_bound(report: Diagnosis, finding: FindingEntry, at_most: int | None = N
         share += max(_cost(entry, "sync") / entry["window_ns"] for entry in ranks if entry["window_ns"])
     most = share if within_compute(finding["code"]) else min(share, 1 - computes)
     saved = round(most * before)
+    all_of_it = at_most is None or saved <= at_most
     low = before - (saved if at_most is None else min(saved, at_most))
-    return {"step_ns_before": before, "step_ns_low": low, "basis": ALL_VANISHED} if low < before else None
+    basis = ALL_VANISHED if all_of_it else AT_MOST
+    return {"step_ns_before": before, "step_ns_low": low, "basis": basis} if low < before else None
 
 
 def cost_ns(report: Diagnosis, finding: FindingEntry, before: int) -> int:
@@ -100,8 +103,9 @@ def _share(finding: FindingEntry, ranks: list[RankEntry]) -> float:
     share = finding["share_frac"]
     if code not in _LATE and cause is None and finding["ranks"]:
         own = sum(entry["window_ns"] for entry in ranks if entry["rank"] in finding["ranks"])
-        if finding["cost_ns"] and own:  # of those that lose it, whether the finding's share is theirs or all ranks'
-            share = finding["cost_ns"] / own
+        if finding["cost_ns"] and own:
+            # Of those that lose it: the finding's share is theirs or all ranks', its cost may be of more steps.
+            share = min(finding["cost_ns"], share * sum(entry["window_ns"] for entry in ranks)) / own
     return max([share, *shares])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpuscope.analyzers.advice.bounds import cost_ns
 from gpuscope.analyzers.advice.framework_settings import by_framework, device_waits
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, other_settings, torch_settings
@@ -82,7 +83,9 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if finding["code"] == "half_precision_products":
         value = "model, for layers whose sizes are multiples of 16"
         by_hand = other_settings.FLOAT8.to(value)
-        yield Proposal(finding, Fp8(), by_framework(case, by_hand, megatron=megatron_settings.FP8_FORMAT.to("hybrid")))
+        setting = by_framework(case, by_hand, megatron=megatron_settings.FP8_FORMAT.to("hybrid"))
+        most = cost_ns(case.report, finding, case.step_ns or 0) // 2  # the finding is of devices with twice the rate
+        yield Proposal(finding, Fp8(), setting, at_most=most or None)
         return
     precisions = _precisions(case)
     if finding["code"] == "single_precision" and "tf32" in precisions and not case.rocm:
