@@ -7,7 +7,6 @@ from itertools import pairwise
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, Cause, Shown
 from gpuscope.plugins import listed
 from gpuscope.schema.document import Class
-from gpuscope.words import units
 
 
 def _table() -> tuple[Cause, ...]:
@@ -46,11 +45,6 @@ def cause_words(code: str) -> str:
 def finding_words(code: str) -> str:
     """What a finding is called on a page: its cause's words, else its code as words."""
     return next((one.label for one in CAUSES if one.finding_code == code), code.replace("_", " "))
-
-
-def what_it_takes(code: str, share_frac: float) -> str:
-    """`unfused kernels: 12.1 % of the time`."""
-    return f"{finding_words(code)}: {units.share(share_frac)} of the time"
 
 
 def cause_label(code: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpuscope import when_used
-from gpuscope.catalogue.cause_table import finding_words, what_it_takes
+from gpuscope.catalogue.cause_table import finding_words
+from gpuscope.catalogue.suggestion import what_it_takes
 from gpuscope.schema.document import (
     NothingGainsEntry,
     PlanEntry,

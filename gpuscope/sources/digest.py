@@ -24,7 +24,7 @@ from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import MOST_RANKS, NA, Category
 from gpuscope.trace.trace import Trace
 
-VERSION = 1
+VERSION = 2
 SUFFIX = ".digest"
 OLDER = ".older"
 """Ends the name of the file before, once that was full."""
@@ -118,7 +118,10 @@ class DigestSource:
         if found.header is None or not found.steps:
             raise InputError(f"{path}: holds no step", hint="was the job ended before its first one?")
         if found.header.gpuscope_digest != VERSION or not 0 <= found.header.rank < MOST_RANKS:
-            raise InputError(f"{path}: a digest of version {found.header.gpuscope_digest}", hint="update gpuscope")
+            raise InputError(
+                f"{path}: a digest of version {found.header.gpuscope_digest}",
+                hint="read it with the gpuscope that wrote it",
+            )
         _Rows(builder, found).add(path)
         builder.problem(reading.RECORD_UNREADABLE, found.lost, file=path.name, what="lines")
         builder.problem(completeness.DIGEST_SAMPLED, found.sampled, file=path.name)

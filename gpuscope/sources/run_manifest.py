@@ -18,7 +18,6 @@ from gpuscope import when_used
 from gpuscope.contained_files import LARGEST_TEXT, Refused, RefusedError, listed, opened, read_text, refused
 from gpuscope.recorded_environment import kept, redacted
 from gpuscope.when_used import dataclass
-from gpuscope.words import units
 
 MANIFEST = "manifest.json"
 PARTS = "manifest.d"
@@ -278,6 +277,8 @@ def _failures(ranks: Sequence[dict[str, Any]]) -> Iterator[str]:
     known = not all(lost for lost, *_ in failed)
     yield from (text for lost, rank, text in failed if not (known and lost and rank.get("rank") in cut))
     if known and cut:
+        from gpuscope.words import units  # a second look, which asks for run folders, needs none
+
         one = len(cut) == 1
         yield f"rank{'s' * (not one)} {units.ranks(cut)} then lost {'its connection' if one else 'their connections'}"
 

@@ -216,7 +216,7 @@ def digest(_: Path) -> list[dict[str, Any]]:
                 "collectives": [[0, number, 8 * 10**7, 2 * 10**7]], "collectives_every": 1,
                 "collectives_in_all": {"all_reduce 0": [1, 4096, 2 * 10**7, 10**7]}}  # fmt: skip
 
-    header = {"gpuscope_digest": 1, "rank": 0, "world_size": 2, "host": "node", "pid": 7}
+    header = {"gpuscope_digest": 2, "rank": 0, "world_size": 2, "host": "node", "pid": 7}
     group = {"group": "0", "description": "default_pg", "ranks": [0, 1]}
     kind = {"kind": 0, "op": "all_reduce", "group": "0", "bytes": 4096, "dtype": "float32"}
     return [header, group, kind, *map(step, range(STEPS))]

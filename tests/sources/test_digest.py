@@ -14,7 +14,7 @@ from gpuscope.analyzers.commands.watch import command
 from gpuscope.errors import InputError, UsageError
 
 MS = 1_000_000
-HEADER = {"gpuscope_digest": 1, "world_size": 2, "host": "node", "pid": 7}
+HEADER = {"gpuscope_digest": 2, "world_size": 2, "host": "node", "pid": 7}
 GROUP = {"group": "0", "description": "default_pg", "ranks": [0, 1]}
 KIND = {"kind": 0, "op": "all_reduce", "group": "0", "bytes": 4 << 20, "dtype": "float32"}
 
@@ -88,7 +88,7 @@ def test_the_file_before_is_read_first(tmp_path: Path) -> None:
     assert len({one["step"] for one in gpuscope.analyze(run).report["steps"] if one["step"] is not None}) == 30
 
 
-@pytest.mark.parametrize("text", ['{"gpuscope_digest":1,"rank":0}\n', '{"gpuscope_digest":1,"rank":-3}\n{"step":0}\n'])
+@pytest.mark.parametrize("text", ['{"gpuscope_digest":2,"rank":0}\n', '{"gpuscope_digest":2,"rank":-3}\n{"step":0}\n'])
 def test_a_digest_without_a_step_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "rank0.digest"
     path.write_text(text)

@@ -11,7 +11,7 @@ from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective,
 LIMIT = 32 << 20
 """Bytes of a file; then it becomes the older one, and the one that was that is gone: at 1 kB a step the last 30,000 to
 60,000 steps stay."""
-VERSION = 1
+VERSION = 2
 encoded = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 

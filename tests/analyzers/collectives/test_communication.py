@@ -89,10 +89,10 @@ def test_waiting_beside_a_transfer(tmp_path: Path, blocked: list[list[int]], tra
     120 and 300. The second makes rank 0 wait from 110 to 300 unless the first holds rank 1 up."""
     kind = {"kind": 0, "op": "all_reduce", "group": "0", "bytes": 100 << 20, "dtype": "float32"}
     for rank, first, second, waits in ((0, 100, 110, [[100, 220]]), (1, 120, 300, [*blocked, [300, 20]])):
-        lines: list[Any] = [{"gpuscope_digest": 1, "rank": rank, "world_size": 2, "host": "one"},
+        lines: list[Any] = [{"gpuscope_digest": 2, "rank": rank, "world_size": 2, "host": "one"},
                             {"group": "0", "ranks": [0, 1]}, kind]  # fmt: skip
         for step in range(8):
-            rows = [[0, 2 * step, first, 200 - first], [0, 2 * step + 1, second, 320 - second]]
+            rows = [[0, 2 * step, first, 200 - first], [0, 1, second - first, 320 - second]]
             lines.append({
                 "step": step, "rank": rank, "end_ns": 10**6 * (step + 1), "step_ns": 10**6,
                 "phases": [["backward", 10**6]], "waits": [[1000 * at, 1000 * ns] for at, ns in waits],

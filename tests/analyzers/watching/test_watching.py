@@ -75,7 +75,7 @@ def test_a_restarted_job_is_followed_into_its_last_attempt(tmp_path: Path) -> No
     def digest(folder: Path, rank: int, steps: int) -> None:
         (folder / "digest").mkdir(parents=True, exist_ok=True)
         lines = [{"step": step, "rank": rank, "end_ns": step + 1, "step_ns": MS} for step in range(steps)]
-        told = [{"gpuscope_digest": 1, "rank": rank}, {"group": "0", "description": "", "ranks": [0, 1]}, *lines]
+        told = [{"gpuscope_digest": 2, "rank": rank}, {"group": "0", "description": "", "ranks": [0, 1]}, *lines]
         (folder / "digest" / f"rank{rank}.digest").write_text("".join(json.dumps(one) + "\n" for one in told))
 
     (tmp_path / "manifest.json").write_text(json.dumps({"run_id": "r", "status": "running"}))
@@ -91,7 +91,7 @@ def test_a_restarted_job_is_followed_into_its_last_attempt(tmp_path: Path) -> No
     assert [*watcher.look().steps[1]] == [0, 1, 2, 3]
     digest(tmp_path / "restart11", 1, 4)
     newer = tmp_path / "restart11" / "digest" / "rank1.digest"
-    newer.write_text(newer.read_text().replace('"gpuscope_digest": 1', '"gpuscope_digest": 2'))
+    newer.write_text(newer.read_text().replace('"gpuscope_digest": 2', '"gpuscope_digest": 3'))
     seen = watcher.look()
     assert (seen.steps, [one.name for one in seen.refused]) == ({}, ["restart11/digest/rank1.digest"])
 
