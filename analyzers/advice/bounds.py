@@ -35,10 +35,9 @@ def step_bound(report: Diagnosis, finding: FindingEntry, at_most: int | None = N
         share += max(_cost(entry, "sync") / entry["window_ns"] for entry in ranks if entry["window_ns"])
     most = share if within_compute(finding["code"]) else min(share, 1 - computes)
     saved = round(most * before)
-    all_of_it = at_most is None or saved <= at_most
-    low = before - (saved if at_most is None else min(saved, at_most))
-    basis = ALL_VANISHED if all_of_it else AT_MOST
-    return {"step_ns_before": before, "step_ns_low": low, "basis": basis} if low < before else None
+    gained = saved if at_most is None else min(saved, at_most)
+    basis = ALL_VANISHED if gained == saved else AT_MOST
+    return {"step_ns_before": before, "step_ns_low": before - gained, "basis": basis} if gained > 0 else None
 
 
 def cost_ns(report: Diagnosis, finding: FindingEntry, before: int) -> int:

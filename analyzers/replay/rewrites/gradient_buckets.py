@@ -173,11 +173,8 @@ def overlap(graph: Graph, change: Overlap, setting: Setting) -> Rewritten:
         into[dst].append(place)
     edges: list[tuple[int, int, int, int]] = []
     for *earlier, final in _by_step(graph, calls).values():
-        for call in earlier:
-            rows = (
-                (int(graph.edges[name][place]) for name in ("src", "lag", "why")) for place in into[int(node[final])]
-            )
-            edges += [(src, int(node[call]), lag, why) for src, lag, why in rows]
+        issue = [[int(graph.edges[name][place]) for name in ("src", "lag", "why")] for place in into[int(node[final])]]
+        edges += [(src, int(node[call]), lag, why) for call in earlier for src, lag, why in issue]
     return Rewritten(graph.add([], edges), "every gradient bucket waits for the last one's issue")
 
 
