@@ -134,7 +134,7 @@ class CollectiveLog:
         self.groups[group.name] = group
         self._kinds.clear()
         for key in list(self._sequence):  # another thread may add to it meanwhile
-            if group.name in (key, key[0]):
+            if group.name == (key if isinstance(key, str) else key[0]):
                 self._sequence.pop(key, None)
 
     def issue(self, op: str, group: Group, inputs: Any, outputs: Any, peer: int | None) -> Collective:

@@ -146,6 +146,10 @@ def test_a_group_made_anew_counts_from_one() -> None:
     for _ in range(2):
         log.add_group(WORLD)
         assert [log.issue("all_reduce", WORLD, (), (), None).seq for _ in range(2)] == [1, 2]
+    tenth = Group("10", "", (0, 1))
+    assert log.issue("all_reduce", tenth, (), (), None).seq == 1
+    log.add_group(Group("1", "", (0, 1)))  # another group, although its name begins the other's
+    assert log.issue("all_reduce", tenth, (), (), None).seq == 2
 
 
 def test_the_log_gives_each_entry_once_and_in_order() -> None:
