@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.jobs import Issue, Launch, Step, Wait, job
 
-from gpuscope.analyzers.replay.device_contention import NONE, UNKNOWN, Disturbed, disturbance
+from gpuscope.analyzers.replay.device_contention import NONE, UNKNOWN, Disturbed
 from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Graph, Node
 from gpuscope.analyzers.replay.rewrite import nodes_by_call
@@ -27,7 +27,7 @@ def recorded(beside: int) -> Graph:
 def test_the_same_kernel_alone_and_beside_a_collective() -> None:
     """125 beside it, 100 alone."""
     graph = recorded(125)
-    assert disturbance(graph, replay(graph)).kernels == pytest.approx((1.25, 1.25, 1.25))
+    assert Disturbed(graph, replay(graph)).found.kernels == pytest.approx((1.25, 1.25, 1.25))
 
 
 def test_batches_that_change_from_step_to_step_hide_it_only_over_all_of_them() -> None:
@@ -38,17 +38,17 @@ def test_batches_that_change_from_step_to_step_hide_it_only_over_all_of_them() -
         for times in (1, 2)
     ]  # fmt: skip
     graph = of_one_name(job([*steps[0], *steps[1], Step()]))
-    assert disturbance(graph, replay(graph)).kernels == pytest.approx((1.25, 1.25, 1.25))
+    assert Disturbed(graph, replay(graph)).found.kernels == pytest.approx((1.25, 1.25, 1.25))
 
 
 def test_kernels_as_fast_beside_a_collective_are_known_not_to_be_disturbed() -> None:
     graph = recorded(100)
-    assert disturbance(graph, replay(graph)).kernels == NONE
+    assert Disturbed(graph, replay(graph)).found.kernels == NONE
 
 
 def test_kernels_that_never_ran_beside_a_collective_leave_it_open() -> None:
     graph = of_one_name(job([Step(), *[Launch(100)] * 6, Wait(stream=7), Issue("all_reduce", 8, 50), Step()]))
-    assert disturbance(graph, replay(graph)).kernels == UNKNOWN
+    assert Disturbed(graph, replay(graph)).found.kernels == UNKNOWN
 
 
 @pytest.mark.parametrize("bias", [-1, 0, 1])
