@@ -187,13 +187,6 @@ class History:
         """Whether the allocator held nothing when the recording began."""
         return not self.before.segments
 
-    def states(self) -> Iterator[tuple[Event, State]]:
-        """Each event and the state before it: one State, which moves on."""
-        state = self.before.copy()
-        for event in self.events:
-            yield event, state
-            state.apply(event)
-
     def totals(self) -> tuple[Times, Times, Times]:
         """Bytes allocated, active (allocated or awaiting free) and reserved: before the first event and after each."""
         grows, shrinks = {int(a) for a in GROWS}, {int(a) for a in SHRINKS}

@@ -96,11 +96,6 @@ class Disturbance:
         return found
 
 
-def disturbance(graph: Graph, done: Replayed, reach: Reaches | None = None) -> Disturbance:
-    """From a graph's own unchanged replay; `reach` tells what links groups."""
-    return _disturbance(graph, _Effects(graph, reach or {}).beside(done))
-
-
 def _disturbance(graph: Graph, beside: Sequence[_Beside]) -> Disturbance:
     by_kernel, by_transfer, by_link, by_way = beside
     kernels = np.flatnonzero(by_kernel.kind & (graph.nodes["kernel"] >= 0))

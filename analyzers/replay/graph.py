@@ -311,8 +311,3 @@ def join(graphs: Sequence[Graph]) -> Graph:
         marks,
         sum(graph.inferred for graph in graphs),
     )
-
-
-def empty() -> Graph:
-    """A graph of nothing, to build on."""
-    return Graph(node_columns([]), edge_columns([]), (), (), {})

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 PROTOCOLS = ("ll", "ll128", "simple")
-ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
 Hardware = Literal["nvlink", "pcie", "net"]
 

@@ -1,15 +1,23 @@
-"""docs/tutorial.md, run as it stands: a slow script is recorded, changed as advised, recorded again, compared."""
+"""The tutorial and coming-from.md run as they stand; the gallery shows what the program prints today."""
 
 from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from helpers import needs, snippets
 from helpers.warm_python import executable
+from simulator.job import Job
+from simulator.kineto_rows import write_kineto
+from simulator.training import simulate
+
+from gpuscope.analyzers.comparison.comparison import SECTIONS as DIFF_SECTIONS
+from gpuscope.analyzers.run.analysis import SECTIONS
 
 
 @pytest.mark.slow
@@ -52,3 +60,39 @@ def test_what_the_page_shows_was_printed(walkthrough: ModuleType) -> None:
     [(before, after)] = re.findall(r": ([\d.]+)(?: \w+)? → (\S+ \w+)", " ".join(analyzed.split()))
     assert f"predicted {after} (" in compared
     assert before in compared.partition("→")[0]
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    slow = Job(ranks=2, layers=4, device_slow={1: 1.4}, loader_ns=100_000, copy_bytes=4 << 20)
+    for name, job in (("before", slow), ("after", replace(slow, device_slow={}, seed=2))):
+        write_kineto(tmp_path / name, job, simulate(job))
+    assert snippets.run(PAGE).failed == 0
+
+
+def test_the_tables_it_names_exist() -> None:
+    named = set(re.findall(r"""\[["'](\w+)["']\]""", re.sub(r"```.*?```", "", PAGE.read_text(), flags=re.DOTALL)))
+    tables = {name for name in named if name in SECTIONS or name in DIFF_SECTIONS}
+    columns = {column for row in SECTIONS.values() for column in row.__annotations__}
+    assert named - tables - columns == {"verdict", "efficiency", "host_events"}  # keys of the report
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = [DOCS / "gallery.md"]
+BLOCK = re.compile(r"<!-- public: (?P<path>.+?) -->\n(?P<shown>.*?)\n<!-- end -->", re.DOTALL)
+SHOWN = {match["path"]: match["shown"] for page in PAGES for match in BLOCK.finditer(page.read_text(encoding="utf-8"))}
+
+
+def test_there_are_reports_of_many_kinds_of_jobs() -> None:
+    assert len(SHOWN) >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SHOWN)
+def test_a_report_is_what_the_program_prints(path: str, generate: ModuleType) -> None:
+    if not (generate.PUBLIC / path).exists():
+        pytest.skip(needs.PUBLIC_TRACES)
+    assert generate.public(path) == SHOWN[path], "run `make docs` and look at what changed"

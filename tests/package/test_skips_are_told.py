@@ -1,4 +1,4 @@
-"""A run of the tests ends with what was skipped and what to install for it, and then with pytest's own line."""
+"""The tests' own machinery: skips are told at the end, with what to install; what is dear to make shares a worker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers import needs
 from helpers.wheel import ROOT
 
@@ -32,3 +33,10 @@ def test_a_machine_without_chromium_and_nsys(tmp_path: Path) -> None:
 def test_reasons_are_grouped_and_a_missing_module_names_the_extras() -> None:
     reasons = ["Skipped: could not import 'torch': No module named 'torch'", needs.GPU, f"Skipped: {needs.GPU}"]
     assert needs.skipped_lines(reasons) == [f"2 skipped: {needs.GPU}", f"1 skipped: no torch; {needs.EXTRAS}"]
+
+
+@pytest.mark.xdist_group("layout")
+def test_tests_of_a_group_share_a_worker_of_xdist(request: pytest.FixtureRequest) -> None:
+    """Else what they share is made once per worker; `--dist loadgroup` reads the group from the id."""
+    grouped = getattr(request.config.option, "loadgroup", False)
+    assert request.node.nodeid.endswith("@layout") == grouped

@@ -1,16 +1,21 @@
-"""The section `pipeline` in the terminal and in the page."""
+"""Sections as text and as HTML: pipeline, memory, efficiency."""
 
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
+from helpers.cli import call as run
+from helpers.kineto import call, kernel, op, write
 from rich.console import Console
 
+import gpuscope
 from gpuscope.report.html import html_report
 from gpuscope.report.terminal import report_text
 from gpuscope.schema.document import Report
 from gpuscope.schema.pipeline_section import Pipeline, PipelineRow
+from tests.helpers.allocator import MIB, events, segment, snapshot
 
 
 def row(stage: int, rank: int, compute: int, parts: tuple[int, int, int, int]) -> PipelineRow:
@@ -81,3 +86,36 @@ def test_what_is_not_told_stands_in_its_place(healthy: Report, told: Pipeline) -
         "incomplete: record <ranges>",
     ]
     assert "record &lt;ranges&gt;" in html_report.render(healthy | {"pipeline": bare})  # type: ignore[operator]
+
+
+def test_a_snapshot_alone_is_told_in_text_and_html(tmp_path: Path) -> None:
+    told = events(("segment_alloc", 0x1000, 20 * MIB), ("alloc", 0x1000, 6 * MIB))
+    told[1]["frames"][0]["name"] = "<script>alert(1)</script>"
+    held = [segment(0x1000, (6 * MIB, "active_allocated"), (14 * MIB, "inactive"))]
+    held[0]["blocks"][0]["frames"] = told[1]["frames"]
+    report = gpuscope.analyze(snapshot(tmp_path / "rank2_end.pickle", held, told)).report
+    assert report["verdict"]["abstained"]
+    assert "how memory is used, not where time goes" in report["verdict"]["why"]
+    out = io.StringIO()
+    report_text.render(report, Console(file=out, width=120))
+    rows = [line.split() for line in out.getvalue().splitlines()]
+    assert ["2", "0", "6", "MiB", "20", "MiB", "6", "MiB", "20", "MiB", "rank2_end.pickle"] in rows
+    page = html_report.render(report)
+    assert '<td class="n">20 MiB</td>' in page
+    assert "polyline" in page
+    assert "<script>alert(1)" not in page
+
+
+SHAPES = {"Input Dims": [[1000, 2000], [2000, 3000]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
+EVENTS = (op(100, 8, "aten::mm", **SHAPES), call(102, 2, 1), kernel(110, 20, 1, "nvjet_tst_128x256"))
+
+
+def test_mfu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """12 GFLOP in 20 µs are 600 TFLOP/s, 60.6 % of an H100's 989.4."""
+    path = write(tmp_path / "t.json", *EVENTS, deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}])
+    assert "MFU 60.6 %" in run(capsys, "analyze", path, "--full").stdout
+
+
+def test_no_mfu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "analyze", write(tmp_path / "t.json", *EVENTS), "--full").stdout
+    assert "No MFU: the model of the device is not recorded" in out

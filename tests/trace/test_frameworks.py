@@ -1,10 +1,11 @@
-"""Frameworks by their annotations, parallelism by the process groups."""
+"""Frameworks by annotations, parallelism by process groups, kinds of program by whole identifiers and formats."""
 
 from __future__ import annotations
 
 import pytest
 
 from gpuscope.trace.naming.frameworks import frameworks, parallelism
+from gpuscope.trace.naming.programs import program
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,28 @@ def test_megatron_by_its_groups() -> None:
     groups = [("TENSOR_MODEL_PARALLEL_GROUP", 2), ("PIPELINE_MODEL_PARALLEL_GROUP", 4), ("DATA_PARALLEL_GROUP", 1)]
     assert frameworks([], [description for description, _ in groups]) == ["megatron"]
     assert parallelism(groups) == {"tp": 2, "pp": 4}
+
+
+@pytest.mark.parametrize(
+    ("names", "formats", "expected"),
+    [
+        (["gemm"], {"kineto"}, "pytorch"),  # whoever's kernels: PyTorch's profiler wrote it
+        (["void at::native::vectorized_elementwise_kernel<(int)4>", "cudaLaunchKernel"], {"nsys"}, "pytorch"),
+        (["triton_poi_fused_add_0"], {"nsys"}, "pytorch"),
+        (["/opt/torch/nn/modules/module.py(1): forward"], {"nsys"}, "pytorch"),
+        (["DeepSpeedEngine.forward"], {"nsys"}, "pytorch"),
+        (["XlaModule:#hlo_module=jit_step#"], {"nsys"}, "jax"),
+        (["TSL:Execute"], {"nsys"}, "jax"),
+        (["jit_train_step", "aten::copy_"], {"nsys"}, "jax"),  # torch loads its data
+        (["saxpy(double *, double *)", "cudaMemcpy", "MPI_Send"], {"nsys"}, "native"),
+        (["void clover::par_ranged2d_kernel<field>"], {"nsys"}, "native"),
+        (["torchiere::ignite", "rejit_x", "creator::native::f"], {"nsys"}, "native"),  # only parts of words
+    ],
+)
+def test_told_by_names_and_formats(names: list[str], formats: set[str], expected: str) -> None:
+    assert program(names, formats, any_events=True) == expected
+
+
+def test_records_without_events_say_nothing() -> None:
+    assert program([], {"nccl-log"}, any_events=False) is None
+    assert program([], {"allocator-snapshot"}, any_events=False) == "pytorch"

@@ -1,4 +1,4 @@
-"""Whole numbers kept in 32 bits are given out as if they had 64."""
+"""Columns kept in 32 bits or as one value are read as any other; so are rows asked for part by part."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuscope.analyzers.base.analyzer import longest
 from gpuscope.trace.columns.row_order import order_rows, select_rows
 from gpuscope.trace.columns.table import (
     Table,
+    as_slice,
     concatenated,
     constant,
+    is_constant,
     looked_up,
     narrowed,
+    picked,
     rows_of_rank,
+    rows_where,
     stored,
     widened,
 )
+from gpuscope.trace.intervals import Spans, complement, join, union
 from gpuscope.trace.schema import NA, SCHEMAS, Kind
 
 OPTIONAL = SCHEMAS["host_events"].column("correlation")
@@ -124,3 +130,102 @@ def test_narrowed_copies(values: list[int], dtype: type) -> None:
 def test_looked_up_by_parts() -> None:
     places = np.arange(200_000, dtype=np.int32) % 7
     assert np.array_equal(looked_up(np.arange(7) * 3, places), (np.arange(7) * 3)[places])
+
+
+def table(rank: int | list[int], starts: list[int]) -> Table:
+    values = {"rank": rank, "start": starts, "end": starts, "kind": Kind.COMPUTE, "name": 0}
+    return Table.build(SCHEMAS["device_events"], len(starts), values)
+
+
+def test_one_value_is_stored_once() -> None:
+    built = table(3, [5, 1, 4])
+    assert is_constant(built["rank"])
+    assert built["rank"].tolist() == [3, 3, 3]
+    assert built["stream"].tolist() == [NA] * 3
+    with pytest.raises(ValueError, match="read-only"):
+        built["rank"][0] = 1
+
+
+@pytest.mark.parametrize("rows", [np.array([2, 0]), np.array([True, False, True])])
+def test_rows_taken_of_one_value(rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    column = constant(7, 3, np.int64)
+    assert is_constant(picked(column, rows))
+    assert picked(column, rows).tolist() == [7, 7]
+    assert picked(np.arange(3), rows).tolist() == np.arange(3)[rows].tolist()
+
+
+def test_columns_joined() -> None:
+    same = concatenated([constant(1, 2, np.int64), constant(1, 3, np.int64)])
+    assert is_constant(same)
+    assert same.tolist() == [1] * 5
+    assert concatenated([constant(1, 2, np.int64), constant(2, 1, np.int64)]).tolist() == [1, 1, 2]
+    assert concatenated([constant(1, 2, np.int64), np.array([1])]).tolist() == [1, 1, 1]
+    assert concatenated([np.empty(0, np.int64), constant(4, 2, np.int64)]).tolist() == [4, 4]
+    assert len(concatenated([np.empty(0, np.int64), np.empty(0, np.int64)])) == 0
+
+
+def test_pickled_as_one_value() -> None:
+    built = table(3, list(range(100_000)))
+    text = pickle.dumps(built, protocol=5)
+    assert len(text) < 3 * 8 * 100_000  # of start and end, and little else
+    again = pickle.loads(text)
+    assert is_constant(again["rank"])
+    assert all(np.array_equal(again[name], built[name]) for name in built.columns)
+
+
+@pytest.mark.parametrize("rank", [0, [1, 0, 1], [0, 1, 1]])
+def test_order_is_the_same_with_and_without(rank: int | list[int]) -> None:
+    data = {name: Table.empty(schema) for name, schema in SCHEMAS.items()}
+    data["device_events"] = table(rank, [5, 1, 4])
+    before = [*zip(np.broadcast_to(rank, 3).tolist(), [5, 1, 4], strict=True)]
+    data["collectives"] = Table.build(SCHEMAS["collectives"], 2, {"rank": 0, "event": [0, 2], "op": 0})
+    order_rows(data, "device_events")
+    device, events = data["device_events"], data["collectives"]["event"]
+    after = [*zip(device["rank"].tolist(), device["start"].tolist(), strict=True)]
+    assert after == sorted(before)
+    assert [after[event] for event in events.tolist()] == [before[0], before[2]]
+
+
+MANY = 150_000
+"""Rows of several parts."""
+
+
+def test_rows_that_follow_each_other_are_a_slice() -> None:
+    assert as_slice(np.arange(5, MANY)) == slice(5, MANY)
+
+
+@pytest.mark.parametrize("change", [(7, 8), (65_535, 65_536), (65_536, 0), (MANY - 2, MANY - 1)])
+def test_rows_out_of_order_or_twice_are_none(change: tuple[int, int]) -> None:
+    rows = np.arange(MANY)
+    rows[change[0]] = change[1]
+    assert as_slice(rows) is rows
+
+
+def test_rows_are_found_as_over_the_whole_column() -> None:
+    column = np.random.default_rng(1).integers(0, 9, MANY)
+    found = rows_where(10, MANY - 10, lambda part: column[part] == 4)
+    assert found.tolist() == (10 + np.flatnonzero(column[10:-10] == 4)).tolist()
+    assert rows_where(3, 3, lambda part: column[part] == 4).tolist() == []
+
+
+def test_the_longest_spans_are_those_of_one_sort_over_all() -> None:
+    lengths = np.random.default_rng(2).integers(1, 50, MANY)
+    lengths[100_000] = 99
+    start = np.arange(MANY) * 100
+    expected = np.argsort(-lengths, kind="stable")[:7]
+    assert longest(Spans(start, start + lengths), 7).tolist() == expected.tolist()
+
+
+def test_disjoint_spans_and_the_gaps_between_them_are_not_copied() -> None:
+    start = np.arange(100) * 10
+    spans = union(start, start + 5)
+    assert np.shares_memory(spans.start, start)
+    gaps = complement(spans, 0, int(spans.end[-1]))
+    assert np.shares_memory(gaps.end, start)
+    assert [*zip(*map(np.ndarray.tolist, gaps), strict=True)][:2] == [(5, 10), (15, 20)]
+
+
+def test_touching_spans_are_merged_by_a_join_of_one_set_too() -> None:
+    touching = Spans(np.array([0, 5, 20]), np.array([5, 9, 30]))
+    assert [side.tolist() for side in join(touching)] == [[0, 20], [9, 30]]
+    assert [side.tolist() for side in join()] == [[], []]

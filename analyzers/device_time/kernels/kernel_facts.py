@@ -11,7 +11,7 @@ import numpy as np
 
 from gpuscope import when_used
 from gpuscope.analyzers.device_time.kernels.kernel_chains import NO_CHAIN, chains
-from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, categories, codes
+from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, categories
 from gpuscope.analyzers.device_time.kernels.odd_sizes import odd_sizes
 from gpuscope.analyzers.device_time.kernels.operator_bytes import operator_bytes
 from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models, is_multiplying, operator_work
@@ -219,7 +219,4 @@ def _needed(trace: Trace, work: Work, moved: Array, precision: Array) -> Array:
     return needed
 
 
-MEMORY_BOUND = codes("normalisation", "softmax", "reduction", "copy", "elementwise")
-"""Categories of kernels that compute little for what they read and write."""
-
-__all__ = ["MEMORY_BOUND", "NO_CHAIN", "PRECISIONS", "KernelFacts", "kernel_facts"]
+__all__ = ["NO_CHAIN", "PRECISIONS", "KernelFacts", "kernel_facts"]

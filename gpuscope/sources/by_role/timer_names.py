@@ -51,7 +51,6 @@ class Framework:
         return name, Timer("other", NESTED) if self.nested.search(name) else None
 
 
-_NEVER = when_used.pattern(r"(?!)")
 _VERL = {
     "step": Timer("step", STEP), "gen": Timer("rollout"), "gen_max": Timer("rollout"),
     "wait_prev_gen": Timer("waiting"), "generate_async": Timer("rollout", BESIDE),

@@ -1,4 +1,4 @@
-"""Why the device was idle: one small trace per cause, worked out by hand (µs)."""
+"""Why the device was idle: one small trace per cause, host work, threads that launch; by hand (µs)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.kineto import call, copy, kernel, note, op, python, write
+from helpers.kineto import Event, call, copy, kernel, note, op, python, write
 
 import gpuscope
+from gpuscope.analyzers.base.lanes import views
+from gpuscope.analyzers.device_time.idleness.launching_threads import Turns, blocking_calls, launching_threads
+from gpuscope.schema.document import Evidence
 
 
 def stalls(path: Path) -> dict[str, int]:
@@ -114,3 +117,88 @@ def test_gap_is_split_by_step(tmp_path: Path) -> None:
     assert report["steps"][1]["cause"] == "input"
     assert report["steps"][0]["bound_by"] == "compute"
     assert report["ranks"][0]["stall_ns"]["cpu"]["input"] == 30_000
+
+
+def shown(tmp_path: Path, *during: tuple[int, int, str]) -> list[Evidence]:
+    """Six steps of 10 ms, each with 3.05 ms in which the device idles and the host is in these ranges, (from, µs,
+    name); a range of the whole program goes on."""
+    events: list[Any] = [note(0, 60_000, "distributed_training")]
+    for number in range(6):
+        at, first = 10_000 * number, 10 * number
+        events += [
+            note(at, 9_990, f"ProfilerStep#{number}"), op(at + 10, 20, "aten::zero_"), call(at + 12, 5, first + 1),
+            kernel(at + 20, 50, first + 1, name="fill"), note(at + 3_100, 1_000, "DistributedDataParallel.forward"),
+            op(at + 3_110, 20, "aten::mm"), call(at + 3_112, 5, first + 2), kernel(at + 3_120, 6_800, first + 2),
+            *(note(at + since, lasts, name) for since, lasts, name in during),
+        ]  # fmt: skip
+    report = gpuscope.analyze(write(tmp_path / "r.json", *events)).report
+    finding = next(one for one in report["findings"] if one["code"] == "host_other")
+    return list(finding["evidence"])
+
+
+@pytest.mark.parametrize(
+    ("during", "named"),
+    [
+        # Nothing is recorded for 3.07 ms: not the call after it is to blame.
+        ([], "between aten::zero_ and DistributedDataParallel.forward"),
+        ([(60, 3_000, "save")], "save"),
+        ([(60, 3_000, "callbacks"), (100, 2_900, "metrics")], "metrics"),
+        # A range of all of the step is no place in it.
+        ([(1, 9_980, "one_iteration_of_training"), (60, 3_000, "save")], "save"),
+        ([(1, 9_980, "all_of_it")], "between aten::zero_ and DistributedDataParallel.forward"),
+    ],
+)
+def test_the_place_is_what_the_thread_did(tmp_path: Path, during: list[tuple[int, int, str]], named: str) -> None:
+    assert {one["name"] for one in shown(tmp_path, *during)} == {named}
+
+
+def test_what_lies_between_two_events_is_said_to(tmp_path: Path) -> None:
+    for one in shown(tmp_path):
+        assert one.get("between")
+        assert "covered_frac" not in one
+
+
+def turns(path: Path, *events: Event) -> list[Turns]:
+    trace = gpuscope.open_trace(write(path / "rank0.json", *events))
+    (view,) = views(trace)
+    return launching_threads(trace, view, blocking_calls(trace, view))
+
+
+@pytest.mark.parametrize(
+    ("inside", "sequences"),
+    [
+        ([], 1),  # main and autograd take turns
+        ([3], 1),  # one of ten blocking calls with a launch of the other thread inside is no more than a tenth
+        ([3, 7], 2),
+    ],
+)
+def test_threads_that_run_at_once(tmp_path: Path, inside: list[int], sequences: int) -> None:
+    """Thread 1 blocks ten times, at 100, 200, …, for 50; thread 2 launches inside some of these calls."""
+    events: list[Event] = [call(0, 2, 1), kernel(5, 10, 1), call(10, 2, 2, tid=2), kernel(20, 10, 2)]
+    for number in range(1, 11):
+        events.append(call(100 * number, 50, 100 + number, name="cudaStreamSynchronize"))
+        if number in inside:
+            at = 100 * number + 20
+            events += [call(at, 2, 10 + number, tid=2), kernel(at + 10, 5, 10 + number)]
+    found = turns(tmp_path, *events)
+    assert len(found) == sequences
+    assert [len(own.threads) for own in found] == ([2] if sequences == 1 else [1, 1])
+
+
+@pytest.mark.parametrize(("launches", "waited"), [(601, 99_000), (400, 0)])
+def test_a_full_queue_holds_the_launch_up(tmp_path: Path, launches: int, waited: int) -> None:
+    """One launch per µs into kernels of 100 that begin at 1000; the last call takes 100, of which a launch takes 1.
+    600 pending ones are a queue that can be full, 399 are not."""
+    events: list[Event] = []
+    for number in range(launches):
+        last = number == launches - 1
+        events += [call(number, 100 if last else 1, number), kernel(1000 + 100 * number, 100, number)]
+    (own,) = turns(tmp_path, *events)
+    assert int((own.queue_waits.end - own.queue_waits.start).sum()) == waited
+
+
+def test_idle_before_what_was_queued_is_launch_latency_and_then_unattributed(tmp_path: Path) -> None:
+    """Both are launched by 4; the second could begin at 20 and does at 50: 10 of launch latency, 20 without a cause."""
+    path = write(tmp_path / "r.json", call(0, 1, 1), call(3, 1, 2), kernel(10, 10, 1), kernel(50, 10, 2))
+    (rank,) = gpuscope.analyze(path).report["ranks"]
+    assert (rank["stall_ns"]["cpu"], rank["stall_ns"]["unattributed"]) == ({"launch": 10_000}, 20_000)

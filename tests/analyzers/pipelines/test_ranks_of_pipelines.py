@@ -1,15 +1,21 @@
-"""What sets a rank of a pipeline apart: slow at equal work, more layers, or work besides its stage; by hand (µs)."""
+"""What sets a rank or a stage of a pipeline apart: slow at equal work, more layers, or other work; by hand (µs)."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from helpers.kineto import Event, call, kernel, note, op, write
 
 import gpuscope
+from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
+from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.analyzers.pipelines import stage_pace
 from gpuscope.schema.document import FindingEntry, Report
+from gpuscope.trace.columns.table import Table
+from gpuscope.trace.schema import NA, SCHEMAS
 
 EVEN = {
     0: [("forward", 0, 0, 10), ("forward", 1, 10, 20), ("backward", 0, 40, 60), ("backward", 1, 70, 90)],
@@ -84,3 +90,28 @@ def test_work_besides_the_pipeline(tmp_path: Path, besides: tuple[int, int], lat
     advice = [one for one in report["advice"]["unpredicted"] if one["code"] == "outside_work"]
     assert [one["bound"]["step_ns_low"] for one in advice] == [340_000] * len(late)  # no messages, so no replay
     assert found(report, "slow_worker", "pipeline_imbalance") == []
+
+
+PLACES = {0: (0, 0), 1: (0, 1), 2: (0, 2), 3: (1, 0), 4: (1, 1), 5: (1, 2)}
+"""Two pipelines of three stages."""
+
+
+def paced(monkeypatch: pytest.MonkeyPatch, count: tuple[int, ...], dur: tuple[int, ...], stage: int) -> Any:
+    """`pace` where each rank does one operation on one shape so often and so long in 4 steps."""
+    monkeypatch.setattr(stage_pace, "judged_core_times", lambda _: {})
+    columns = {"rank": list(PLACES), "operation": 0, "dims": 1, "count": count, "dur": dur, "steps": 4, "elements": NA}
+    trace = {"work": Table.build(SCHEMAS["work"], len(PLACES), columns)}
+    return stage_pace.pace(cast(RunFacts, SimpleNamespace(trace=trace)), StageMap(PLACES, "", "measured", ""), stage)
+
+
+def test_a_slow_stage_and_one_with_more_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 ns an operation and two a step elsewhere. On stage 1 the same take 150 and 250 ns, by the mean of its ranks
+    200 a step longer; or stage 2 has twice as many."""
+    slow = paced(monkeypatch, (8,) * 6, (800, 1200, 800, 800, 2000, 800), 1)
+    assert (slow.slower, slow.more, slow.of_rank) == (200, 0, True)
+    larger = paced(monkeypatch, (8, 8, 16, 8, 8, 16), (800, 800, 1600, 800, 800, 1600), 2)
+    assert (larger.slower, larger.more, larger.known, larger.of_rank) == (0, 200, True, False)
+
+
+def test_nothing_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert paced(monkeypatch, (8,) * 6, (800,) * 6, 7) is None

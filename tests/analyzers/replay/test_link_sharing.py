@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.jobs import Issue, Step, Wait, job
 
-from gpuscope.analyzers.replay.device_contention import BOTH_WAYS, NONE, SHARED, Disturbed, disturbance
+from gpuscope.analyzers.replay.device_contention import BOTH_WAYS, NONE, SHARED, Disturbed
 from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node
 from gpuscope.analyzers.replay.link_sharing import Crowds, Reach, Reaches, can_crowd
@@ -61,18 +61,18 @@ def test_groups_inside_a_host_and_between_hosts_share_nothing() -> None:
 def test_what_is_sent_and_what_is_received_is_a_crowd_of_its_own() -> None:
     graph = two_groups(40, 10, ops=("send", "recv"))
     assert (beside(graph)[0], beside(graph, opposite=True)[0]) == ([0.0, 0.0], [0.25, 1.0])
-    assert disturbance(graph, replay(graph)).ways == BOTH_WAYS
+    assert Disturbed(graph, replay(graph)).found.ways == BOTH_WAYS
     assert beside(two_groups(40, 10, ops=("send", "all_reduce")))[0] == [0.25, 1.0]
 
 
 def test_a_fair_share_is_expected_where_nothing_ran_alone() -> None:
     graph = two_groups(*[100] * 12)
-    assert disturbance(graph, replay(graph)).links == SHARED
+    assert Disturbed(graph, replay(graph)).found.links == SHARED
 
 
 def test_a_job_of_one_stream_knows_no_crowd() -> None:
     graph = job([Step(), *[Issue("all_reduce", 8, 10)] * 8, Step()])
-    assert disturbance(graph, replay(graph)).links == NONE
+    assert Disturbed(graph, replay(graph)).found.links == NONE
 
 
 @pytest.mark.parametrize(("bias", "expected"), [(-1, 100), (0, 50), (1, 40)])

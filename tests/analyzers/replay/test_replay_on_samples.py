@@ -1,8 +1,9 @@
-"""The replay of real recordings: unchanged, and against faults of known size."""
+"""The replay of real recordings: unchanged, against faults of known size, and the critical path through them."""
 
 from __future__ import annotations
 
 import pickle
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from gpuscope.analyzers.replay.from_trace.recording import record
 from gpuscope.analyzers.replay.recorded_run import MAX_ERROR
 from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.analysis import Analysis
+from gpuscope.analyzers.run.runner import Options, run
+from gpuscope.sources.opening import inputs
 
 MS = 1_000_000
 
@@ -166,3 +169,19 @@ def test_a_gather_that_is_gone_is_not_prepared_either(samples: Path) -> None:
     calls = host["end"][of_rank & operators] - host["start"][of_rank & operators]
     assert costs
     assert min(costs) > max(np.median(calls), 100_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "mostly"), [("ddp_slow_rank", {1}, 1), ("pp_unbalanced_stage", {0, 1}, 1)]
+)  # rank 1 is the slow one, and the stage that takes longer
+def test_the_chain_goes_through_the_slow_rank(name: str, ranks: set[int], mostly: int, samples: Path) -> None:
+    replayer = run(inputs([str(samples / name)], None), Options()).replayer
+    assert replayer is not None
+    path = replayer.critical_path
+    assert {one.rank for one in path} == ranks
+    spent = {rank: sum(one.end - one.start for one in path if one.rank == rank) for rank in ranks}
+    assert max(spent, key=lambda rank: spent[rank]) == mostly
+    assert all(before.end <= after.start for before, after in pairwise(path))  # one clock
+    steps, measured = replayer.steps, replayer.measured_step_ns
+    assert measured is not None
+    assert 0.9 * steps * measured < sum(spent.values()) <= path[-1].end - path[0].start

@@ -1,4 +1,4 @@
-"""Who reads the files makes no difference to the report; what can't be read is refused, or left out and said."""
+"""Who reads the files, in how many processes, changes nothing; what can't be read is refused, or left out and said."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from helpers.cli import call
 
+from gpuscope.analyzers.run import runner
 from gpuscope.analyzers.run.executors import OnDask, executor_named, in_turn, side_by_side
-from gpuscope.analyzers.run.file_part import Options
+from gpuscope.analyzers.run.file_part import Options, analyze_file
 from gpuscope.analyzers.run.runner import analyze, run
 from gpuscope.errors import InputError, UsageError
 from gpuscope.report.json_report import dumps
@@ -92,3 +93,26 @@ def test_a_url_that_leads_nowhere(url: str) -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(InputError, match=r"no such file|can't be read|no traces"):
         inputs([url])
+
+
+def test_processes_change_nothing(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = inputs([samples / "ddp_slow_rank"])
+    alone = run(items, Options()).report
+    monkeypatch.setattr(runner, "PARALLEL_FROM", 0)
+    assert run(items, Options(workers=2)).report == alone
+
+
+def test_only_the_steps_asked_for(samples: Path) -> None:
+    items = inputs([samples / "ddp_slow_rank"])
+    whole, one = (run(items, Options(steps=steps)).report for steps in (None, (5, 5)))
+    assert [step["step"] for step in one["steps"]] == [5, 5]
+    (same,) = [step for step in whole["steps"] if (step["rank"], step["step"]) == (0, 5)]
+    assert one["ranks"][0]["breakdown_ns"] == same["breakdown_ns"]
+    assert one["ranks"][0]["window_ns"] == same["dur_ns"]
+
+
+def test_what_stays_of_a_file_does_not_grow_with_its_events(samples: Path) -> None:
+    (item, _) = inputs([samples / "ddp_slow_rank"])
+    part = analyze_file(item, Options())
+    kept = sum(len(part.trace[name]) for name in ("device_events", "host_events"))
+    assert kept <= 2 * len(part.trace["collectives"])

@@ -1,13 +1,20 @@
-"""Kernels of the table: rows of some ranks, steps and of a window, and each rank's part in them."""
+"""Kernels by ranks, steps and window; sequences that a stream repeats; memory by what allocated it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
+from helpers.kineto import call, kernel, write
 from helpers.pair import SCRIPT
 
+from gpuscope.analyzers.run.runner import Options
 from gpuscope.dashboards.data.kernel_durations import kernel_times
 from gpuscope.dashboards.data.kernel_rows import kernel_rows
-from gpuscope.dashboards.data.open_runs import OpenRun
+from gpuscope.dashboards.data.kernel_sequences import sequences
+from gpuscope.dashboards.data.memory.memory_stacks import memory_over_time
+from gpuscope.dashboards.data.open_runs import OpenRun, open_run
 from gpuscope.dashboards.state import parse
 
 
@@ -56,3 +63,34 @@ def test_times_by_name_and_rank() -> None:
         for rank, total in found.by_rank.items():
             assert total[place] == lengths[(names == code) & (ranks == rank)].sum()
     assert len(kernel_times(names[:0], lengths[:0], ranks[:0]).codes) == 0
+
+
+def test_a_layer_that_repeats_and_what_lies_between(tmp_path: Path) -> None:
+    """x a b c a b c y d d: the layer «a b c» twice, 2 × 60 µs; «d d» is once, and part of it no sequence of two."""
+    events = []
+    for place, (name, lasts) in enumerate(
+        [("x", 5), *2 * [("a", 10), ("b", 20), ("c", 30)], ("y", 5), ("d", 1), ("d", 1)]
+    ):
+        events += [call(1000 + 50 * place, 5, place + 1), kernel(1010 + 50 * place, lasts, place + 1, name)]
+    events.append(kernel(3000, 500, 99, "ncclDevKernel_AllReduce_Sum_f32", stream=20))
+    write(tmp_path / "rank0.json", *events, rank=0, world_size=1)
+    run = open_run("1", str(tmp_path), Options())
+    assert run.events is not None
+    (found,) = sequences(run.events, 0)
+    assert (found.names, found.count, found.time) == (("a", "b", "c"), 2, 120_000)
+    assert found.share == 120 / 132
+    assert sequences(run.events, 7) == []
+
+
+def test_the_kinds_sum_to_what_is_allocated(shared_traces: Path) -> None:
+    run = open_run("1", str(shared_traces / "memory" / "wedsonlin_medium_128_training.pickle"), Options())
+    assert run.trace is not None
+    (entry,) = run.report["memory"]
+    found = memory_over_time(run.trace, entry)
+    assert found is not None
+    assert found.timed
+    assert {"forward", "optimizer", "before the recording"} <= set(found.used)
+    peak = int(np.sum(list(found.used.values()), axis=0).max())
+    # Requests are rounded up to 512 bytes.
+    assert entry["peak_allocated_bytes"] is not None
+    assert peak == pytest.approx(entry["peak_allocated_bytes"], rel=0.005)

@@ -1,4 +1,4 @@
-"""docs/recording.md names every option and every kind of file there is."""
+"""docs/recording.md and docs/bench.md name every option, command and kind of file there is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from gpuscope.instrumented_runtime.commands.bench import command as bench
 from gpuscope.instrumented_runtime.commands.record import command
 from gpuscope.instrumented_runtime.record.capture.nsys_capture import nsys_command
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts, options_from
@@ -56,3 +57,14 @@ def test_the_flags_of_nsys_are_those_in_use() -> None:
     flags = nsys_command("nsys", "OUT", version=(2024, 6, 2), has_cuda=True)[1:-2]
     script = " ".join(GUIDE.partition("# rank.sh")[2].partition("```")[0].replace("\\\n", " ").split())
     assert " ".join(flags) in script
+
+
+BENCH = (Path(__file__).parents[3] / "docs/bench.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(bench.commands))
+def test_command_and_options_are_documented(name: str) -> None:
+    (section,) = [part for part in BENCH.split("\n## ") if part.startswith(f"`gpuscope bench {name}`")]
+    options = [option.opts[-1] for option in bench.commands[name].params]
+    # Every command takes these two; the command line adds --debug when it is started.
+    assert [option for option in options if option not in section and option not in ("--json", "--debug")] == []

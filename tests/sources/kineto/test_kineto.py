@@ -1,17 +1,22 @@
-"""What the Kineto source makes of the dialects and categories of different years."""
+"""What the Kineto source makes of the dialects and categories of different years; microseconds without floats."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from helpers.analysed import problems
 from helpers.kineto import Event, call, copy, kernel, note, op, span, write
+from hypothesis import given
+from hypothesis import strategies as st
 
 import gpuscope
 from gpuscope.errors import UsageError
+from gpuscope.sources.kineto.text.decimal_time import to_ns
+from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 
@@ -217,3 +222,54 @@ def test_the_range_around_a_launch_holds_what_it_sends(tmp_path: Path) -> None:
     assert table["op"].tolist() == ["all_to_all", "all_gather", *["all_reduce"] * 4, "send_recv"]
     assert table["bytes"].fillna(-1).tolist() == [32_768, -1, 512, -1, -1, -1, -1]
     assert table["dtype"].tolist()[0] == "float"
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        (b"1694128201545123.456", 1694128201545123456),  # through float64 this ends in …500
+        (b"1610366662254562", 1610366662254562000),  # integer epoch microseconds
+        (b"4366787550969.463", 4366787550969463),  # since baseTimeNanoseconds
+        (b'"1736405443863674.400"', 1736405443863674400),  # Ascend writes strings
+        (b"72994.4384375", 72994438),  # more digits than there are nanoseconds
+        (b"0.5", 500),
+        (b"-3.25", -3250),
+        (b"1e3", 1_000_000),
+        (b"null", NA),
+        (b'"abc"', NA),
+        (b"", NA),
+        (b"99999999999999999999", NA),  # beyond any clock
+        (b"9303565271463602", NA),  # fits sixteen digits, but no int64 of nanoseconds
+        (b"4611686018427387.903", 2**62 - 1),
+        (b"4611686018427387.904", NA),
+        (b"1e999999", NA),
+        (b'"1,5"', NA),
+    ],
+)
+def test_one(text: bytes, ns: int) -> None:
+    assert to_ns([text]).tolist() == [ns]
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(0, 3), st.integers(0, 999)), min_size=1, max_size=20))
+def test_exact_against_decimal(parts: list[tuple[int, int, int]]) -> None:
+    """Stamps of different widths in one block."""
+    texts = [f"{whole}.{part % 10**places:0{places}d}" if places else str(whole) for whole, places, part in parts]
+    assert to_ns([text.encode() for text in texts]).tolist() == [int(Decimal(text) * 1000) for text in texts]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("broken", [False, True])
+def test_header_behind_the_events_is_read_whole(tmp_path: Path, indent: int | None, broken: bool) -> None:
+    path = write(
+        tmp_path / "trace.json", kernel(0, 10, 1), kernel(20, 10, 2), rank=3, world_size=8,
+        deviceProperties=[{"id": 0, "name": "NVIDIA H100"}, {"id": 1, "name": "NVIDIA H100"}], trace_id="1",
+    )  # fmt: skip
+    document = json.loads(path.read_text())
+    events = document.pop("traceEvents")
+    text = json.dumps({"metadata": {}, "traceEvents": events, **document}, indent=indent)
+    path.write_text(text.replace('"dur": 10', '"dur": 1x', 1) if broken else text)
+    trace = gpuscope.open_trace(path)
+    assert trace.ranks == [3]
+    assert trace.tables["ranks"]["device_name"].tolist() == ["NVIDIA H100"]
+    assert len(trace["device_events"]) == (1 if broken else 2)
+    assert [(p.code, p.count) for p in trace.problems] == ([("undecodable_event", 1)] if broken else [])

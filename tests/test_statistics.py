@@ -1,4 +1,4 @@
-"""Welch's interval, by hand."""
+"""Statistics: averages as numpy's to the last bit, Student's quantiles as in tables, Welch's interval by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import math
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+from gpuscope.averages import median, middle, quantile
+from gpuscope.student import student
 from gpuscope.welch import Sample, difference, median_interval, sample, times_needed
 
 
@@ -103,3 +106,27 @@ def test_more_steps_are_needed_than_there_are() -> None:
     assert times is not None
     assert 2 < times < 4
     assert times_needed(before, after, 1e-6) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 10, 37, 400])
+def test_averages_are_numpys(count: int) -> None:
+    values = np.random.default_rng(count).integers(0, 10**15, count)
+    for kind in (values, values / 7):
+        assert [quantile(kind.tolist(), part) for part in (0, 0.25, 0.9, 1)] == np.quantile(
+            kind, (0, 0.25, 0.9, 1)
+        ).tolist()
+        assert median(kind.tolist()) == middle(kind) == np.median(kind)
+
+
+def test_the_middle_of_nothing_is_not_a_number() -> None:
+    assert np.isnan([middle(np.empty(0)), middle(np.array([1, np.nan]))]).all()
+
+
+@pytest.mark.parametrize(
+    ("chance", "freedom", "quantile"),
+    [(0.025, 1, 12.706), (0.025, 2, 4.303), (0.025, 5, 2.571), (0.01, 10, 2.764), (0.001, 30, 3.385),
+     (0.0005, 100, 3.390), (0.01, 4, 3.747), (0.05, 1, 6.314), (0.05, 9, 1.833)],
+)  # fmt: skip
+def test_students_quantiles(chance: float, freedom: int, quantile: float) -> None:
+    """NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, and its two-sided 0.1 % (100 degrees)."""
+    assert student(chance, freedom) == pytest.approx(quantile, abs=2e-3)
