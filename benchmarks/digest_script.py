@@ -29,7 +29,7 @@ from gpuscope.instrumented_runtime.record.capture.gc_ranges import GcRanges
 from gpuscope.instrumented_runtime.record.digest.digest import Digest
 from gpuscope.instrumented_runtime.record.digest.thread_marks import ThreadMarks
 from gpuscope.instrumented_runtime.record.gloo import gloo_trace
-from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, CollectiveLog
+from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog
 from gpuscope.instrumented_runtime.record.hang.hang_watch import HangWatch
 from gpuscope.instrumented_runtime.record.session import Session
 
@@ -106,7 +106,7 @@ class Switched:
     def __init__(self, folder):
         self.session = gpuscope.session(folder, always=True).open()
         self.digest = next(one for one in self.session._captures if isinstance(one, Digest))
-        self.issued, self.on = LOG.on_issue, True
+        self.on = True
 
     def turn(self, on):
         if on == self.on:
@@ -115,7 +115,6 @@ class Switched:
         for name, description in gloo_trace.METHODS.items():
             if hasattr(group, name):
                 setattr(group, name, gloo_trace._logging(name, *description) if on else gloo_trace._forwarding(name))
-        LOG.on_issue = self.issued if on else None
         marks = self.digest._marks
         if on:
             marks.hook()

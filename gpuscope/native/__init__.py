@@ -19,6 +19,7 @@ if COMPILED:
         intersect,
         longest_path,
         note_end,
+        note_issue,
         parents,
         places,
         release_memory,
@@ -35,6 +36,7 @@ else:
         intersect,
         longest_path,
         note_end,
+        note_issue,
         parents,
         places,
         release_memory,
@@ -45,5 +47,5 @@ else:
 
 __all__ = [
     "COMPILED", "add_launched", "core", "group", "in_order", "innermost", "intersect", "longest_path", "note_end",
-    "parents", "places", "release_memory", "table_columns", "table_pages", "union",
+    "note_issue", "parents", "places", "release_memory", "table_columns", "table_pages", "union",
 ]  # fmt: skip

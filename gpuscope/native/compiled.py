@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -142,4 +142,7 @@ def release_memory() -> None:
 
 
 note_end: Callable[..., None] = core and core.note_end
-"""As `plain.note_end`; itself the compiled one, without a frame of Python."""
+"""As `plain.note_end`."""
+
+note_issue: Callable[..., Any] = core and core.note_issue
+"""As `plain.note_issue`, but for the usual calls, whose entry it gives."""

@@ -15,6 +15,7 @@
 #include "launched.h"
 #include "longest_path.h"
 #include "note_end.h"
+#include "note_issue.h"
 #include "packet_scan.h"
 #include "spans.h"
 #include "sqlite_pages.h"
@@ -865,7 +866,8 @@ static PyMethodDef methods[] = {
     {"table_pages", py_table_pages, METH_VARARGS, "table_pages(file, size, used, root, pages, rows) -> how many"},
     {"table_columns", py_table_columns, METH_VARARGS, "table_columns(file, size, used, pages, rows, columns, out) -> whether it could"},
     {"packets", py_packets, METH_VARARGS, "packets(text, largest) -> (where the last whole one ends, rows, waits)"},
-    {"note_end", (PyCFunction)(void (*)(void))gs_note_end, METH_FASTCALL, "note_end(entry, failed, future), on gloo's thread"},
+    {"note_end", (PyCFunction)(void (*)(void))gs_note_end, METH_FASTCALL, "note_end(entry, failed, future), once that is there, on gloo's thread"},
+    {"note_issue", (PyCFunction)(void (*)(void))gs_note_issue, METH_FASTCALL, "note_issue(log, op, group, inputs, outputs) -> entry or None"},
     {"release_memory", py_release_memory, METH_NOARGS, "release_memory(): freed memory goes back to the system"},
     {"union", py_union, METH_VARARGS, "union(start, end) -> (start, end), or None where they are not in order of start"},
     {"intersect", py_intersect, METH_VARARGS, "intersect(start, end, other_start, other_end) -> (start, end)"},
@@ -884,7 +886,7 @@ static int fill(PyObject *module)
     PyObject *type = PyType_FromSpec(&codes_spec);
     int done = type ? PyModule_AddObjectRef(module, "Codes", type) : -1;
     Py_XDECREF(type);
-    return done < 0 ? done : PyModule_AddIntConstant(module, "INTERFACE", 7); /* as gpuscope.native has it */
+    return done < 0 ? done : PyModule_AddIntConstant(module, "INTERFACE", 8); /* as gpuscope.native has it */
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill}, {0, NULL}};

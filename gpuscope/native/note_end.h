@@ -1,4 +1,4 @@
-/* The end of a collective, noted on the thread that ended it. */
+/* The end of a collective, noted on the thread that ends it. */
 #ifndef GPUSCOPE_NOTE_END_H
 #define GPUSCOPE_NOTE_END_H
 

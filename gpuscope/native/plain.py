@@ -300,14 +300,23 @@ def release_memory() -> None:
     behind, in small pieces, than the trace takes. Python can't."""
 
 
-def note_end(entry: Any, failed: Callable[[Any, BaseException], object], future: Any, *_: Any) -> None:
-    """`completed_ns` of an entry that has none yet is now; `failed` gets entry and error of a future that failed. On a
-    thread of gloo's a frame of Python costs more than all else: it maps and unmaps a stack. The future's own argument,
-    after the one that was kept, is not looked at."""
-    now = time.time_ns()
-    if entry.completed_ns is None:
-        try:
-            future.value()
-        except Exception as error:
-            failed(entry, error)
-        entry.completed_ns = now
+def note_end(entry: Any, failed: Callable[[Any, BaseException], object], future: Any) -> None:
+    """Once a future is there, `completed_ns` of an entry that has none yet is set; `failed` gets entry and error of a
+    future that failed. On a thread of gloo's a frame of Python costs more than all else: it maps and unmaps a stack.
+    The future is held until then, which spares that thread another object."""
+
+    def ended(_: Any) -> None:
+        now = time.time_ns()
+        if entry.completed_ns is None:
+            try:
+                future.value()
+            except Exception as error:
+                failed(entry, error)
+            entry.completed_ns = now
+
+    future.add_done_callback(ended)
+
+
+def note_issue(*_: Any) -> None:
+    """The entry of a collective's call, logged, or None where it is not one of the usual: `CollectiveLog.issue` does
+    the same in Python."""

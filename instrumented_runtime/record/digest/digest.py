@@ -17,7 +17,7 @@ from gpuscope.instrumented_runtime.record.digest.nccl_ring import NcclRing
 from gpuscope.instrumented_runtime.record.digest.thread_marks import GC, INPUT, Mark, ThreadMarks
 from gpuscope.instrumented_runtime.record.gloo import gloo_trace, last_calls
 from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
-from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective, Kind
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective, Issue
 from gpuscope.instrumented_runtime.record.run_folder import PARTS, RankFolder
 
 KEPT = 20_000
@@ -33,6 +33,7 @@ class _Ended(NamedTuple):
 
     step: int
     marks: list[Mark]
+    issues: list[Issue]
     done: list[Collective]
     running: list[Collective]
     on_device: list[Collective] | None
@@ -50,6 +51,7 @@ class Digest:
         self._recent: deque[Collective] = deque(maxlen=KEPT)
         self._ring = NcclRing()
         self._held: list[_Ended] = []
+        self._issues: list[Issue] = []
         self._written_ns = 0
         self._allocator: Callable[[], dict[str, int]] = dict
 
@@ -62,14 +64,7 @@ class Digest:
         gloo_trace.install()
         self._marks = ThreadMarks()
         self._marks.hook()
-        keep = last_calls.keeper(folder.path / PARTS, self._rank)
-        mark = self._marks.mark
-
-        def issued(entry: Collective, kind: Kind) -> None:
-            keep(entry, kind)
-            mark(entry.issued_ns)
-
-        LOG.on_issue = issued
+        LOG.keep(last_calls.page(folder.path / PARTS, self._rank), self._issues)
         path = folder.file(f"digest/rank{self._rank}.digest")
         header = {"rank": self._rank, "world_size": folder.part.world_size, "host": socket.gethostname(),
                   "pid": os.getpid(), "cores": cores(), "threads": torch.get_num_threads()}  # fmt: skip
@@ -79,10 +74,11 @@ class Digest:
     def step(self, step: int) -> None:
         """Take what the step that has ended left; after a failure nothing stays hooked."""
         try:
-            marks = self._marks.take()
-            done = LOG.drain()
+            marks, done, issues = self._marks.take(), LOG.drain(), self._issues.copy()
+            del self._issues[: len(issues)]
             row = self._nvml.row() if self._nvml is not None else None
-            self._held.append(_Ended(step, marks, done, LOG.undrained(), self._ring.take(), self._allocator(), row))
+            rest = LOG.undrained(), self._ring.take(), self._allocator(), row
+            self._held.append(_Ended(step, marks, issues, done, *rest))
             if marks[-1][0] - self._written_ns >= HELD_NS or len(self._held) >= MOST_HELD:
                 self._written_ns = marks[-1][0]
                 self._write_held()
@@ -102,8 +98,9 @@ class Digest:
         self._file.flush()
 
     def _write(self, ended: _Ended) -> None:
-        step, asked, done, running, on_device, memory, row = ended
-        marks = step_line.with_core_time(asked)
+        step, asked, issues, done, running, on_device, memory, row = ended
+        own = [one for one in issues if one[2] == self._marks.thread]
+        marks = step_line.with_core_time(step_line.with_issues(asked, own))
         self._recent += done
         begin, end = marks[0][0], marks[-1][0]
         phases = step_line.phases(marks)
@@ -155,7 +152,7 @@ class Digest:
 
     def stop(self) -> None:
         """Leave the training thread alone; what is under way at the end is in the hang watch's dumps."""
-        LOG.on_issue = None
+        LOG.keep(None, None)
         self._marks.unhook()
         self._write_held()
         self._file.close()

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.digest.thread_marks import BLOCKED_NS, GC, HOST, INPUT, Mark
-from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective
+from gpuscope.instrumented_runtime.record.digest.thread_marks import BLOCKED_NS, GC, HOST, INPUT, MOST, Mark
+from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, Issue
 
 WholeMark = tuple[int, int, int, str]
 """A mark whose time without a core is known."""
@@ -21,6 +21,17 @@ MOST_WAITS, MOST_PAUSES, MOST_PHASES, MOST_SERIES = 36, 6, 20, 8
 """… so many of everything else."""
 LEAST_ROW = 13
 """Bytes of a listed collective, at least."""
+
+
+def with_issues(marks: Sequence[Mark], issues: Sequence[Issue]) -> list[Mark]:
+    """The marks, and one within its phase at each call of the thread between them, where the kernel was not asked: that
+    would have been a third of its cost."""
+    begin, end = marks[0][0], marks[-1][0]
+    within: list[Mark] = [(one[0], one[1], None, "") for one in issues if begin < one[0] < end]
+    found: list[Mark] = []
+    for wall, cpu, core, phase in sorted([*marks, *within[:MOST]], key=itemgetter(0)):
+        found.append((wall, cpu, core, phase or found[-1][3]))
+    return found
 
 
 def with_core_time(marks: Sequence[Mark]) -> list[WholeMark]:

@@ -30,7 +30,7 @@ class ThreadMarks:
     """Marks of the thread that made it, between `hook` and `unhook`."""
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._phase = FORWARD
         self._within: list[str] = []
         self._collecting: tuple[int, int, int] | None = None
@@ -76,11 +76,6 @@ class ThreadMarks:
         taken, self.marks = self.marks, self.marks[-1:]
         return taken
 
-    def mark(self, wall: int) -> None:
-        """A mark within a phase, now. Asking the kernel for the time without a core would be a third of its cost."""
-        if threading.get_ident() == self._thread and len(self.marks) < MOST:
-            self.marks.append((wall, time.thread_time_ns(), None, self._phase))
-
     def _goes_on_in(self, phase: str) -> None:
         """Without a mark where one optimizer calls another."""
         if phase != self._phase:
@@ -98,12 +93,12 @@ class ThreadMarks:
         return self._last
 
     def _enter(self, phase: str) -> None:
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self.thread:
             self._within.append(self._phase)
             self._goes_on_in(phase)
 
     def _leave(self, phase: str) -> None:
-        if threading.get_ident() == self._thread and self._phase == phase:
+        if threading.get_ident() == self.thread and self._phase == phase:
             self._goes_on_in(self._within.pop())
 
     def _wrap(self, holder: Any, name: str, phase: str) -> None:
@@ -126,7 +121,7 @@ class ThreadMarks:
 
     def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
         if (
-            info["generation"] == 0 or threading.get_ident() != self._thread
+            info["generation"] == 0 or threading.get_ident() != self.thread
         ):  # of the youngest, several a step, all short
             return
         if phase == "start":

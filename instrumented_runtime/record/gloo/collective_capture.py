@@ -42,7 +42,7 @@ class Collectives:
                 severity="info",
             )
         gloo_trace.install()
-        LOG.on_issue = last_calls.keeper(folder.path / PARTS, folder.part.rank)
+        LOG.keep(last_calls.page(folder.path / PARTS, folder.part.rank), None)
 
     def step(self, step: int) -> None:
         """Write what has completed."""
@@ -51,7 +51,7 @@ class Collectives:
 
     def stop(self) -> None:
         """Write the rest, including unfinished ones."""
-        LOG.on_issue = None
+        LOG.keep(None, None)
         self._write(LOG.drain() + LOG.pending())
         if self._file is not None:
             self._file.close()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, takewhile
+from mmap import mmap
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpuscope.native import note_end
+from gpuscope.native import note_issue
 from gpuscope.trace.naming.dtypes import dtype_name
 
 MOST_KINDS = 1000
@@ -22,14 +25,14 @@ _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduc
 _shape, _dtype, _completed = attrgetter("shape"), attrgetter("dtype"), attrgetter("completed_ns")
 
 
-@dataclass(slots=True)
-class Kind:
-    """What is alike in calls of one kind, made once."""
+PAGE = 4096
+"""Bytes in which the last call is kept."""
+OWN = ("seq", "issued_ns")
+"""What differs between calls of one kind."""
 
-    fields: tuple[int, int, str, int, tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
-    """Of a `Collective` from `elements_in` to `sizes_out`."""
-    told: bytes = b""
-    """As `last_calls` writes it."""
+
+Issue = tuple[int, int, int]
+"""When a thread called: wall clock, its CPU time, and its number."""
 
 
 @dataclass(slots=True)
@@ -116,18 +119,32 @@ class CollectiveLog:
     Called from any thread, without a lock: what changes does so in one step of the interpreter. Only one may `drain`.
     """
 
-    capacity: int = 2000
     groups: dict[str, Group] = field(default_factory=dict)
-    latest: deque[Collective] = field(default_factory=deque)
-    on_issue: Callable[[Collective, Kind], None] | None = None
-    """Called with each collective before it is made."""
+    latest: deque[Collective] = field(default_factory=lambda: deque(maxlen=2000))
+    page: mmap | None = None
+    """Where the last call is written, if anywhere, before it is made (`last_calls`)."""
+    issues: list[Issue] | None = None
+    """Each call is added here, if anywhere."""
     _new: list[Collective] = field(default_factory=list)
     _sequence: defaultdict[str | tuple[Any, ...], count[int]] = field(
         default_factory=lambda: defaultdict(partial(count, 1))
     )
     """By group; of messages by group, sender and receiver."""
-    _kinds: dict[tuple[Any, ...], Kind] = field(default_factory=dict)
+    _kinds: dict[tuple[Any, ...], _Kind] = field(default_factory=dict)
     """By operation, group, type and shapes."""
+
+    def __post_init__(self) -> None:
+        self.keep(self.page, self.issues)
+
+    def keep_latest(self, many: int) -> None:
+        """So many instead."""
+        self.latest = deque(self.latest, maxlen=many)
+        self.keep(self.page, self.issues)
+
+    def keep(self, page: mmap | None, issues: list[Issue] | None) -> None:
+        """Write and add each further call there."""
+        self.page, self.issues = page, issues
+        self._core = self._kinds, self._new, self.latest, Collective, page, issues
 
     def add_group(self, group: Group) -> None:
         """A group has been made. One of the same name may have been destroyed before: counting restarts."""
@@ -140,35 +157,38 @@ class CollectiveLog:
     def issue(self, op: str, group: Group, inputs: Any, outputs: Any, peer: int | None) -> Collective:
         """Log a call that is about to be made; `peer` is the other rank of a send or receive.
 
-        Other work has driven all that this touches out of the caches: the less, the better.
+        Other work has driven all that this touches out of the caches: the less, the better. So the core does it for the
+        usual calls, from their second on.
         """
+        logged: Collective | None = note_issue(self._core, op, group, inputs, outputs)
+        if logged is not None:
+            return logged
         key = _key(op, group.name, inputs, outputs)
         kind = self._kinds.get(key)
-        if kind is None:
-            if len(self._kinds) >= MOST_KINDS:
-                self._kinds.clear()
-            kind = self._kinds[key] = _kind(tensors(inputs), tensors(outputs))
+        given = kind.fields if kind is not None else _fields(tensors(inputs), tensors(outputs))
         seq = p2p_seq = 0
         src = dst = None
+        numbers = None
         if op in ("send", "recv"):
             src, dst = (self.rank, peer) if op == "send" else (peer, self.rank)
             if src is not None:  # a receive from any source is counted once its sender is known
                 p2p_seq = next(self._sequence[group.name, src, dst])
         else:
-            seq = next(self._sequence[group.name])
-        entry = Collective(op, group, seq, p2p_seq, *kind.fields, src, dst, time.time_ns())
+            numbers = self._sequence[group.name]
+            seq = next(numbers)
+        entry = Collective(op, group, seq, p2p_seq, *given, src, dst, time.time_ns())
+        if kind is None:
+            if len(self._kinds) >= MOST_KINDS:
+                self._kinds.clear()
+            kind = self._kinds[key] = _Kind(given, numbers, encoded(entry))
         self._new.append(entry)
         self.latest.append(entry)
-        if len(self.latest) > self.capacity:
-            self.latest.popleft()
-        if self.on_issue is not None:
-            self.on_issue(entry, kind)
+        if self.issues is not None:
+            self.issues.append((entry.issued_ns, time.thread_time_ns(), threading.get_ident()))
+        if self.page is not None and not entry.is_p2p:
+            line = kind.encoded + b"[%d, %d]]\n" % (seq, entry.issued_ns)
+            self.page[: len(line)] = line
         return entry
-
-    def completes_with(self, entry: Collective, future: Any) -> None:
-        """Its end is that of a future, held no longer: the job may want the result's memory back. Held until then, it
-        spares gloo's thread another object."""
-        future.add_done_callback(partial(note_end, entry, _failed, future))
 
     def name_source(self, entry: Collective, src: int) -> None:
         """A receive from any source turned out to be from `src`."""
@@ -224,19 +244,49 @@ def _key(op: str, group: str, inputs: Any, outputs: Any) -> tuple[Any, ...]:
     return op, group, *map(_dtype, given[:1] or made[:1]), tuple(map(_shape, given)), tuple(map(_shape, made))
 
 
-def _kind(given: Sequence[Any], made: Sequence[Any]) -> Kind:
+_Fields = tuple[int, int, str, int, tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
+"""Of a `Collective` from `elements_in` to `sizes_out`."""
+
+
+class _Kind(NamedTuple):
+    """What is alike in calls of one kind, made once."""
+
+    fields: _Fields
+    numbers: count[int] | None
+    """Of the group's collectives; messages have others."""
+    encoded: bytes
+
+
+def _fields(given: Sequence[Any], made: Sequence[Any]) -> _Fields:
     first = (*given, *made, None)[0]
-    return Kind((
+    return (
         sum(one.numel() for one in given),
         sum(one.numel() for one in made),
         str(first.dtype).removeprefix("torch.") if first is not None else "",
         first.element_size() if first is not None else 0,
         tuple(tuple(one.shape) for one in given),
         tuple(tuple(one.shape) for one in made),
-    ))  # fmt: skip
+    )
 
 
-def _failed(entry: Collective, error: BaseException) -> None:
+def encoded(entry: Collective) -> bytes:
+    """The call as `last_calls` keeps it, but for what is its own; of many ranks or tensors less."""
+    told = _encoded(entry, entry.group.ranks, entry.sizes_in, entry.sizes_out)
+    if len(told) > PAGE - 80:
+        told = _encoded(entry, (), [[entry.elements_in]], [[entry.elements_out]])
+    return told
+
+
+def _encoded(
+    entry: Collective, ranks: tuple[int, ...], sizes_in: Sequence[Sequence[int]], sizes_out: Sequence[Sequence[int]]
+) -> bytes:
+    alike = {name: getattr(entry, name) for name in Collective.__slots__ if name not in ("group", *OWN)}
+    fields = alike | {"sizes_in": sizes_in, "sizes_out": sizes_out}
+    return json.dumps([[entry.group.name, entry.group.description, ranks], fields])[:-1].encode() + b", "
+
+
+def failed(entry: Collective, error: BaseException) -> None:
+    """Keep what its error says."""
     entry.error = first_line(error)
 
 

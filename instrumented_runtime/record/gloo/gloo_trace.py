@@ -16,7 +16,8 @@ from typing import Any
 
 from gpuscope.instrumented_runtime.record.compiler import leave_uncompiled
 from gpuscope.instrumented_runtime.record.gloo import gloo_threads
-from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective, Group, first_line
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG, Collective, Group, failed, first_line
+from gpuscope.native import note_end
 
 # Method of ProcessGroup -> (operation, where its input and its output are among the arguments). Old and
 # new names of an operation are both listed; each torch calls those it has.
@@ -163,11 +164,11 @@ def _shutdown(self: Any) -> None:
 
 
 def _logging(name: str, op: str, input_at: int, output_at: int) -> Callable[..., Any]:
+    names_peer = name in ("send", "recv")
+
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         group = self.gpuscope_group
-        peer = None
-        if op in ("send", "recv") and name != "recv_anysource":
-            peer = group.ranks[args[1]]
+        peer = group.ranks[args[1]] if names_peer else None
         inputs = args[input_at] if 0 <= input_at < len(args) else ()
         outputs = args[output_at] if 0 <= output_at < len(args) else ()
         entry = LOG.issue(op, group, inputs, outputs, peer)
@@ -192,7 +193,7 @@ def _with_logged_end(work: Any, entry: Collective, method: str) -> Any:
         return work
     if entry.seq and method not in _without_future:  # no message
         try:
-            LOG.completes_with(entry, work.get_future())
+            note_end(entry, failed, work.get_future())
             return work
         except RuntimeError:
             _without_future.add(method)

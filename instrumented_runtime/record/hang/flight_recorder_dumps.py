@@ -40,7 +40,7 @@ class FlightRecorder:
     def start(self, folder: RankFolder) -> None:
         """Turn torch's recorder on, if no group exists yet."""
         self._folder = folder
-        LOG.capacity = self._entries
+        LOG.keep_latest(self._entries)
         self._note_elsewhere()
         if folder.part.restart:  # NCCL's own dumps of this restart must not overwrite those of the one before
             for name in PREFIXES:

@@ -84,9 +84,9 @@ def test_a_line_lists_the_collectives_that_fit_into_3_kb(tmp_path: Path, count: 
     marks = [(number * 10**8, number * 10**7, 0, ("forward", "optimizer")[number % 40 == 0]) for number in range(301)]
     many = [collective(10**6 + seq, seq * 100, seq * 100 + 60) for seq in range(count)]
     digest = Digest(None)
-    digest._rank = 0
+    digest._rank, digest._marks = 0, ThreadMarks()
     digest._file = DigestFile(tmp_path / "rank0.digest", {"rank": 0})
-    digest._write(_Ended(10**6, marks, many, [], None, {"peak_host_bytes": 10**12}, None))
+    digest._write(_Ended(10**6, marks, [], many, [], None, {"peak_host_bytes": 10**12}, None))
     digest._file.close()
     line = digest._file.path.read_bytes().splitlines()[-1]
     found = json.loads(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,9 @@ import torch
 from helpers.warm_python import executable
 
 from gpuscope import native
-from gpuscope.instrumented_runtime.record.gloo import collective_log, gloo_trace
+from gpuscope.instrumented_runtime.record.gloo import gloo_trace
 from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
-from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, CollectiveLog, Group
+from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, CollectiveLog, Group, failed
 from gpuscope.native import plain
 
 Run = Callable[..., SimpleNamespace]
@@ -153,7 +154,7 @@ def test_a_group_made_anew_counts_from_one() -> None:
 
 
 def test_the_log_gives_each_entry_once_and_in_order() -> None:
-    log = CollectiveLog(capacity=2)
+    log = CollectiveLog(latest=deque(maxlen=2))
     first, second, third = (log.issue("all_reduce", WORLD, (), (), None) for _ in range(3))
     log.complete(second)
     assert log.drain() == []  # the first still runs
@@ -166,14 +167,13 @@ def test_the_log_gives_each_entry_once_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("note_end", [native.note_end, plain.note_end])
-def test_a_collective_ends_as_its_future_does(monkeypatch: pytest.MonkeyPatch, note_end: Any) -> None:
+def test_a_collective_ends_as_its_future_does(note_end: Any) -> None:
     """On any thread, also where nothing is compiled; its failure stays with it, and its result does not."""
-    monkeypatch.setattr(collective_log, "note_end", note_end)
     log = CollectiveLog()
     good, bad, told, running = (log.issue("all_reduce", WORLD, (), (), None) for _ in range(4))
     futures: list[Any] = [torch.futures.Future() for _ in range(4)]
     for entry, future in zip((good, bad, told, running), futures, strict=True):
-        log.completes_with(entry, future)
+        note_end(entry, failed, future)
     log.complete(told)
     before, ended = time.time_ns(), told.completed_ns
     result = torch.ones(1)

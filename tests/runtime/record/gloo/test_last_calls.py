@@ -13,13 +13,13 @@ import torch
 
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog, Group
-from gpuscope.instrumented_runtime.record.gloo.last_calls import keeper, mismatch
+from gpuscope.instrumented_runtime.record.gloo.last_calls import mismatch, page
 
 WORLD = Group("0", "default_pg", (0, 1, 2))
 
 
 def call(parts: Path, rank: int, *calls: tuple[str, int]) -> None:
-    log = CollectiveLog(on_issue=keeper(parts, rank))
+    log = CollectiveLog(page=page(parts, rank))
     for op, elements in calls:
         log.issue(op, WORLD, torch.ones(elements), (), None)
 
@@ -61,7 +61,7 @@ def test_a_killed_process_leaves_its_last_call(tmp_path: Path) -> None:
 def test_a_call_of_too_many_ranks_and_tensors_for_its_file(tmp_path: Path) -> None:
     world = Group("0", "default_pg", tuple(range(2000)))
     for rank, tensors in enumerate((500, 501)):
-        log = CollectiveLog(on_issue=keeper(tmp_path, rank))
+        log = CollectiveLog(page=page(tmp_path, rank))
         log.issue("all_reduce", world, [torch.ones(7) for _ in range(tensors)], (), None)
     found = mismatch(tmp_path)
     assert found is not None
