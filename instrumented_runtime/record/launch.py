@@ -74,9 +74,6 @@ def record(
     _list_files(folder)
     note_mismatch(folder, failed=exit_code != 0 and not interrupted)
     told = [("change_not_applied", words) for words in [*refused, *left_out(folder.path)]]
-    if nsys_capture.nsys_around(os.environ) and options.profiler == "torch":
-        beside = "this ran under nsys, beside which torch.profiler gets no kernels: gpuscope record --profiler nsys"
-        told.append(("beside_nsys", beside))
     for code, words in told:
         folder.problem(code, words, severity="info")
         print("gpuscope:", words, file=sys.stderr)
@@ -96,8 +93,8 @@ def _check_tools(options: RecordOptions) -> None:
         raise UsageError("nsys is not on PATH", hint="install Nsight Systems, or use --profiler torch")
     if options.profiler == "nsys" and nsys_capture.nsys_around(os.environ):
         raise UsageError("this runs under nsys already", hint="start gpuscope record itself: it runs nsys in each rank")
-    if options.nccl_inspector and nccl_files.find_inspector(os.environ) is None:
-        raise UsageError(f"{nccl_files.INSPECTOR} is not found", hint="put its folder into LD_LIBRARY_PATH")
+    if options.nccl_inspector:
+        nccl_files.check_inspector(os.environ)
 
 
 def _list_files(folder: RunFolder) -> None:
@@ -167,7 +164,6 @@ def rank_environment(folder: RunFolder, options: RecordOptions, given: Mapping[s
         environment |= nccl_files.nccl_variables(path, given)
     if options.nccl_inspector:
         environment |= nccl_files.inspector_variables(path, given)
-    environment.setdefault("KINETO_LOG_LEVEL", "6")  # lines of torch's profiler on stderr, from which nothing follows
     if options.compile_logs:
         environment.setdefault("TORCH_TRACE", str(path / COMPILE_LOGS))
     return environment

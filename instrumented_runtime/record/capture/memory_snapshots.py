@@ -93,4 +93,8 @@ class MemorySnapshots(Quiet):
             f"device {device} could not give {wanted:,} bytes ({free:,} free)",
             severity="info",
         )
-        self.dump("oom")
+        try:
+            self.dump("oom")
+        except Exception as error:  # raised here it would reach the script in place of its own OutOfMemoryError
+            lost = f"{self.name}: {error!r}"
+            self._folder.problem("memory_snapshot_failed", lost, severity="data_loss")

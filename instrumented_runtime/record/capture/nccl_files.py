@@ -7,7 +7,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpuscope.errors import UsageError
+
 INSPECTOR = "libnccl-profiler-inspector.so"
+PLUGIN = "NCCL_PROFILER_PLUGIN"
 FOLDER = "nccl"
 
 
@@ -23,17 +26,25 @@ def nccl_variables(folder: Path, environment: Mapping[str, str]) -> dict[str, st
 
 
 def inspector_variables(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that load NCCL Inspector, where its plugin is found and the user loads no other."""
-    plugin = find_inspector(environment)
-    if plugin is None or "NCCL_PROFILER_PLUGIN" in environment:
-        return {}
+    """Variables that load NCCL Inspector, but for those that the user has set."""
     wanted = {
-        "NCCL_PROFILER_PLUGIN": str(plugin),
+        PLUGIN: str(find_inspector(environment)),
         "NCCL_INSPECTOR_ENABLE": "1",
         "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500000",
         "NCCL_INSPECTOR_DUMP_DIR": str(folder / "nccl_inspector"),
     }
     return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def check_inspector(environment: Mapping[str, str]) -> None:
+    """Raise `UsageError` where NCCL can't load the Inspector: it loads one plugin, and the user's stays."""
+    theirs = environment.get(PLUGIN)
+    if theirs and "inspector" not in theirs:
+        raise UsageError(
+            f"{PLUGIN}={theirs} is set, and NCCL loads one plugin", hint="unset it, or leave --nccl-inspector out"
+        )
+    if not theirs and find_inspector(environment) is None:
+        raise UsageError(f"{INSPECTOR} is not found", hint="put its folder into LD_LIBRARY_PATH")
 
 
 def find_inspector(environment: Mapping[str, str]) -> Path | None:

@@ -14,11 +14,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuscope.errors import InputError
 from gpuscope.instrumented_runtime.record.capture_options import options_from
 from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
+
+if TYPE_CHECKING:
+    from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 ENV_INSIDE = "GPUSCOPE_INSIDE_NSYS"
 ENV_RANK = "GPUSCOPE_RANK"
@@ -111,11 +114,13 @@ class NsysRange:
         self._open = False
         self._step_range: Any = None
 
-    def start(self, folder: object) -> None:
+    def start(self, folder: RankFolder) -> None:
         """Open at once if no step is skipped."""
         from gpuscope.instrumented_runtime.record.nvtx_domain import connect
 
-        del folder
+        if not has_cuda_device():
+            blind = "nsys sees no GPU here, and records no operators: gpuscope record --profiler torch"
+            folder.problem("no_gpu", blind, severity="data_loss")
         if "GPUSCOPE_RECORD" in os.environ and ENV_INSIDE not in os.environ:
             raise InputError(
                 "nsys does not record this process: it started without a rank in its environment",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import inspect
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
-from gpuscope.instrumented_runtime.record.capture import nvml_samples
+from gpuscope.instrumented_runtime.record.capture import nsys_capture, nvml_samples
 from gpuscope.instrumented_runtime.record.capture.core_time import KEY, CoreTime
 from gpuscope.instrumented_runtime.record.capture.profiler_guard import guard
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
@@ -61,6 +62,12 @@ class TorchProfiler:
         if torch.autograd.profiler._is_profiler_enabled:
             raise InputError("another torch.profiler is running", hint="record one thing at a time")
         self._folder = folder
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # its lines on stderr, from which nothing follows
+        if nsys_capture.nsys_around(os.environ) and nsys_capture.has_cuda_device():
+            beside = (
+                "this runs under nsys, beside which torch.profiler gets no kernels: gpuscope record --profiler nsys"
+            )
+            folder.problem("beside_nsys", beside, severity="data_loss")
         # Without `acc_events`: with it torch parses every event in Python as the window closes, ten times its export.
         self._unguard = guard(self._is_ours, self._release)
         # Making it asks CUDA for its devices, so not before the script has used its own.

@@ -90,9 +90,9 @@ class FlightRecorder:
 
 
 def collected(run: Path, *, since_ns: int) -> list[tuple[Path, int]]:
-    """Copies of what NCCL's watchdog wrote outside the run folder in this run, each with its rank; what is in the
-    folder already was written by the recorder on a hang, and stays."""
-    copies = []
+    """What NCCL's watchdog wrote in this run, each with its rank: copies of what lay elsewhere, and what lies in the
+    folder and no rank has listed, since the watchdog ends it. A dump of the recorder's, on a hang, stays."""
+    found = []
     for part in rank_parts(run):
         theirs = Path(f"{part.facts.get(ELSEWHERE, '')}{part.rank}")
         life = f"restart{part.restart}" if part.restart else ""
@@ -100,8 +100,9 @@ def collected(run: Path, *, since_ns: int) -> list[tuple[Path, int]]:
         if ELSEWHERE in part.facts and not path.exists() and theirs.is_file() and theirs.stat().st_mtime_ns >= since_ns:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(theirs, path)
-            copies.append((path, part.rank))
-    return copies
+        if path.exists() and path.relative_to(run).as_posix() not in {entry.path for entry in part.files}:
+            found.append((path, part.rank))
+    return found
 
 
 def write(path: Path, dump: Mapping[str, Any]) -> None:

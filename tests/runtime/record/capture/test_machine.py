@@ -13,7 +13,12 @@ import pytest
 
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.capture.environment import Environment, describe, framework, parallelism
-from gpuscope.instrumented_runtime.record.capture.nccl_files import inspector_variables, nccl_variables, written_files
+from gpuscope.instrumented_runtime.record.capture.nccl_files import (
+    check_inspector,
+    inspector_variables,
+    nccl_variables,
+    written_files,
+)
 from gpuscope.instrumented_runtime.record.capture.nvml_samples import COLUMNS, Nvml, summed
 from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
@@ -58,7 +63,12 @@ def test_the_inspector_is_loaded_only_if_asked(tmp_path: Path) -> None:
     variables = inspector_variables(tmp_path / "run", there)
     assert variables["NCCL_PROFILER_PLUGIN"] == str(plugin)
     assert variables["NCCL_INSPECTOR_ENABLE"] == "1"
-    assert inspector_variables(tmp_path / "run", {**there, "NCCL_PROFILER_PLUGIN": "other.so"}) == {}
+    theirs = {"NCCL_PROFILER_PLUGIN": "inspector", "NCCL_INSPECTOR_DUMP_DIR": "/theirs"}
+    assert inspector_variables(tmp_path / "run", {**there, **theirs}).keys() == variables.keys() - theirs.keys()
+    for usable in (there, theirs):
+        check_inspector(usable)
+    with pytest.raises(UsageError, match="NCCL loads one plugin"):
+        check_inspector({**there, "NCCL_PROFILER_PLUGIN": "other.so"})
 
 
 def test_empty_nccl_logs_are_no_files(tmp_path: Path) -> None:

@@ -53,6 +53,15 @@ def test_out_of_memory_is_written_and_reported(folder: RankFolder, monkeypatch: 
     assert allocator.history[-1] == {"enabled": None}
 
 
+def test_a_snapshot_that_fails_hides_no_out_of_memory(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = FakeAllocator(monkeypatch)
+    MemorySnapshots("oom").start(folder)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", Path("/nowhere/at/all").read_bytes)
+    assert allocator.observer is not None
+    allocator.observer(0, 4096, 8192, 1024)  # an exception would take the place of torch's
+    assert [problem.code for problem in folder.part.problems] == ["out_of_memory", "memory_snapshot_failed"]
+
+
 def test_on_demand_and_at_the_end(folder: RankFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = FakeAllocator(monkeypatch)
     capture = MemorySnapshots("on")

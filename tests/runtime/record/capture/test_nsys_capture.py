@@ -12,7 +12,10 @@ from types import SimpleNamespace
 import pytest
 from helpers import needs
 
-from gpuscope.instrumented_runtime.record.capture.nsys_capture import nsys_command, nsys_version
+from gpuscope.instrumented_runtime.record.capture import nsys_capture
+from gpuscope.instrumented_runtime.record.capture.nsys_capture import NsysRange, nsys_command, nsys_version
+from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 Run = Callable[..., SimpleNamespace]
 
@@ -72,14 +75,24 @@ def test_each_rank_gets_a_report_of_its_own(
     assert done.out.count("done") == 2
 
 
-def test_an_nsys_around_is_noticed(record: Run, fake_nsys: Path, python: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("print('ran')")
+def test_an_nsys_around_is_refused(record: Run, fake_nsys: Path, python: str) -> None:
     around = {"NSYS_PROFILING_SESSION_ID": "7", "PATH": f"{fake_nsys}{os.pathsep}{os.environ['PATH']}"}
     refused = record("--profiler", "nsys", "--", python, "train.py", **around)
     assert (refused.code, "under nsys already" in refused.err, refused.manifest) == (2, True, None)
-    done = record("--", python, "train.py", **around)
-    assert (done.code, "--profiler nsys" in done.err) == (0, True)
-    assert "beside_nsys" in {one["code"] for one in done.manifest["problems"]}
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_a_profiler_cannot_see_is_told_as_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    """torch.profiler in an nsys of the user's own sees no kernels; nsys sees nothing of a job on CPUs."""
+    monkeypatch.setattr(nsys_capture, "has_cuda_device", lambda: gpu)
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
+    folder = RankFolder.join(tmp_path / "run", rank=1, world_size=2)
+    for capture in (TorchProfiler(wait=1), NsysRange(wait=1, warmup=0, active=1)):
+        capture.start(folder)
+    told = [(problem.code, problem.severity) for problem in folder.part.problems]
+    assert told == [("beside_nsys" if gpu else "no_gpu", "data_loss")]
 
 
 def test_a_plain_script_is_rank_0(record: Run, fake_nsys: Path, tmp_path: Path) -> None:
@@ -95,8 +108,9 @@ def test_the_active_steps_are_marked_for_nsys(run: Run, listener: Path, tmp_path
     script = """
 from gpuscope.instrumented_runtime.record.capture.nsys_capture import NsysRange
 from gpuscope.instrumented_runtime.record.ranges import span
+from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 capture = NsysRange(wait=1, warmup=0, active=2)
-capture.start(None)
+capture.start(RankFolder.join("run", rank=0, world_size=1))
 for step in range(5):
     with span("optimizer"):
         capture.step(step)  # ends a step inside a range of the script

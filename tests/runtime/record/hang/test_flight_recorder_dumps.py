@@ -105,12 +105,15 @@ def test_what_a_framework_has_written_elsewhere_is_collected(tmp_path: Path, mon
     theirs.mkdir(parents=True)
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{theirs}/rank_")
     run = tmp_path / "run"
-    for rank in (0, 1, 2):
-        FlightRecorder(9).start(RankFolder.join(run, rank=rank, world_size=3))
+    folders = [RankFolder.join(run, rank=rank, world_size=4) for rank in range(4)]
+    for rank, folder in enumerate(folders):
+        FlightRecorder(9).start(folder)
         (theirs / f"rank_{rank}").write_text(f"dump {rank}")
     os.utime(theirs / "rank_1", ns=(5, 5))
-    ours = run / "flight_recorder/nccl_trace_rank_2"
-    ours.parent.mkdir()
-    ours.write_text("of a hang")
-    assert collected(run, since_ns=6) == [(run / "flight_recorder/nccl_trace_rank_0", 0)]
-    assert ((run / "flight_recorder/nccl_trace_rank_0").read_text(), ours.read_text()) == ("dump 0", "of a hang")
+    dumps = [run / f"flight_recorder/nccl_trace_rank_{rank}" for rank in range(4)]
+    dumps[0].parent.mkdir()
+    for rank in (2, 3):
+        dumps[rank].write_text("of a hang")
+    folders[2].add_file(dumps[2], "flight_recorder")  # the watchdog ended rank 3 before it could
+    assert collected(run, since_ns=6) == [(dumps[0], 0), (dumps[3], 3)]
+    assert [dumps[rank].read_text() for rank in (0, 2, 3)] == ["dump 0", "of a hang", "of a hang"]
