@@ -111,7 +111,8 @@ def _record(trace: Trace, view: LaneView, devices: int, ranks: int) -> Recorded:
     alone = window(trace, view) if len(numbers) < STEPS_WANTED and ranks > 1 else kept
     return Recorded(
         rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
-        generation=_generation(trace, rank), core_waits=_core_waits(trace, rank, numbers),
+        generation="" if view.lane.device == NA else _generation(trace, rank),
+        core_waits=_core_waits(trace, rank, numbers),
         cut=alone is not None and len(alone.steps) > len(numbers),
     )  # fmt: skip
 
