@@ -6,7 +6,7 @@ alone says what they would bring. Sizes are bytes, factors are dimensionless.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import get_args
 
@@ -311,6 +311,7 @@ Change = (
     | ExpertLoads
 )
 
+PipelineChange = MicroBatches | Schedule | EvenStages
 RegroupedCommunication = (
     BucketSize | AccumulatedGradients | Overlap | Prefetch | KeepParameters | GroupModules | EarlyMessages
 )
@@ -318,6 +319,12 @@ RegroupedCommunication = (
 
 
 _ORDER = get_args(Change)
+
+
+def of_pipeline_alone(changes: Sequence[Change]) -> tuple[PipelineChange, ...]:
+    """The changes, if all are of the pipeline; nothing else of the run need be replayed for these."""
+    found = tuple(change for change in changes if isinstance(change, PipelineChange))
+    return found if len(found) == len(changes) else ()
 
 
 def in_order(changes: Iterable[Change]) -> list[Change]:
@@ -335,6 +342,8 @@ class Refused:
     """Of a reason that rules ask for."""
 
 
+NOT_GATHERED_AGAIN = "not_gathered_again"
+"""`Refused.code` of keeping parameters that no backward pass gathers again."""
 SENT_EARLY = "sent_early"
 """`Refused.code` of sending gradients earlier where that is done as soon as they are there."""
 UNMATCHED = "unmatched_messages"

@@ -101,15 +101,23 @@ __all__ = [
 ]
 
 
+class _UnknownNameError(AttributeError):
+    """Says what was meant once somebody reads it: an import of a submodule asks here too, and reads nothing."""
+
+    def __str__(self) -> str:
+        from difflib import get_close_matches
+
+        close = get_close_matches(self.args[0], __all__, 1)
+        return f"module 'gpuscope' has no attribute {self.args[0]!r}" + (
+            f": did you mean {close[0]!r}?" if close else ""
+        )
+
+
 if not TYPE_CHECKING:  # to type checkers it would make every misspelt name one of ours
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
-            from difflib import get_close_matches
-
-            close = get_close_matches(name, __all__, 1)
-            hint = f": did you mean {close[0]!r}?" if close else ""
-            raise AttributeError(f"module 'gpuscope' has no attribute {name!r}{hint}")
+            raise _UnknownNameError(name)
         module, _, attribute = _HOME[name].partition(":")
         found: Any = import_module(module)
         if attribute:

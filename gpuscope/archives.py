@@ -150,16 +150,20 @@ def _stays_inside(name: str) -> bool:
 
 def remedy(path: Path, head: bytes) -> str | None:
     """The commands that unpack an archive or a packed file; None where it is none."""
-    import shlex
-
     if is_tar(head) or head.startswith(_ZIP) or (path.name.lower().endswith(_NAMES) and _suffix(head)):
         return _by_hand(path)
     if head.startswith(_SEVEN):
-        return f"unpack it (7z x {shlex.quote(str(path))}), then analyse what it held"
+        return f"unpack it (7z x {_quoted(path)}), then analyse what it held"
     if (suffix := _suffix(head)) is None:
         return None
     program = {".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zst": "unzstd"}[suffix]
-    return f"unpack it: {program} {shlex.quote(str(path))}"
+    return f"unpack it: {program} {_quoted(path)}"
+
+
+def _quoted(path: Path | str) -> str:
+    import shlex
+
+    return shlex.quote(str(path))
 
 
 def _suffix(head: bytes) -> str | None:
@@ -167,18 +171,14 @@ def _suffix(head: bytes) -> str | None:
 
 
 def _by_hand(path: Path) -> str:
-    import shlex
     import zipfile
 
     folder = path.name
     for suffix in sorted(_NAMES, key=len, reverse=True):
         folder = folder.removesuffix(suffix)
-    folder = shlex.quote(f"{folder}-unpacked" if folder == path.name else folder)
+    folder = _quoted(f"{folder}-unpacked" if folder == path.name else folder)
     command = "unzip {} -d" if zipfile.is_zipfile(path) else "tar xf {} -C"
-    return (
-        f"unpack it: mkdir {folder} && {command.format(shlex.quote(str(path)))} {folder}; then: "
-        f"gpuscope analyze {folder}"
-    )
+    return f"unpack it: mkdir {folder} && {command.format(_quoted(path))} {folder}; then: gpuscope analyze {folder}"
 
 
 def archives_in(names: Iterable[Path]) -> list[Path]:

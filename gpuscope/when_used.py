@@ -104,8 +104,8 @@ else:
         return dataclasses.fields(cls)
 
     def _init(cls, fields, frozen):
-        known = {"_set": object.__setattr__, "_absent": object()}
-        by_place, by_name, body = ["self"], ["*"], ["pass"]
+        known = {"_absent": object()}
+        by_place, by_name, body = ["self"], ["*"], []
         for one in fields:
             name = value = parameter = one.name
             if one.default_factory is not MISSING:
@@ -119,11 +119,13 @@ else:
                 parameter = f"{name}=_default_{name}"
             if one.init:
                 (by_name if one.kw_only else by_place).append(parameter)
-            body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+            body.append(f"{name}={value}" if frozen else f"self.{name} = {value}")
+        if frozen:  # half the time to compile, and to run, of one `object.__setattr__` each
+            body = [f"self.__dict__.update({', '.join(body)})"]
         if hasattr(cls, "__post_init__"):
             body.append("self.__post_init__()")
         parameters = ", ".join(by_place + by_name[len(by_name) == 1 :])
-        exec(f"def __init__({parameters}): {'; '.join(body)}", known)
+        exec(f"def __init__({parameters}): {'; '.join(body) or 'pass'}", known)
         known["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
         return known["__init__"]
 

@@ -22,7 +22,7 @@ from gpuscope.analyzers.advice.tries import (
     is_gain,
     may_gain,
 )
-from gpuscope.analyzers.changes import UNMATCHED, EvenStages, MicroBatches, Predicted, Refused, Schedule
+from gpuscope.analyzers.changes import UNMATCHED, PipelineChange, Predicted, Refused
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import within_compute
 from gpuscope.catalogue.suggestion import UNDIVIDED
@@ -43,7 +43,6 @@ from gpuscope.words import units
 
 COSTLY_FRAC = 0.05
 """Share of the time from which a cause that no change helps against is said to be one."""
-OF_PIPELINE = (MicroBatches, Schedule, EvenStages)
 UNSHOWN_FRAC, UNSHOWN_TIMES = 0.02, 1.25
 """Of the step, and of the gain that is certain: more than both is not promised where the gain hangs on what the trace
 does not show. Where no more than nine ranges in ten hold, half as much again would be too much now and then."""
@@ -271,7 +270,7 @@ def _superfluous(proposal: Proposal, other: Proposal, outcome: Predicted, tries:
     if not (proposal.changes and other.changes):
         return False
     # Schedules, splits and numbers of micro-batches ask for different work and memory: the reader chooses.
-    if all(isinstance(change, OF_PIPELINE) for change in (*proposal.changes, *other.changes)):
+    if all(isinstance(change, PipelineChange) for change in (*proposal.changes, *other.changes)):
         return False
     alone, both = tries.step(other), tries.together([other, proposal])
     if isinstance(alone, Refused) or isinstance(both, Refused):

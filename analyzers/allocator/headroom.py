@@ -12,7 +12,6 @@ from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.catalogue.finding import made
-from gpuscope.catalogue.findings.memory import MemoryHeadroom, NeedlessCheckpointing
 from gpuscope.trace.naming.kernel_categories import is_optimizer_step
 
 MOST = 0.5
@@ -25,6 +24,8 @@ _RECOMPUTES = when_used.pattern(
 
 def run(facts: RunFacts) -> Result:
     """The findings `memory_headroom` and `needless_checkpointing` of a training whose devices stay half empty."""
+    from gpuscope.catalogue.findings.memory import MemoryHeadroom, NeedlessCheckpointing
+
     result = Result(ANALYZER.name)
     names = facts.trace.names.names
     if not any(map(is_optimizer_step, names)):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuscope.analyzers.allocator import other_settings
 from gpuscope.analyzers.allocator.allocator_settings import ANY, ASCEND, SMALL_SIZE, segment_size, variable
 from gpuscope.analyzers.allocator.fragmentation import Growth, free_sizes, growths, states_before, wasted
 from gpuscope.analyzers.allocator.history import History, State, histories
-from gpuscope.analyzers.allocator.memory_findings import findings
-from gpuscope.analyzers.allocator.peak_contents import NOTHING, contents, trains
-from gpuscope.analyzers.allocator.releases import releases
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need, any_of
 from gpuscope.analyzers.base.sections import MEMORY
@@ -33,6 +30,9 @@ from gpuscope.trace.schema import NA, AllocatorAction
 from gpuscope.trace.trace import Trace
 from gpuscope.words.units import memory
 
+if TYPE_CHECKING:
+    from gpuscope.analyzers.allocator import other_settings
+
 FAILURES_KEPT = 16
 """A job that catches the error and goes on may fail again thousands of times, in the same way."""
 FREE_SHOWN = 8
@@ -42,6 +42,8 @@ Frames = Mapping[int, str]
 
 def run(facts: RunFacts) -> Result:
     """The section `memory` and its findings; nothing for a run without snapshots or memory events."""
+    from gpuscope.analyzers.allocator.memory_findings import findings
+
     result, trace = Result(ANALYZER.name), facts.trace
     frames = {code: trace.names[code] for code in np.unique(trace["allocator_events"]["frames"]).tolist()}
     frames |= {code: trace.names[code] for code in np.unique(trace["blocks"]["frames"]).tolist()}
@@ -70,6 +72,8 @@ def _trouble(entry: MemoryEntry) -> tuple[int, int, int]:
 
 
 def _entry(history: History, frames: Frames) -> MemoryEntry:
+    from gpuscope.analyzers.allocator.peak_contents import NOTHING, contents, trains
+
     allocated, active, reserved = history.totals()
     peak = int(np.argmax(allocated))
     times = np.array([NA] + [event.time for event in history.events], np.int64)
@@ -168,6 +172,8 @@ def _failure(state: State, growth: Growth, allocated: int, reserved: int, frames
 
 
 def _retries(history: History) -> list[RetryEntry]:
+    from gpuscope.analyzers.allocator.releases import releases
+
     return [
         {
             "time_ns": _time(history.events[release.first].time),
@@ -182,6 +188,8 @@ def _retries(history: History) -> list[RetryEntry]:
 
 
 def _replayed(history: History, *, try_changes: bool) -> AllocatorReplayEntry:
+    from gpuscope.analyzers.allocator import other_settings
+
     found = other_settings.baseline(history)
     tried = other_settings.changes(history, found) if try_changes else []
     chosen = other_settings.best(tried, found)

@@ -11,7 +11,6 @@ from gpuscope.analyzers.base.analyzer import EVIDENCE, Result
 from gpuscope.analyzers.base.lanes import StepWindow
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.sections import COMPILATION
-from gpuscope.analyzers.compilation.compiled_gaps import INSIDE
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.compilation import CompileDivergence, GraphBreak, Recompiling
@@ -219,6 +218,8 @@ def _breaks(trace: Trace, recorded: Recorded, step_ns: int | None) -> tuple[list
 def _between(gaps: Iterable[Row], ids: Mapping[_Line, set[str]]) -> dict[_Line, list[Row]]:
     """The gaps that each line leaves: those after a graph of a frame that breaks there, or within a frame that does
     where none further in breaks."""
+    from gpuscope.analyzers.compilation.compiled_gaps import INSIDE
+
     found: dict[_Line, list[Row]] = defaultdict(list)
     for gap in gaps:
         for region in gap["regions"].split(INSIDE):

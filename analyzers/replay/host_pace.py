@@ -6,12 +6,11 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.changes import MicroBatches
+from gpuscope.analyzers.changes import MicroBatches, PipelineChange
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node
 from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
-from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.schema import NA
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from gpuscope.analyzers.replay.device_contention import AsFast
+from typing import TYPE_CHECKING
+
+from gpuscope.analyzers.changes import PipelineChange
 from gpuscope.analyzers.replay.engine import Replayed
 from gpuscope.analyzers.replay.graph import Graph
-from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange
 from gpuscope.schema.provenance import Provenance
 from gpuscope.when_used import dataclass
+
+if TYPE_CHECKING:
+    from gpuscope.analyzers.replay.device_contention import AsFast
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -17,23 +17,21 @@ from gpuscope.analyzers.changes import (
     LoaderWorkers,
     MicroBatches,
     MoreLoaderWorkers,
+    PipelineChange,
     Predicted,
     Refused,
     RegroupedCommunication,
     ReplacedRank,
+    of_pipeline_alone,
 )  # fmt: skip
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
-from gpuscope.analyzers.replay.critical_path import PathSpan, critical_path
-from gpuscope.analyzers.replay.device_contention import Disturbed
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
-from gpuscope.analyzers.replay.fitted_margins import margin
 from gpuscope.analyzers.replay.from_trace.recording import Recorded
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.outcome import Changed, Outcome
 from gpuscope.analyzers.replay.paced_marks import paced_by_kernels
-from gpuscope.analyzers.replay.pipeline_times import as_replayed
 from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds
 from gpuscope.analyzers.replay.ranks_joined import joined, unmatched_messages
 from gpuscope.analyzers.replay.recorded_run import (
@@ -45,18 +43,16 @@ from gpuscope.analyzers.replay.recorded_run import (
     setting_of,
     step_of,
 )
-from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
-from gpuscope.analyzers.replay.rewrites.pipeline_layout import (
-    PipelineChange,
-    PipelineReplay,
-    of_pipeline_alone,
-    pipeline_replay,
-)
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.analyzers.replay.step_parts import compute_floor, parts
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Replay
 from gpuscope.words import units
+
+if TYPE_CHECKING:
+    from gpuscope.analyzers.replay.critical_path import PathSpan
+    from gpuscope.analyzers.replay.device_contention import Disturbed
+    from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineReplay
 
 _DEADLOCK = "in that order stages would deadlock"
 _WAITING = "how much of its collectives is waiting for those ranks is not recorded, at worst all that would be gained"
@@ -123,6 +119,8 @@ class Replayer:
     @cached_property
     def critical_path(self) -> list[PathSpan]:
         """Of what is replayed, as recorded; empty where it can't be replayed."""
+        from gpuscope.analyzers.replay.critical_path import critical_path
+
         if self.why:
             return []
         offset = self._facts.clocks.offset if self.ranks > 1 else {}
@@ -262,6 +260,8 @@ class Replayer:
         The baseline replay error may remain after a change; other steps differ as the recorded ones do; what no source
         of error covers is in proportion to what the change moves, or fitted.
         """
+        from gpuscope.analyzers.replay.fitted_margins import margin
+
         errors = [error * times[0], self._variation * times[0]]
         if not self._setting.gpu:
             return bounds(times, [*errors, MODEL_ERROR * abs(before - times[0])])
@@ -292,10 +292,14 @@ class Replayer:
 
     @cached_property
     def _pipeline(self) -> PipelineReplay:
+        from gpuscope.analyzers.replay.rewrites.pipeline_layout import pipeline_replay
+
         return pipeline_replay(self._facts, self._fixed, self._setting.gpu, self._pauses)
 
     def _pipeline_in(self, graph: Graph, done: Replayed) -> PipelineReplay:
         """The pipelines at the times of a replay with other changes. Raises `UnreplayableError` or `CircleError`."""
+        from gpuscope.analyzers.replay.pipeline_times import as_replayed
+
         recorded, stages = self._trusted_pipeline, self._facts.stages
         assert stages is not None  # else there are no flushes
         counted = {number for number, own in zip(self._numbers, self._counted.tolist(), strict=True) if own}
@@ -326,6 +330,8 @@ class Replayer:
             basis.append("the pipeline's computations moved with their messages and launches")
         loaded = any(isinstance(change, LoaderWorkers | MoreLoaderWorkers) for change in changes)
         if graph is not None and changes and setting.loader_processes and not loaded:
+            from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
+
             found = as_they_came(graph, replaced, bias)
             graph, lacking = found.graph, found.lacking or lacking
             basis += [found.basis] if found.basis else []
@@ -387,6 +393,8 @@ class Replayer:
 
     @cached_property
     def _disturbed(self) -> Disturbed:
+        from gpuscope.analyzers.replay.device_contention import Disturbed
+
         assert self._graph is not None
         return Disturbed(self._graph, self._unchanged, self._setting.reach)
 

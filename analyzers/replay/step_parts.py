@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.changes import EvenStages, MicroBatches
+from gpuscope.analyzers.changes import EvenStages, MicroBatches, PipelineChange
 from gpuscope.analyzers.replay.engine import Replayed
 from gpuscope.analyzers.replay.graph import Graph, Node
 from gpuscope.analyzers.replay.rewrite import nodes_by_call
-from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange
 from gpuscope.averages import middle
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, union

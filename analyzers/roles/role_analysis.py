@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,17 +14,18 @@ from gpuscope.analyzers.base.sections import ROLES
 from gpuscope.analyzers.base.step_roles import Role
 from gpuscope.analyzers.facts.role_steps import RoleStep, RoleSteps
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.roles.role_gains import Job, gains
 from gpuscope.analyzers.roles.role_replay import Schedule, bounding, step_ns, times_of
-from gpuscope.analyzers.roles.rollout_model import USUAL_SAMPLES, Lengths, fitted
 from gpuscope.averages import median
 from gpuscope.catalogue.finding import Finding, made
-from gpuscope.catalogue.findings import roles as words
 from gpuscope.problems import roles as problems
 from gpuscope.schema.roles_section import RoleEntry, RolePool, RolesSection, RoleStepEntry, RolloutTail
 from gpuscope.trace.trace import Trace
 from gpuscope.words import units
 from gpuscope.words.role_names import ORDER, TRAINER
+
+if TYPE_CHECKING:
+    from gpuscope.analyzers.roles.role_gains import Job
+    from gpuscope.analyzers.roles.rollout_model import Lengths
 
 LEAST = 0.03
 """Of the step: from there on a cost is worth a finding, as one of medium severity is."""
@@ -33,6 +35,8 @@ _STALENESS = ("staleness_mean", "staleness_max", "stale_in_all", "stale_dropped_
 
 def run(facts: RunFacts) -> Result:
     """One section of all steps; findings of those that are judged."""
+    from gpuscope.analyzers.roles.role_gains import gains
+
     result, found = Result(ANALYZER.name), facts.role_steps
     result.problem(problems.STEPS_CONTRADICT, found.contradictory)
     judged = [step for step in found.steps if facts.steady.judged(step.number)]
@@ -60,6 +64,9 @@ def run(facts: RunFacts) -> Result:
 
 
 def _job(judged: Sequence[RoleStep], found: RoleSteps, schedule: Schedule, before: int, framework: str) -> Job:
+    from gpuscope.analyzers.roles.role_gains import Job
+    from gpuscope.analyzers.roles.rollout_model import fitted
+
     times = times_of(judged, beside=schedule.beside)
     lengths = [one for step in judged if (one := _lengths(step.figures)) is not None]
     if len(lengths) != len(judged):
@@ -90,6 +97,8 @@ def _by_framework(framework: str, schedule: Schedule) -> bool | None:
 
 
 def _lengths(figures: Mapping[str, float]) -> Lengths | None:
+    from gpuscope.analyzers.roles.rollout_model import USUAL_SAMPLES, Lengths
+
     mean, longest = figures.get("response_length_mean", 0.0), figures.get("response_length_max", 0.0)
     if not 0 < mean <= longest:
         return None
@@ -185,6 +194,8 @@ def _staleness(judged: Sequence[RoleStep]) -> dict[str, float]:
 
 
 def _add_findings(result: Result, section: RolesSection, job: Job) -> None:
+    from gpuscope.catalogue.findings import roles as words
+
     own = next(one for one in section["roles"] if one["role"] == section["bound_by"])
     share = min(own["share_frac"], 1.0)
     bound = words.RoleBound(own["role"], share, own["half_gains_ns"], section["asynchronous"])

@@ -21,7 +21,6 @@ from gpuscope.analyzers.facts.setup import setup
 from gpuscope.analyzers.facts.shared_communicators import with_members
 from gpuscope.analyzers.replay.from_trace.recording import Recorded, not_recorded
 from gpuscope.analyzers.replay.replayer import Replayer
-from gpuscope.analyzers.replay.representatives import stand_ins
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.executors import Executor, LeftOut, in_turn, side_by_side
 from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part
@@ -166,9 +165,12 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     del traces, whole
     if not options.replay:
         recorded = not_recorded(facts.trace.ranks)
-    others = stand_ins(facts) if any(entry.cut for entry in recorded) else {}
-    if others:
-        recorded = _again(files, set(facts.trace.ranks) - others.keys(), options) or recorded
+    others: dict[int, int] = {}
+    if any(entry.cut for entry in recorded):
+        from gpuscope.analyzers.replay.representatives import stand_ins
+
+        if others := stand_ins(facts):
+            recorded = _again(files, set(facts.trace.ranks) - others.keys(), options) or recorded
     replayer, replayed = _replay(facts, recorded, others)
     what_if: WhatIf = _NotReplayed() if replayer is None else replayer
     results += _of_run(facts, what_if)

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from gpuscope.analyzers.serving.served_steps import COUNTS, ServedStep
-from gpuscope.analyzers.serving.step_measures import KINDS
 from gpuscope.analyzers.verdict.verdict import bound
 from gpuscope.averages import fmean, median, quantile
 from gpuscope.schema.serving_section import (
@@ -111,6 +110,8 @@ def _mean(counts: Sequence[int | None]) -> float | None:
 
 
 def _work(steps: Sequence[ServedStep]) -> list[ServingWork]:
+    from gpuscope.analyzers.serving.step_measures import KINDS
+
     found: list[ServingWork] = []
     for kind in KINDS:
         spent, known, floor = (sum(step.measured["work"][kind][column] for step in steps) for column in range(3))

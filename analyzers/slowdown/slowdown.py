@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -18,10 +18,8 @@ from gpuscope.analyzers.slowdown.slowdowns import Effect, Slowdowns, Worker, slo
 from gpuscope.analyzers.step_graph.dependencies import Graph, dependencies
 from gpuscope.analyzers.step_graph.grid import Grid, UnmodelledError, grid
 from gpuscope.analyzers.step_graph.operations_from_ranges import tied
-from gpuscope.analyzers.step_graph.pipeline_dependencies import check_alone, pipeline_graph, with_messages
 from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import Finding, made
-from gpuscope.catalogue.findings.pipelines import SlowOperation, SlowOperations, SlowStage, SlowWorker
 from gpuscope.schema.document import Evidence, FindingEntry, Slowdown
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Prediction
@@ -30,6 +28,9 @@ from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
 from gpuscope.trace.trace import Trace
 from gpuscope.words import units
+
+if TYPE_CHECKING:
+    from gpuscope.catalogue.findings.pipelines import SlowOperation
 
 MOST = 0.5
 """What explains this share of the slowdown is its cause."""
@@ -72,6 +73,8 @@ def _from_operations(facts: RunFacts, timed: bool) -> tuple[Grid, Graph]:
 
 def _from_pipeline(facts: RunFacts) -> tuple[Grid, Graph]:
     """A pipeline job, from the ranges around its computations."""
+    from gpuscope.analyzers.step_graph.pipeline_dependencies import check_alone, pipeline_graph, with_messages
+
     trace, stages = facts.trace, facts.stages
     point_to_point = np.flatnonzero(trace.names.matching(lambda name: name in POINT_TO_POINT))
     check_alone(trace["operations"], trace["collectives"], point_to_point, trace.names)
@@ -178,6 +181,8 @@ def _costly(effects: Mapping[Group, Effect], found: Slowdowns) -> dict[Group, Ef
 
 
 def _slow_worker(job: Grid, found: Slowdowns, place: Worker, effect: Effect, gain: Prediction) -> FindingEntry:
+    from gpuscope.catalogue.findings.pipelines import SlowWorker
+
     stage, replica = place
     rank = int(job.ranks[place])
     only = np.arange(len(job.replicas)) == replica
@@ -191,6 +196,8 @@ def _slow_worker(job: Grid, found: Slowdowns, place: Worker, effect: Effect, gai
 
 
 def _slow_stage(job: Grid, found: Slowdowns, stage: int, effect: Effect) -> FindingEntry:
+    from gpuscope.catalogue.findings.pipelines import SlowStage
+
     cost = _cost(effect, found)
     slowest, evidence = _slowest(job, found, job.stage == stage, np.ones(len(job.replicas), np.bool_))
     words = SlowStage(stage, job.stages, len(job.replicas), found.explained(effect), cost > 0, slowest)
@@ -198,6 +205,8 @@ def _slow_stage(job: Grid, found: Slowdowns, stage: int, effect: Effect) -> Find
 
 
 def _slow_operations(job: Grid, found: Slowdowns) -> FindingEntry:
+    from gpuscope.catalogue.findings.pipelines import SlowOperations
+
     worst = max(found.operations, key=lambda op: found.explained(found.operations[op]))
     cost = found.replayed - found.ideal
     chosen = np.array([op == worst for op in job.op])

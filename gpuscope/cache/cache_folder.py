@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from gpuscope.cache import object_files
 from gpuscope.when_used import dataclass
 
 ENV_OFF = "GPUSCOPE_NO_CACHE"
@@ -52,6 +51,8 @@ def load(key: str) -> Any:
     if not path.exists() or not all(map(_is_ours, (path.parent.parent, path.parent, path))):
         return None
     try:
+        from gpuscope.cache import object_files
+
         kept = object_files.read(path)
         os.utime(path)
     except ValueError:

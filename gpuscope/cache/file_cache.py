@@ -8,8 +8,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
-from gpuscope.cache import cache_folder, object_files
-from gpuscope.cache.content_key import content_key
+from gpuscope.cache import cache_folder
 from gpuscope.plugins import SOURCES, plugins
 
 WORTH = 8 << 20
@@ -27,6 +26,8 @@ def key_of(path: Path, source: Any, options: Any, *asked: object) -> str | None:
     nothing; None where nothing of it is kept."""
     if not options.cache or not source.files.keepable or not is_worth(path):
         return None
+    from gpuscope.cache.content_key import content_key
+
     return content_key(path, source.name, options.partial, options.nsys, *asked)
 
 
@@ -40,6 +41,8 @@ def keep(key: str | None, made: Any) -> Callable[[], None]:
     """Keep something, in a thread; arrays in it must not change. Returns what waits for it; Python's end does too."""
     if key is None:
         return lambda: None
+    from gpuscope.cache import object_files  # of small files nothing is kept
+
     try:
         write = object_files.prepared(made)
     except Exception:  # of whatever kind: what pickle can't take is not kept
@@ -60,6 +63,8 @@ def report_key(paths: Sequence[str], *asked: object) -> str | None:
     files = [Path(path) for path in paths]
     if os.environ.get(_HARDWARE) or not all(map(is_worth, files)):
         return None
+    from gpuscope.cache.content_key import content_key
+
     keys = [content_key(path, "report") for path in files]
     if None in keys:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import click
@@ -16,6 +15,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def command_words(ctx: click.Context, _: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
     """The words of another program's command; one that begins with an option is a misspelt one of ours."""
     if words and words[0].startswith("-"):
+        from difflib import get_close_matches
+
         ours = [option for one in ctx.command.params if isinstance(one, click.Option) for option in one.opts]
         raise click.NoSuchOption(words[0], possibilities=get_close_matches(words[0], ours), ctx=ctx)
     return words

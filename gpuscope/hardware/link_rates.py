@@ -108,7 +108,7 @@ def network(kind: str, gbit_per_s: float) -> Link:
 
 @cache
 def _gpu(name: str) -> Mapping[str, Any] | None:
-    for row in _data()["gpus"]:
+    for row in _data()["gpus"] if name else ():  # a CPU's run needs no table
         if any(_has_word(word, name) for word in row["match"]):
             found: Mapping[str, Any] = row
             return found

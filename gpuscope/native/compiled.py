@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from gpuscope.native.loaded import core
-from gpuscope.native.plain import Columns, HostColumns, Integers, LaunchedColumns, Numbers, Places, Wanted
+
+if TYPE_CHECKING:
+    from gpuscope.native.plain import Columns, HostColumns, Integers, LaunchedColumns, Numbers, Places, Wanted
 
 
 def _whole(*columns: Integers) -> tuple[Integers, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -503,5 +502,7 @@ def _two_runs(one: Path, other: Path) -> tuple[str, str]:
         folders = [Path(*path.parts[: depth + 1]) for path in paths]
         if all(folder == path.parent for folder, path in zip(folders, paths, strict=True)):
             paths = folders
+    import shlex
+
     first, second = (shlex.quote(remote.shown(path)) for path in paths)
     return first, second

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -301,5 +300,7 @@ def _failure(rank: dict[str, Any]) -> str:
     status, error = str(rank.get("status", "")), str(rank.get("error") or "")
     if status in ("completed", "") and not error:
         return ""
+    import textwrap
+
     first = textwrap.shorten(error.strip().splitlines()[0], 200, placeholder=" …") if error.strip() else ""
     return f"rank {rank.get('rank')} {status}" + (f": {redacted(first)}" if first else "")

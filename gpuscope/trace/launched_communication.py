@@ -54,10 +54,10 @@ def with_launched(data: Mapping[str, Table], names: NamePool) -> tuple[Table, Ta
     around &= np.isin(host["category"], (Category.OP, Category.ANNOTATION, Category.PYTHON))
     if not bool(around.any()):
         return device, table
-    unknown = PerName(names, _says_nothing)(device["name"]).astype(np.bool_)
     # Without a device the operators themselves stand there, told apart already.
     on_device = device.known("launch") & device.known("correlation")
-    rows = np.flatnonzero(unknown & (device["kind"] == Kind.COMPUTE) & on_device)
+    rows = np.flatnonzero((device["kind"] == Kind.COMPUTE) & on_device)
+    rows = rows[PerName(names, _says_nothing)(device["name"][rows]).astype(np.bool_)]
     if not len(rows):
         return device, table
     launch = device.at("launch", rows)

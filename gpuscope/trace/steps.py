@@ -12,7 +12,6 @@ from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks
 from gpuscope.trace.naming.kernel_categories import is_optimizer_step
 from gpuscope.trace.naming.serving_names import Batch
-from gpuscope.trace.range_families import steps_of_families
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.serving_steps import ServerSteps, annotated, from_kernels
 from gpuscope.when_used import dataclass
@@ -157,6 +156,8 @@ def _marked_steps(host: Table, names: NamePool, rows: Times) -> FoundSteps | Non
 
 
 def _numbered_ranges(host: Table, device: Table, names: NamePool, rows: Times, device_rows: Mask) -> FoundSteps | None:
+    from gpuscope.trace.range_families import steps_of_families
+
     found = steps_of_families(host, device, names, rows, device_rows)
     return FoundSteps(found.step, found.start, found.end, found.basis) if found else None
 

@@ -13,7 +13,6 @@ from gpuscope.analyzers.base.evidence import identity
 from gpuscope.analyzers.base.lanes import LaneView, computing
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import COMPUTE
-from gpuscope.analyzers.device_time.kernels.efficiency import HOW_SHAPES
 from gpuscope.analyzers.device_time.kernels.generations import compiled_for, generation_of
 from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS, KernelFacts, kernel_facts
 from gpuscope.analyzers.device_time.kernels.launching_operators import codes, label
@@ -74,6 +73,8 @@ def _parts(trace: Trace, facts: KernelFacts, rows: Times, steps: int) -> list[Co
 
 
 def _why(facts: KernelFacts, rows: Times, model: str) -> str:
+    from gpuscope.analyzers.device_time.kernels.efficiency import HOW_SHAPES
+
     if not model:
         return "the model of the device is not recorded, so its peaks are unknown"
     if not peaks_of(model):

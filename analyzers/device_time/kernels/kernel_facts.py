@@ -13,7 +13,6 @@ from gpuscope import when_used
 from gpuscope.analyzers.device_time.kernels.kernel_chains import NO_CHAIN, chains
 from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, categories
 from gpuscope.analyzers.device_time.kernels.odd_sizes import odd_sizes
-from gpuscope.analyzers.device_time.kernels.operator_bytes import operator_bytes
 from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models, is_multiplying, operator_work
 from gpuscope.hardware.device_peaks import memory_bandwidth, peaks_of
 from gpuscope.trace.columns.distinct import distinct, distinct_rows
@@ -179,6 +178,8 @@ def _bytes(trace: Trace, rows: Times) -> Array:
 
 def _per_operator(trace: Trace, operator: Times, kernel: Codes) -> Array:
     """Bytes of the operator behind each kernel; 0 where they can't be counted."""
+    from gpuscope.analyzers.device_time.kernels.operator_bytes import operator_bytes
+
     host, shapes, names = trace["host_events"], trace["shapes"], trace.names
     place = np.full(len(host), NA, np.int64)
     place[shapes["event"]] = np.arange(len(shapes))

@@ -26,6 +26,7 @@ from gpuscope.analyzers.replay.from_trace.graph_builder import (
     Builder,
     Points,
     backward,
+    call_of,
     causes,
     not_before,
     passes,
@@ -37,7 +38,6 @@ from gpuscope.analyzers.replay.graph import (
     CAUSES,
     COPY_CALL_NS,
     NONE,
-    Call,
     Edge,
     Graph,
     Node,
@@ -256,19 +256,6 @@ def _of_kernels(trace: Trace, ops: Operations) -> dict[str, Times]:
         **{name: np.where(kernel, own[rows], absent[name]) for name, own in columns.items()},
         "traits": np.where(ops.work == Kind.COMMUNICATION, 0, found),
     }
-
-
-def call_of(trace: Trace, row: int, behind: bool) -> Call:
-    """A row of `collectives` as a call."""
-    table, names = trace["collectives"], trace.names
-    size, members, group = int(table["bytes"][row]), int(table["group_size"][row]), int(table["group"][row])
-    basis = int(table["size_basis"][row])
-    return Call(
-        rank=int(table["rank"][row]), op=names[int(table["op"][row])], start=int(table["start"][row]),
-        end=int(table["end"][row]), bytes=None if size == NA else size,
-        group="" if group == NO_NAME else names[group], group_size=None if members == NA else members, backward=behind,
-        size_basis="" if basis == NO_NAME else names[basis],
-    )  # fmt: skip
 
 
 def _order(

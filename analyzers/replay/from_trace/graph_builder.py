@@ -22,9 +22,10 @@ from gpuscope.analyzers.replay.graph import (
 )
 from gpuscope.catalogue.cause_table import COVERING
 from gpuscope.trace.columns.distinct import distinct_values
+from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union
-from gpuscope.trace.schema import Category
+from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
 
@@ -183,3 +184,16 @@ def not_before(hooks: Spans, issued: Times, step: Times) -> Times:
         own = hooked & (step == which)
         found[own] = issued[own].max()
     return found
+
+
+def call_of(trace: Trace, row: int, behind: bool) -> Call:
+    """A row of `collectives` as a call."""
+    table, names = trace["collectives"], trace.names
+    size, members, group = int(table["bytes"][row]), int(table["group_size"][row]), int(table["group"][row])
+    basis = int(table["size_basis"][row])
+    return Call(
+        rank=int(table["rank"][row]), op=names[int(table["op"][row])], start=int(table["start"][row]),
+        end=int(table["end"][row]), bytes=None if size == NA else size,
+        group="" if group == NO_NAME else names[group], group_size=None if members == NA else members, backward=behind,
+        size_basis="" if basis == NO_NAME else names[basis],
+    )  # fmt: skip

@@ -12,8 +12,7 @@ from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.device_time.kernels.generations import compiled_for
 from gpuscope.analyzers.facts.counted_by_step.core_waits import core_waits
 from gpuscope.analyzers.replay.from_trace.batch_overhead import fixed_shares, fixed_shares_on_device
-from gpuscope.analyzers.replay.from_trace.device_graph import device_graph
-from gpuscope.analyzers.replay.from_trace.recorded_steps import STEPS_WANTED, window
+from gpuscope.analyzers.replay.from_trace.recorded_steps import STEPS_WANTED, Window, window
 from gpuscope.analyzers.replay.from_trace.training_thread import thread_graph
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.prediction_bounds import by_chance, median_by_chance
@@ -100,7 +99,7 @@ def _record(trace: Trace, view: LaneView, devices: int, ranks: int) -> Recorded:
     if kept is None:
         return Recorded(rank, None, why=_TOO_LARGE, cut=ranks > 1)
     try:
-        graph = (thread_graph if view.lane.device == NA else device_graph)(trace, view, kept)
+        graph = _graph(trace, view, kept)
     except UnreplayableError as error:
         return Recorded(rank, None, why=str(error))
     except Exception as error:  # as any analysis: a fault here hides nothing else
@@ -112,9 +111,18 @@ def _record(trace: Trace, view: LaneView, devices: int, ranks: int) -> Recorded:
     alone = window(trace, view) if len(numbers) < STEPS_WANTED and ranks > 1 else kept
     return Recorded(
         rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
-        generation=_generation(trace, rank), core_waits=_core_waits(trace, rank, numbers),
+        generation="" if view.lane.device == NA else _generation(trace, rank),
+        core_waits=_core_waits(trace, rank, numbers),
         cut=alone is not None and len(alone.steps) > len(numbers),
     )  # fmt: skip
+
+
+def _graph(trace: Trace, view: LaneView, kept: Window) -> Graph:
+    if view.lane.device == NA:
+        return thread_graph(trace, view, kept)
+    from gpuscope.analyzers.replay.from_trace.device_graph import device_graph  # the half that most CPU runs don't need
+
+    return device_graph(trace, view, kept)
 
 
 def _generation(trace: Trace, rank: int) -> str:

@@ -13,13 +13,13 @@ import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import gradient_hooks, in_hooks
-from gpuscope.analyzers.replay.from_trace.device_graph import call_of
 from gpuscope.analyzers.replay.from_trace.gradients import with_gradients
 from gpuscope.analyzers.replay.from_trace.graph_builder import (
     ISSUES,
     Builder,
     Points,
     backward,
+    call_of,
     causes,
     mean,
     not_before,

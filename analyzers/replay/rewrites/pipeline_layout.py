@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuscope.analyzers.changes import Change, EvenStages, MicroBatches, Schedule
+from gpuscope.analyzers.changes import EvenStages, MicroBatches, PipelineChange, Schedule
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush, Key, mean_begin_to_begin
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.pipelines.schedules import recognise, schedule_order
@@ -31,7 +31,6 @@ from gpuscope.words import units
 if TYPE_CHECKING:
     from gpuscope.analyzers.pipelines.message_times import MessageTime
 
-PipelineChange = EvenStages | MicroBatches | Schedule
 FIXED_SHARE = 0.125
 """Share of a micro-batch's time that does not shrink with it (launches, small kernels), where none is recorded. An
 assumption; at best none is, at worst twice as much. The same holds for a recorded share, for it is an estimate too."""
@@ -404,9 +403,3 @@ def laid_out(tasks: Plan, delays: Delays) -> Replayed:
 def _computing(dur: Times) -> dict[str, Times]:
     """The columns of nodes that the engine reads."""
     return {"kind": np.full(len(dur), Node.DEVICE, np.int64), "release": np.zeros(len(dur), np.int64), "dur": dur}
-
-
-def of_pipeline_alone(changes: Sequence[Change]) -> tuple[PipelineChange, ...]:
-    """The changes, if all are of the pipeline; nothing else of the run need be replayed for these."""
-    found = tuple(change for change in changes if isinstance(change, PipelineChange))
-    return found if len(found) == len(changes) else ()

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpuscope.analyzers.changes import EvenStages, MicroBatches, Schedule
+from gpuscope.analyzers.changes import EvenStages, MicroBatches, PipelineChange, Schedule
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.pipelines.message_times import message_time
@@ -23,7 +23,6 @@ from gpuscope.analyzers.replay.graph import EDGE_COLUMNS, NONE, QUEUE, Edge, Edg
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.micro_batches import Sizes, cut
 from gpuscope.analyzers.replay.rewrites.pipeline_blocks import Blocks, blocks
-from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineChange
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import NA, Kind
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from gpuscope.analyzers.changes import GroupModules, KeepParameters, Prefetch
+from gpuscope.analyzers.changes import NOT_GATHERED_AGAIN, GroupModules, KeepParameters, Prefetch
 from gpuscope.analyzers.host_time.fsdp_options import LIMITER
 from gpuscope.analyzers.replay.collective_costs import costs
 from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, UnreplayableError
@@ -25,9 +25,6 @@ from gpuscope.analyzers.replay.rewrites.gradient_buckets import scales
 from gpuscope.analyzers.replay.rewrites.regroup import Bucket, Piece, regrouped
 from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import NA
-
-NOT_GATHERED_AGAIN = "not_gathered_again"
-"""Code of the refusal where the backward pass holds no all-gather."""
 
 
 def gathers(graph: Graph) -> list[int]:

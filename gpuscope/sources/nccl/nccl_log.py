@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuscope import when_used
 from gpuscope.errors import InputError
@@ -11,9 +12,6 @@ from gpuscope.problems import collectives, reading
 from gpuscope.sources import stream
 from gpuscope.sources.lines import lines
 from gpuscope.sources.nccl import NCCL_ALONE
-from gpuscope.sources.nccl.log_facts import Facts
-from gpuscope.sources.nccl.log_lines import Line, hosts, separate
-from gpuscope.sources.nccl.nccl_tests_rows import Tables
 from gpuscope.sources.pytorch.log_signs import is_telling
 from gpuscope.sources.pytorch.process_log import ProcessText
 from gpuscope.sources.source import Files, ReadOptions, Role, Source
@@ -21,6 +19,10 @@ from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.naming.kinds import collective_op
 from gpuscope.trace.schema import NA
+
+if TYPE_CHECKING:
+    from gpuscope.sources.nccl.log_facts import Facts
+    from gpuscope.sources.nccl.nccl_tests_rows import Tables
 
 _TEXT = (".log", ".txt", ".out", ".err")
 _FREQUENT = when_used.pattern(r"opCount|Bytes -> Algo|^Channel ")
@@ -46,6 +48,10 @@ class NcclLogSource(Source):
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a log. Raises `InputError` where nothing of use is in it."""
+        from gpuscope.sources.nccl.log_facts import Facts
+        from gpuscope.sources.nccl.log_lines import Line, hosts, separate
+        from gpuscope.sources.nccl.nccl_tests_rows import Tables
+
         facts, tables = Facts(), Tables()
         process = ProcessText(path)
         known = hosts(line.decode(errors="replace") for line in lines(path, options))

@@ -6,8 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from gpuscope.errors import InputError
-from gpuscope.sources.nsys.formats.nsys_export import is_report
-from gpuscope.sources.nsys.formats.recognition import FORMS, SQLITE_MAGIC
+from gpuscope.sources.nsys.formats.recognition import FORMS, REPORT_MAGIC, SQLITE_MAGIC
 from gpuscope.sources.rank_numbers import Processes
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
@@ -24,7 +23,7 @@ class NsysReportSource:
     def sniff(self, path: Path, head: bytes) -> bool:
         # An empty or damaged report is one by its name; what begins like another format is that, whatever its name.
         other = head.startswith(SQLITE_MAGIC) or head.lstrip()[:1] in (b"{", b"[")
-        return path.is_file() and (is_report(head) or (path.suffix in _SUFFIXES and not other))
+        return path.is_file() and (head.startswith(REPORT_MAGIC) or (path.suffix in _SUFFIXES and not other))
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002
         from gpuscope.sources.nsys.export_reading import peek_rank

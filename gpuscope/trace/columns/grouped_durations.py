@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from gpuscope import native
-from gpuscope.native.plain import group_parts
 from gpuscope.trace.columns.table import Times
 
 
@@ -28,4 +27,6 @@ def grouped(durations: Times, group: Times, groups: int) -> Grouped:
 
 def grouped_parts(parts: Callable[[], Iterable[tuple[Times, Times]]], groups: int) -> Grouped:
     """As `grouped`, of durations and groups part by part, asked for twice: for many rows that would not all fit."""
+    from gpuscope.native.plain import group_parts
+
     return Grouped(*group_parts(parts, groups))

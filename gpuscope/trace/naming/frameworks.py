@@ -10,33 +10,41 @@ from gpuscope import when_used
 _MARKS = (
     # Servers name the ranges around their steps (serving_names.py), their operators, and the files of stacks.
     (
-        "sglang",
+        "sglang", ("step[", "sglang", "sgl_kernel", "scheduler."),
         when_used.pattern(r"^step\[[A-Z_]+ bs=|\bsglang(/|::)|\bsgl_kernel\b|^scheduler\.run_batch$", re.MULTILINE),
     ),
-    ("tensorrt_llm", when_used.pattern(r"^\[Executor\] _forward_step|\btensorrt_llm(/|::)", re.MULTILINE)),
     (
-        "vllm",
+        "tensorrt_llm", ("[Executor]", "tensorrt_llm"),
+        when_used.pattern(r"^\[Executor\] _forward_step|\btensorrt_llm(/|::)", re.MULTILINE),
+    ),
+    (
+        "vllm", ("execute_", "vllm", "gpu_model_runner"),
         when_used.pattern(
             r"^execute_(\d+_)?context_\d+\(|^execute_new_\d+_cached_|\bvllm(/|::)|^gpu_model_runner: ", re.MULTILINE
         ),
     ),
     # DeepSpeed wraps its engine's methods in NVTX ranges and record_function (deepspeed/utils/nvtx.py).
-    ("deepspeed", when_used.pattern(r"^DeepSpeed\w*\.|\bdeepspeed/", re.MULTILINE)),
-    ("megatron", when_used.pattern(r"\bmegatron/|^megatron\.|^\w*MegatronModule", re.MULTILINE)),
-    ("torchtitan", when_used.pattern(r"\btorchtitan/")),
+    ("deepspeed", ("DeepSpeed", "deepspeed"), when_used.pattern(r"^DeepSpeed\w*\.|\bdeepspeed/", re.MULTILINE)),
     (
-        "lightning",
+        "megatron", ("megatron", "Megatron"),
+        when_used.pattern(r"\bmegatron/|^megatron\.|^\w*MegatronModule", re.MULTILINE),
+    ),
+    ("torchtitan", ("torchtitan",), when_used.pattern(r"\btorchtitan/")),
+    (
+        "lightning", ("lightning", "[pl]", "[Strategy]", "[Callback]", "[LightningModule]"),
         when_used.pattern(
             r"\b(pytorch_)?lightning/|^\[pl\]\[|^\[Strategy\]|^\[Callback\]|^\[LightningModule\]", re.MULTILINE
         ),
     ),
-    ("transformers", when_used.pattern(r"\btransformers/trainer")),
-    ("accelerate", when_used.pattern(r"\baccelerate/")),
-    ("horovod", when_used.pattern(r"\bhorovod/|^Horovod\w+", re.MULTILINE)),
-    ("fsdp2", when_used.pattern(r"^FSDP::", re.MULTILINE)),
-    ("fsdp", when_used.pattern(r"^FullyShardedDataParallel\.", re.MULTILINE)),
-    ("ddp", when_used.pattern(r"^DistributedDataParallel\.", re.MULTILINE)),
-)
+    ("transformers", ("transformers",), when_used.pattern(r"\btransformers/trainer")),
+    ("accelerate", ("accelerate",), when_used.pattern(r"\baccelerate/")),
+    ("horovod", ("horovod", "Horovod"), when_used.pattern(r"\bhorovod/|^Horovod\w+", re.MULTILINE)),
+    ("fsdp2", ("FSDP::",), when_used.pattern(r"^FSDP::", re.MULTILINE)),
+    ("fsdp", ("FullyShardedDataParallel.",), when_used.pattern(r"^FullyShardedDataParallel\.", re.MULTILINE)),
+    ("ddp", ("DistributedDataParallel.",), when_used.pattern(r"^DistributedDataParallel\.", re.MULTILINE)),
+)  # fmt: skip
+"""By framework: texts one of which stands in every name that the pattern knows, which are looked for in a hundredth of
+its time; the pattern."""
 
 # A process group's description -> the parallelism it serves. Megatron-Core's descriptions
 # (parallel_state.py: TENSOR_MODEL_PARALLEL_GROUP…), DeviceMesh's (`mesh_dp_shard`), DeepSpeed's.
@@ -78,7 +86,10 @@ def frameworks(
         or ("operations" in formats and _TIMERS.search(lines))
     )
     marks = _MARKS if among is None else [one for one in _MARKS if one[0] in among]
-    return [mark for mark, pattern in marks if pattern.search(lines) or (mark == "megatron" and megatron)]
+    return [
+        mark for mark, parts, pattern in marks
+        if (any(part in lines for part in parts) and pattern.search(lines)) or (mark == "megatron" and megatron)
+    ]  # fmt: skip
 
 
 def parallelism(groups: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -30,6 +30,7 @@ _OPS = (
     ("recv", "recv"),
 )
 
+_STANDARD = frozenset(op for _, op in _OPS)
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 _VERSION = r"(_v\d+)?(_ptsz|_ptds)?(_v\d+)?$"
@@ -109,6 +110,8 @@ def is_communication_kernel(name: str) -> bool:
 
 def collective_op(name: str) -> str:
     """The operation in field-standard words (`ncclDevKernel_AllReduce_Sum…` → all_reduce); "" if unknown."""
+    if (own := name.removeprefix("gloo:")) in _STANDARD:  # a CPU's, whose name is no kernel's
+        return own
     if known := communication(name):
         return known
     plain = re.sub(r"[^a-z]", "", name.lower())

@@ -13,10 +13,9 @@ from gpuscope.analyzers.advice.framework_settings import in_dialect, on_cpu
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import GRADIENTS
 from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, torch_settings
-from gpuscope.analyzers.changes import GroupModules, KeepParameters, Prefetch, Refused, RemovedSyncs
+from gpuscope.analyzers.changes import NOT_GATHERED_AGAIN, GroupModules, KeepParameters, Prefetch, Refused, RemovedSyncs
 from gpuscope.analyzers.host_time.blocking_sites import site
 from gpuscope.analyzers.host_time.fsdp_options import LIMITER
-from gpuscope.analyzers.replay.rewrites.sharded_parameters import NOT_GATHERED_AGAIN
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.nccl_sections import BandwidthEntry

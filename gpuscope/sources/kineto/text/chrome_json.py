@@ -193,8 +193,7 @@ class Document:
                     buffer += block
                     buffer = self._submit(scanners, buffer)
                 while scanners.waiting and (block is None or scanners.busy):
-                    guess = scanners.waiting.popleft()
-                    found = guess.found.result()
+                    guess, found = scanners.next()
                     made = None if found is None else scanner.block(found, guess.text)
                     if made is not None:
                         self.losses.events += made[0]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpuscope.when_used import dataclass
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 _BLOCKS_AHEAD = 4
 _SCANNERS = 4
@@ -63,7 +63,8 @@ class Guess:
     """The block and what followed it when it was cut."""
     end: int
     following: int
-    found: Future[Any]
+    found: Future[Any] | None = None
+    """What a thread makes of it; None while no other block waits."""
     later: list[bytes] = field(default_factory=list)
     """What was read since: to go back to where the cut was wrong."""
 
@@ -77,19 +78,18 @@ class Scanners:
     """Threads that scan, and the blocks that they have not been asked for yet, in the order of the file."""
 
     def __init__(self, scan: Callable[[memoryview], Any]) -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._scan = scan
         self._count = max(1, min(cores, _SCANNERS))
-        self._pool = ThreadPoolExecutor(self._count, "gpuscope-scan")
+        self._pool: ThreadPoolExecutor | None = None
         self.waiting: deque[Guess] = deque()
 
     def __enter__(self) -> Scanners:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
 
     @property
     def busy(self) -> bool:
@@ -98,8 +98,20 @@ class Scanners:
 
     def submit(self, buffer: bytes, end: int, following: int) -> None:
         """Scan `buffer[:end]`; the rest, from `following`, is for the next block."""
-        found = self._pool.submit(self._scan, memoryview(buffer)[:end])
-        self.waiting.append(Guess(buffer, end, following, found))
+        self.waiting.append(Guess(buffer, end, following))
+        if len(self.waiting) == 1:  # a small trace needs no threads, whose import is a hundredth of its time
+            return
+        if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._pool = ThreadPoolExecutor(self._count, "gpuscope-scan")
+        for guess in self.waiting:
+            guess.found = guess.found or self._pool.submit(self._scan, guess.text)
+
+    def next(self) -> tuple[Guess, Any]:
+        """The first block that waits, and what was found in it."""
+        guess = self.waiting.popleft()
+        return guess, self._scan(guess.text) if guess.found is None else guess.found.result()
 
     def read(self, block: bytes) -> None:
         """Remember what was read after the blocks that wait."""

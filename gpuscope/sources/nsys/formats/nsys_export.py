@@ -11,9 +11,9 @@ from pathlib import Path
 
 from gpuscope import when_used
 from gpuscope.errors import InputError, UsageError
+from gpuscope.sources.nsys.formats.recognition import REPORT_MAGIC
 
-_MAGIC = b"NVIDIA Tegra Profiler Report "
-_VERSION = when_used.pattern(_MAGIC + rb"(\d+)@(\d+)@(\d+)")
+_VERSION = when_used.pattern(REPORT_MAGIC + rb"(\d+)@(\d+)@(\d+)")
 _SAID = when_used.pattern(r"[Vv]ersion[^\d]{0,24}(\d{4})[.@](\d+)[.@](\d+)")
 """«Report was created in Nsight Systems version (2025.6.1.190)», «Version number is invalid: 2024@6@2@225»."""
 _PERCENT = when_used.pattern(rb"(\d{1,3})%")
@@ -26,11 +26,6 @@ def report_version(path: Path) -> str:
     """The nsys that made a report («2024.6.2»), from its first bytes; "" before 2023, which do not."""
     match = _VERSION.match(_head(path))
     return ".".join(part.decode() for part in match.groups()) if match else ""
-
-
-def is_report(head: bytes) -> bool:
-    """Whether a file begins like an nsys report."""
-    return head.startswith(_MAGIC)
 
 
 def find_nsys(path: Path, wanted: str | None) -> str:

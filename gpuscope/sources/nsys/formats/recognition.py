@@ -6,6 +6,7 @@ from pathlib import Path
 
 FORMS = (".nsys-rep", ".qdrep", ".sqlite", "_pqtdir", "_arwdir")
 """A report and its exports: one recording in several forms, the one that holds most first."""
+REPORT_MAGIC = b"NVIDIA Tegra Profiler Report "
 SQLITE_MAGIC = b"SQLite format 3\0"
 _NSYS_TABLES = ("StringIds", "NVTX_EVENTS", "OSRT_API", "TARGET_INFO_SYSTEM_ENV", "META_DATA_EXPORT")
 FORMATS = {".parquet": "parquetdir", ".arrow": "arrowdir", ".arrows": "arrowdir", ".feather": "arrowdir"}
