@@ -21,7 +21,7 @@ $(DEMO_VENV)/installed: pyproject.toml
 	$(DEMO_VENV)/bin/python -m pip install $(PIP) -c constraints.txt -e .
 	touch $@
 
-test: $(VENV)/installed  ## Everything that this machine can run; at most 7 minutes on two cores.
+test: $(VENV)/installed  ## Everything that this machine can run; about 10 minutes on two cores.
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 check: $(VENV)/installed  ## Before each commit, under 90 seconds: lint, format, types, and the tests of the layout.

@@ -17,6 +17,12 @@ def fmean(values: Iterable[float]) -> float:
     return fsum(values) / len(values)
 
 
+def whole_mean(values: Iterable[float | None]) -> int | None:
+    """Of the values that are known the mean, rounded; None where none is."""
+    known = [value for value in values if value is not None]
+    return round(fmean(known)) if known else None
+
+
 def median(values: Iterable[float]) -> float:
     """The middle one, or the mean of the two in the middle. Raises `IndexError` where there are no values."""
     ordered = sorted(values)

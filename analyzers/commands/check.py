@@ -56,12 +56,12 @@ def command(
         partial=partial, nsys=nsys, store=store, workers=os.cpu_count() or 1, progress=True,
     )  # fmt: skip
     if junit is not None:
-        from gpuscope.report.junit_xml import dumps
+        from gpuscope.report.checks_for_ci import junit_xml
 
-        write_text(junit, dumps(result.cases, path))
+        write_text(junit, junit_xml(result.cases, path))
     _print(result, as_json)
     if github:
-        from gpuscope.report.github_annotations import annotation
+        from gpuscope.report.checks_for_ci import annotation
 
         for case in result.cases:
             click.echo(annotation(case), err=True)

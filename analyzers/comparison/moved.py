@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gpuscope.analyzers.comparison.series import Series, mean
+from gpuscope.analyzers.comparison.series import Series
+from gpuscope.averages import whole_mean
 from gpuscope.report.view import arrangement
 from gpuscope.schema.diff_document import (
     CauseChange,
@@ -76,7 +77,7 @@ def breakdown(before: Report, after: Report, own: Series, other: Series, per_ste
 
 def _part(key: PartKey, before: Report, after: Report, own: Series, other: Series, per_step: bool) -> PartChange:
     totals = [[entry["breakdown_ns"][key] for entry in report["ranks"]] for report in (before, after)]
-    means = [mean(values) or 0 for values in totals]
+    means = [whole_mean(values) or 0 for values in totals]
     low = high = None
     if per_step:
         values = [steps.values(lambda entry: entry["breakdown_ns"][key]) for steps in (own, other)]

@@ -5,9 +5,9 @@ The ranks of a step wait for each other, so their step times are one observation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from gpuscope.averages import fmean, median
+from gpuscope.averages import fmean, median, whole_mean
 from gpuscope.schema.document import Report, StepEntry
 from gpuscope.when_used import dataclass
 
@@ -49,9 +49,4 @@ def step(own: Series) -> int | None:
 
 def mean_window_ns(report: Report) -> int | None:
     """Mean over ranks; None without ranks."""
-    return mean([entry["window_ns"] for entry in report["ranks"]])
-
-
-def mean(values: Sequence[float]) -> int | None:
-    """Rounded to whole ns; None of nothing."""
-    return round(fmean(values)) if values else None
+    return whole_mean(entry["window_ns"] for entry in report["ranks"])

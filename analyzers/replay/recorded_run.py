@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from gpuscope.analyzers.facts.counted_by_step.core_waits import threads_and_cores
 from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.analyzers.facts.setup import cores_counted
 from gpuscope.analyzers.nccl.logged.run_choices import RunChoices
 from gpuscope.analyzers.nccl.measured.timed_series import tool_fits
-from gpuscope.analyzers.replay.core_use import core_use
 from gpuscope.analyzers.replay.from_trace.recording import Recorded, variation
 from gpuscope.analyzers.replay.link_sharing import reaches
-from gpuscope.analyzers.replay.rewrite import Setting
+from gpuscope.analyzers.replay.rewrite import CoreUse, Setting
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Mask
 from gpuscope.trace.schema import NA
@@ -79,3 +80,21 @@ def setting_of(facts: RunFacts) -> Setting:
         nccl=RunChoices(facts),
         core_use=core_use(facts),
     )
+
+
+def core_use(facts: RunFacts) -> dict[int, CoreUse]:
+    """By rank; empty where nothing tells how many cores there are. On a GPU training is a thread on the host."""
+    cores = cores_counted(facts.trace)
+    if cores is None:
+        return {}
+    found = {}
+    for lane in facts.lanes:
+        counted = facts.core_times.get(lane.rank, {})
+        asleep = [
+            step.end - step.start - own.ran - own.waited
+            for step in lane.steps
+            if (own := counted.get(step.step)) is not None and own.ran is not None and facts.steady.judged(step.step)
+        ]
+        threads = threads_and_cores(facts.trace, lane.rank)[0] if lane.device == NA else 0
+        found[lane.rank] = CoreUse(cores, max(threads, 1), max(float(np.mean(asleep)), 0.0) if asleep else None)
+    return found

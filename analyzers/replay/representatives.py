@@ -43,13 +43,12 @@ class _Unit:
         return abs(self.computed - other.computed) + abs(self.waited_for - other.waited_for)
 
 
-def stand_ins(facts: RunFacts, room: int | None = None) -> dict[int, int]:
-    """The stand-in of each rank that is not replayed; the others are, at most `room` (by default as many as the replay
-    has room for). Empty where all are, or not even two could be."""
-    if room is None:
-        largest = max((lane.events / max(len(lane.steps), 1) for lane in facts.lanes), default=0.0)
-        steps = recorded_steps.RUN_KEPT / max(1.0, UNEVEN * largest)
-        room = int(min(MOST, max(steps / recorded_steps.STEPS_WANTED, min(ENOUGH, steps))))
+def stand_ins(facts: RunFacts) -> dict[int, int]:
+    """The stand-in of each rank that is not replayed; the others are, as many as the replay has room for. Empty where
+    all are, or not even two could be."""
+    largest = max((lane.events / max(len(lane.steps), 1) for lane in facts.lanes), default=0.0)
+    steps = recorded_steps.RUN_KEPT / max(1.0, UNEVEN * largest)
+    room = int(min(MOST, max(steps / recorded_steps.STEPS_WANTED, min(ENOUGH, steps))))
     if room < 2 or len(facts.trace.ranks) <= room:
         return {}
     units = _units(facts, max(1, room // FEWEST_UNITS))

@@ -21,10 +21,8 @@ class Found:
     events: list[Event]
 
 
-def search(
-    events: Events, text: str, after: int, ranks: Collection[int] | None = None, groups: Collection[str] | None = None
-) -> Found:
-    """Events whose name holds `text`, whatever its case, on tracks of these ranks and groups.
+def search(events: Events, text: str, after: int, ranks: Collection[int] | None = None) -> Found:
+    """Events whose name holds `text`, whatever its case, on tracks of these ranks.
 
     `events` are the first `SHOWN` that end after the time `after`, ns on the run's clock.
     """
@@ -34,8 +32,7 @@ def search(
     matching = events.trace.names.matching(lambda name: wanted in name.casefold())
     count, hits = 0, []
     for track in events.tracks:
-        left_out = (ranks is not None and track.rank not in ranks) or (groups is not None and track.group not in groups)
-        if left_out or track.table == "steps":
+        if (ranks is not None and track.rank not in ranks) or track.table == "steps":
             continue
         places = np.flatnonzero(matching[events.trace[track.table]["name"][track.rows]])
         count += len(places)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuscope.averages import fmean
+from gpuscope.averages import whole_mean
 from gpuscope.report.view import arrangement
 from gpuscope.schema.document import BreakdownEntry, RankEntry, Report, StepEntry
 from gpuscope.sources.remote import is_url
@@ -30,7 +30,7 @@ def run_row(report: Report) -> Row:
         "world_size": report["trace"]["world_size"], "ranks_present": len(report["trace"]["ranks_present"]),
         **{key: verdict[key] for key in ("bound_by", "cause", "share_frac", "confidence", "abstained", "why")},
         "steps": max((entry["steps"] for entry in ranks), default=0),
-        "step_ns": arrangement.step_ns(report), "window_ns": _mean([entry["window_ns"] for entry in ranks]),
+        "step_ns": arrangement.step_ns(report), "window_ns": whole_mean(entry["window_ns"] for entry in ranks),
     }  # fmt: skip
 
 
@@ -74,10 +74,6 @@ def _only(entries: Sequence[Mapping[str, Any]], *keys: str) -> list[Row]:
     return [_pick(entry, *keys) for entry in entries]
 
 
-def _mean(values: Sequence[int]) -> int | None:
-    return round(fmean(values)) if values else None
-
-
 def _rank(entry: RankEntry) -> Row:
     keys = ("rank", "device", "device_name", "window_ns", "steps")
     communication = ("communication_ns", "overlapped_communication_ns", "overlap_frac")
@@ -85,7 +81,7 @@ def _rank(entry: RankEntry) -> Row:
 
 
 def _parts(breakdowns: Sequence[BreakdownEntry]) -> Row:
-    return {f"{part.key}_ns": _mean([breakdown[part.key] for breakdown in breakdowns]) for part in PARTS}
+    return {f"{part.key}_ns": whole_mean(breakdown[part.key] for breakdown in breakdowns) for part in PARTS}
 
 
 def _steps(entries: Sequence[StepEntry]) -> list[Row]:
@@ -97,7 +93,7 @@ def _steps(entries: Sequence[StepEntry]) -> list[Row]:
     for step, own in sorted(by_step.items()):
         times = [entry["dur_ns"] for entry in own]
         rows.append({
-            "step": step, "ranks": len({entry["rank"] for entry in own}), "dur_ns": _mean(times),
+            "step": step, "ranks": len({entry["rank"] for entry in own}), "dur_ns": whole_mean(times),
             "dur_min_ns": min(times), "dur_max_ns": max(times), **_parts([entry["breakdown_ns"] for entry in own]),
         })  # fmt: skip
     return rows

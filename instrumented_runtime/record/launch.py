@@ -8,14 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.record.applied.launching import in_command, in_environment
-from gpuscope.instrumented_runtime.record.applied.outcome import left_out
 from gpuscope.instrumented_runtime.record.capture import nccl_files, nsys_capture
 from gpuscope.instrumented_runtime.record.capture.on_demand import listen
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
@@ -23,7 +22,6 @@ from gpuscope.instrumented_runtime.record.files.manifest import Launch, Manifest
 from gpuscope.instrumented_runtime.record.gloo.last_calls import mismatch
 from gpuscope.instrumented_runtime.record.hang import flight_recorder_dumps
 from gpuscope.instrumented_runtime.record.launched_rank import is_launcher, launched_rank
-from gpuscope.instrumented_runtime.record.reduced_parts import check_apart, reduce_run
 from gpuscope.instrumented_runtime.record.run_folder import PARTS, RunFolder, rank_parts, read_manifest
 from gpuscope.recorded_environment import kept
 from gpuscope.sources.run_manifest import ended
@@ -253,3 +251,39 @@ def _report(folder: Path, manifest: Manifest) -> None:
         say(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())), f"in {folder}")
     if read := kinds.keys() - _NO_TRACE:
         say(f"next: gpuscope {'hang' if read == {'flight_recorder'} else 'analyze'} {folder}")
+
+
+def left_out(folder: Path) -> Iterator[str]:
+    """A line per change that no rank could make, or not everywhere, with the places and reasons."""
+    ranks = [part.facts["applied"] for part in rank_parts(folder) if "applied" in part.facts]
+    for name in ranks[0] if ranks else ():
+        rows = [rank[name] for rank in ranks if name in rank]
+        times = sum(row["times"] for row in rows)
+        refusals = dict.fromkeys(
+            f"at {one['where']}: {one['why']}" if one["where"] else one["why"] for row in rows for one in row["not"]
+        )
+        change = f"{name}={rows[0]['value']}"
+        if refusals:
+            yield f"{change} was not applied{' everywhere' if times else ''}: {'; '.join(refusals)}"
+        elif not times:
+            yield f"{change} was not applied: the script made nothing that takes it"
+
+
+def check_apart(parts: Path, folder: Path) -> None:
+    """Raise `UsageError` where the parts would lie inside the run folder: analysed with it, each rank would be there
+    twice."""
+    if folder.resolve() in (parts.resolve(), *parts.resolve().parents):
+        raise UsageError(
+            f"--reduce {parts} is inside the run folder", hint="name a folder beside it, such as one all nodes share"
+        )
+
+
+def reduce_run(folder: Path, parts: Path) -> bool:
+    """Write the parts of a run folder's traces into `parts`; whether that was done. Says on stderr what it did.
+
+    A process of its own, since the recorder stands on no analysis, and memory that the analysis takes is gone with it.
+    """
+    command = [sys.executable, "-m", "gpuscope", "reduce", str(folder), "-o", str(parts)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    print("gpuscope:", done.stdout.strip() or f"not reduced; the traces are in {folder}", file=sys.stderr)
+    return done.returncode == 0

@@ -12,6 +12,7 @@ only the latter. Every write is atomic: at any instant the folder can be read.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
@@ -315,11 +316,6 @@ def _writing(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """One merge at a time, if the file system has locks; a lost race only delays the merge."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
     with path.open("w") as lock:
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,11 +22,11 @@ from gpuscope.instrumented_runtime.record.applied.table import checked, knob
 from gpuscope.instrumented_runtime.record.files.written_json import write_json
 from gpuscope.instrumented_runtime.tune.budget import DEFAULT, Budget
 from gpuscope.instrumented_runtime.tune.candidates import Applicable, of_advice
-from gpuscope.instrumented_runtime.tune.live import Told, shown
-from gpuscope.instrumented_runtime.tune.measured import Run
+from gpuscope.instrumented_runtime.tune.measured import Run, step_ns
 from gpuscope.instrumented_runtime.tune.take_along import take_along
 from gpuscope.instrumented_runtime.tune.trial import Recorder
 from gpuscope.instrumented_runtime.tune.tuning import Session
+from gpuscope.progress import watched
 from gpuscope.recorded_environment import redacted_command
 from gpuscope.schema.tune_document import RESULT, TUNE_VERSION, TuneDocument
 from gpuscope.version import __version__
@@ -254,3 +254,61 @@ def files_changed(before: Seen | None, folder: Path, without: Path) -> list[str]
     if before is None or after is None:
         return []
     return sorted(os.path.relpath(path, folder) for path, told in after.items() if before.get(path) != told)[:TOLD]
+
+
+Told = Callable[[Session, str], None]
+
+
+@contextmanager
+def shown() -> Iterator[Told]:
+    """What to call with the session and with what begins."""
+    if not watched():
+        yield _line
+        return
+    from rich.console import Console, Group, RenderableType
+    from rich.live import Live
+    from rich.text import Text
+
+    from gpuscope.report.terminal import tune_text
+    from gpuscope.report.terminal.screen import Writer
+
+    console = Console(stderr=True, highlight=False, emoji=False)
+    writer = Writer(console)
+    with Live(console=console, transient=True, refresh_per_second=4) as live:
+
+        def told(session: Session, doing: str) -> None:
+            parts: list[RenderableType] = [Text(_so_far(session))]
+            if session.tried:
+                parts.append(tune_text.tried(session.tried, writer))
+            if doing:
+                parts.append(Text(f"… {_doing(session, doing)}", style="dim"))
+            live.update(Group(*parts))
+
+        yield told
+
+
+def _line(session: Session, doing: str) -> None:
+    if doing:
+        words = f"{_so_far(session)}; {_doing(session, doing)}"
+    elif session.tried:
+        from gpuscope.report.terminal.tune_text import mark  # it takes a while to import
+
+        last = session.tried[-1]
+        words = f"{last['code']}: {mark(last)}, {last['why']}"
+    else:
+        return
+    print("gpuscope:", words, file=sys.stderr, flush=True)
+
+
+def _so_far(session: Session) -> str:
+    if not session.baseline:
+        return "no step yet"
+    best = f", best {units.duration(step_ns(session.best))}" if session.kept else ""
+    return f"step {units.duration(step_ns(session.baseline))}{best}"
+
+
+def _doing(session: Session, doing: str) -> str:
+    if session.trying is None or doing != session.trying.code:
+        return doing
+    changes = ", ".join(str(change) for change in session.trying.changes)
+    return f"{doing} ({changes})"

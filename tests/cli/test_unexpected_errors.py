@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.cli import call
 from helpers.import_graph import imports, modules
+from helpers.kineto import call as call_of_host
 from helpers.kineto import kernel, write
 
 from gpuscope.analyzers.run import runner
@@ -90,7 +92,7 @@ def test_debug_shows_where_a_known_error_was_raised(capsys: pytest.CaptureFixtur
     assert debugged.stderr.endswith(plain.stderr)
 
 
-def test_debug_of_a_failed_analysis_shows_its_traceback(tmp_path: Path) -> None:
+def test_a_failed_analysis_hides_no_other_and_debug_shows_its_traceback(tmp_path: Path) -> None:
     code = (
         "import sys, dataclasses, gpuscope.analyzers.device_time.kernels.kernel_times as kernels\n"
         "def broken(trace, lanes): raise RuntimeError('broken on purpose')\n"
@@ -98,12 +100,15 @@ def test_debug_of_a_failed_analysis_shows_its_traceback(tmp_path: Path) -> None:
         "from gpuscope.cli import main\n"
         "main(sys.argv[1:])\n"
     )
-    trace = write(tmp_path / "rank0.json", kernel(0, 80, 1))
+    # 0–80 compute, 80–100 idle, 100–110 compute
+    events = call_of_host(-5, 2, 1), kernel(0, 80, 1), call_of_host(90, 2, 2), kernel(100, 10, 2)
+    trace = write(tmp_path / "rank0.json", *events)
     command = [sys.executable, "-c", code, "analyze", str(trace), "--json"]
     plain, debugged = (
         subprocess.run([*command, *more], capture_output=True, text=True, check=False) for more in ([], ["--debug"])
     )
     assert (plain.returncode, debugged.returncode) == (4, 4)
+    assert json.loads(plain.stdout)["verdict"]["cause"] == "launch"
     assert plain.stderr == "Error: an analysis failed: kernels: RuntimeError: broken on purpose\n"
     assert "in broken\n" in debugged.stderr
     assert debugged.stderr.endswith(plain.stderr)

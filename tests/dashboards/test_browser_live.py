@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from helpers.browser import Browser
-from helpers.dashboards import TOKEN
+from helpers.dashboards import TOKEN, served
 
 from gpuscope.dashboards.live.live_app import create_live_app
-from gpuscope.dashboards.web.server import listen
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -32,11 +30,8 @@ def test_a_rank_that_falls_behind_is_named(browser: Browser, tmp_path: Path) -> 
     manifest = {"run_id": "r", "status": "completed"}  # so that the times of the steps do not matter
     (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
     write(tmp_path, range(12), None)
-    with listen("127.0.0.1", 0) as server:
-        server.set_app(create_live_app(tmp_path, TOKEN).server)
-        thread = Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        browser.driver.get(f"http://127.0.0.1:{server.port}/?token={TOKEN}")
+    with served(create_live_app(tmp_path, TOKEN)) as address:
+        browser.driver.get(f"{address}/?token={TOKEN}")
         browser.wait(lambda: "last step of all ranks" in browser.text("main"))
         assert "falls behind" not in browser.text("main")
         write(tmp_path, range(12, 30), 2)
@@ -46,5 +41,3 @@ def test_a_rank_that_falls_behind_is_named(browser: Browser, tmp_path: Path) -> 
         browser.wait(lambda: len(browser.driver.find_elements("css selector", ".main-svg")) >= 3)
         assert browser.violations() == []
         assert browser.errors() == []
-        server.shutdown()
-        thread.join(10)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from helpers.browser import Browser
-from helpers.dashboards import TOKEN
+from helpers.dashboards import TOKEN, served
 
 from gpuscope.dashboards.live.tuning_app import create_tuning_app, is_tuning
-from gpuscope.dashboards.web.server import listen
 from gpuscope.plugins import COMMANDS, load
 from gpuscope.schema.tune_document import RESULT
 
@@ -48,11 +46,8 @@ def write(folder: Path, now: str, *changes: dict[str, Any]) -> None:
 def test_what_was_tried_appears(browser: Browser, tmp_path: Path) -> None:
     write(tmp_path, "loader_workers")
     assert is_tuning(tmp_path)
-    with listen("127.0.0.1", 0) as server:
-        server.set_app(create_tuning_app(tmp_path, TOKEN).server)
-        thread = Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        browser.driver.get(f"http://127.0.0.1:{server.port}/?token={TOKEN}")
+    with served(create_tuning_app(tmp_path, TOKEN)) as address:
+        browser.driver.get(f"{address}/?token={TOKEN}")
         browser.wait(lambda: "under way: loader_workers" in browser.text("main"))
         assert "nothing kept" in browser.text("main")
         write(
@@ -66,8 +61,6 @@ def test_what_was_tried_appears(browser: Browser, tmp_path: Path) -> None:
                 browser.wait(lambda: browser.script("return document.querySelectorAll('.ag-row').length") >= 3)
                 assert browser.violations() == []
         assert browser.errors() == []
-        server.shutdown()
-        thread.join(10)
 
 
 def test_another_document_is_refused(tmp_path: Path) -> None:

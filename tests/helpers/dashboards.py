@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Thread
 from typing import Any
 
+from dash import Dash
 from flask.testing import FlaskClient
 
 from gpuscope.dashboards.app import create_app
@@ -18,8 +20,15 @@ UPDATE = "/_dash-update-component"
 
 def serve(runs: Runs) -> Iterator[str]:
     """The address of a dashboard of these runs, while it is served."""
+    with served(create_app(runs, TOKEN)) as address:
+        yield address
+
+
+@contextmanager
+def served(app: Dash) -> Iterator[str]:
+    """The address of an application, while it is served."""
     with listen("127.0.0.1", 0) as server:
-        server.set_app(create_app(runs, TOKEN).server)
+        server.set_app(app.server)
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.port}"

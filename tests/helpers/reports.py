@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from gpuscope.schema.document import Report
+from gpuscope.schema.document import FindingEntry, Report, SuggestionEntry
 
 
 def report(*step_ms: float, ranks: int = 2, **changed: Any) -> Report:
@@ -79,4 +79,23 @@ def suggestion(code: str, before_ms: float, after_ms: float, low_ms: float, high
         "code": code, "finding": "latency", "action": f"do {code}", "why": "",
         "setting": {"kind": "env", "name": "X", "value": "1"}, "predicted": {**predicted, "basis": "synthetic"},
         "risk": "", "verify": "",
+    }  # fmt: skip
+
+
+def finding(code: str, share: float, ranks: Sequence[int] = ()) -> FindingEntry:
+    """A finding that costs 10 ms a step."""
+    return {
+        "code": code, "severity": "high", "message": "", "ranks": list(ranks), "cost_ns_per_step": 10_000_000,
+        "cost_ns": None, "share_frac": share, "evidence": [], "per_step_ns": 10_000_000,
+    }  # fmt: skip
+
+
+def change(code: str, answers: str, after_ms: int, high_ms: int | None = None, certain: bool = True) -> SuggestionEntry:
+    """A change of a setting with the name of its code that makes of a step of 100 ms one of so many."""
+    after, high = (ms * 1_000_000 for ms in (after_ms, after_ms if high_ms is None else high_ms))
+    return {
+        "code": code, "finding": answers, "action": f"Do {code}", "why": "", "risk": "", "verify": "",
+        "setting": {"kind": "config", "name": code, "value": "1"}, "certain": certain,
+        "predicted": {"step_ns_before": 100_000_000, "step_ns_after": after, "low_ns": after, "high_ns": high,
+                      "basis": "", "provenance": "inferred"},
     }  # fmt: skip

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shlex
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -71,37 +72,26 @@ def test_cut_off_is_refused_unless_partial(tmp_path: Path, zipped: bool) -> None
         assert problems(trace) == {"truncated": 1}
 
 
-def test_one_broken_event_loses_no_other(tmp_path: Path) -> None:
-    content = text_of(tmp_path / "whole.json", *"abcde").replace(b'"name": "c"', b'"name": "c"" ')
+@pytest.mark.parametrize(
+    ("names", "spoil", "read", "told"),
+    [
+        ("abcde", lambda text: text.replace(b'"c"', b'"c"" '), ["a", "b", "d", "e"], {"undecodable_event": 1}),
+        (["ab"], lambda text: text.replace(b'"ab"', b'"a\xffb"'), ["a\ufffdb"], {"invalid_utf8": 1}),
+        (["ab"], lambda text: text.decode().encode("utf-16"), ["ab"], {}),
+        # Old profilers write bare nan; the event is kept.
+        ("ab", lambda text: text.replace(b'"stream": 7', b'"occupancy": -nan, "stream": 7', 1), ["a", "b"], {}),
+    ],
+    ids=["one broken event loses no other", "invalid UTF-8", "UTF-16 with BOM", "nan"],
+)
+def test_what_can_be_read_is(
+    tmp_path: Path, names: Sequence[str], spoil: Callable[[bytes], bytes], read: list[str], told: dict[str, int]
+) -> None:
     path = tmp_path / "rank0.json"
-    path.write_bytes(content)
+    path.write_bytes(spoil(text_of(tmp_path / "whole.json", *names)))
     trace = gpuscope.open_trace(path)
-    assert trace.tables["device_events"]["name"].tolist() == ["a", "b", "d", "e"]
-    assert problems(trace) == {"undecodable_event": 1}
-
-
-def test_invalid_utf8_is_shown_as_such(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.json"
-    path.write_bytes(text_of(tmp_path / "whole.json", "ab").replace(b'"ab"', b'"a\xffb"'))
-    trace = gpuscope.open_trace(path)
-    assert trace.tables["device_events"]["name"].tolist() == ["a\ufffdb"]
-    assert problems(trace) == {"invalid_utf8": 1}
-
-
-def test_utf16_with_bom(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.json"
-    path.write_bytes(text_of(tmp_path / "whole.json", "ab").decode().encode("utf-16"))
-    assert gpuscope.open_trace(path).tables["device_events"]["name"].tolist() == ["ab"]
-
-
-def test_nan_in_arguments(tmp_path: Path) -> None:
-    """Old profilers write bare nan; the event is kept."""
-    path = tmp_path / "rank0.json"
-    content = text_of(tmp_path / "whole.json", "a", "b")
-    path.write_bytes(content.replace(b'"stream": 7', b'"occupancy": -nan, "stream": 7', 1))
-    trace = gpuscope.open_trace(path)
-    assert trace.tables["device_events"]["stream"].tolist() == [7, 7]
-    assert problems(trace) == {}
+    assert trace.tables["device_events"]["name"].tolist() == read
+    assert set(trace["device_events"]["stream"].tolist()) == {7}
+    assert problems(trace) == told
 
 
 def test_impossible_times_do_not_make_an_idle_gpu(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ import gpuscope
 from gpuscope.cache import file_cache
 from gpuscope.errors import InputError, UsageError
 from gpuscope.schema.document import Report
-from gpuscope.store import identity
-from gpuscope.store.identity import run_key
-from gpuscope.store.keep import keep
+from gpuscope.store import keep as keeping
+from gpuscope.store.keep import keep, run_key
 from gpuscope.store.store import opened
 from gpuscope.store.tables import APPLICATION_ID, SCHEMA_VERSION, TABLES, VIEWS, migrations
 
@@ -101,8 +100,8 @@ def test_the_hash_of_a_large_file_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     large.write_bytes(b"x" * file_cache.WORTH)
     copy.write_bytes(large.read_bytes())
     read: list[Path] = []
-    content = identity._content
-    monkeypatch.setattr(identity, "_content", lambda path: read.append(path) or content(path))
+    content = keeping._content
+    monkeypatch.setattr(keeping, "_content", lambda path: read.append(path) or content(path))
     key = run_key([large], {}, cache=True)
     assert run_key([large], {}, cache=True) == run_key([copy], {}) == key
     assert read == [large, copy]

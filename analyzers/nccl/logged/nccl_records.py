@@ -25,7 +25,7 @@ from gpuscope.trace.trace import Row, Trace
 
 def run(facts: RunFacts) -> Result:
     """The sections `nccl` and `topology`, each only where something of it was recorded."""
-    from gpuscope.analyzers.nccl.logged import nccl_findings, setting_findings
+    from gpuscope.analyzers.nccl.logged import nccl_findings
 
     result, trace = Result(ANALYZER.name), facts.trace
     communicators, connections = trace.rows("communicators"), trace.rows("connections")
@@ -50,7 +50,7 @@ def run(facts: RunFacts) -> Result:
         result.sections[TOPOLOGY] = _topology(trace, links)
     result.findings += nccl_findings.find(communicators, connections, measured, links)
     if NCCL in result.sections:
-        result.findings += setting_findings.find(result.sections[NCCL])
+        result.findings += nccl_findings.of_settings(result.sections[NCCL])
     return result
 
 

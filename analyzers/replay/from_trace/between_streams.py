@@ -1,4 +1,5 @@
-"""What a stream waited for on another, as recorded or inferred from when operations start."""
+"""What a stream waited for on another, as recorded (`cudaStreamWaitEvent`, or another node of a CUDA graph) or
+inferred from when operations start."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ from bisect import bisect_left
 
 import numpy as np
 
-from gpuscope.analyzers.device_time.stream_waits import node_waits, recorded_waits
 from gpuscope.analyzers.replay.from_trace.graph_builder import Builder, median
 from gpuscope.analyzers.replay.from_trace.operations import CLOCK_NS, HAND_OVER_NS, Delays, Operations
 from gpuscope.analyzers.replay.graph import Edge
@@ -137,3 +137,54 @@ def _waited_collectives(
             first = first[(ops.start[first] >= ops.end[place]) & (ops.stream[first] != ops.stream[place])]
             if len(first):
                 pairs[place, int(first[0])] = None
+
+
+Pairs = tuple[Times, Times]
+"""(operation waited for, operation that waits): places, shape (n,) each."""
+
+
+def recorded_waits(trace: Trace, rank: int, rows: Times) -> Pairs | None:
+    """The waits between operations of a rank, whose rows of `device_events` are given in order of start, as places in
+    `rows`; None where the trace records no stream's waits.
+
+    Correlation ids count a process's calls in order, and a stream runs in order: a wait holds the first operation
+    that its stream was given afterwards, until the last one that the other was given before the event was recorded.
+    """
+    device, syncs = trace["device_events"], trace["syncs"]
+    own = np.flatnonzero((syncs["rank"] == rank) & (syncs["record"] != NA) & (syncs["stream"] != NA))
+    own = own[syncs["correlation"][own] != NA]
+    if not len(own):
+        return None
+    stream, call = device.at("stream", rows), device.at("correlation", rows)
+    launched: dict[int, tuple[Times, Times]] = {}
+    for which in np.unique(stream).tolist():
+        places = np.flatnonzero((stream == which) & (call != NA))
+        order = np.argsort(call[places], kind="stable")
+        launched[which] = (call[places][order], places[order])
+    found: dict[tuple[int, int], None] = {}
+    columns = (syncs[name][own].tolist() for name in ("stream", "correlation", "awaited_stream", "record"))
+    for waiting, wait, awaited, record in zip(*columns, strict=True):
+        if waiting == awaited or waiting not in launched or awaited not in launched:
+            continue
+        calls, places = launched[awaited]
+        source = int(np.searchsorted(calls, record, "right")) - 1
+        later, targets = launched[waiting]
+        target = int(np.searchsorted(later, wait, "left"))
+        if source >= 0 and target < len(later):
+            found[int(places[source]), int(targets[target])] = None
+    pairs = np.array(list(found), np.int64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def node_waits(trace: Trace, rows: Times) -> dict[tuple[int, int], int]:
+    """What nodes of CUDA graphs waited for, by (operation waited for, operation that waits): places in `rows`, which
+    are rows of `device_events`. With each the ns that host functions between the two took."""
+    table = trace["graph_dependencies"]
+    if not len(table):
+        return {}
+    place = np.full(len(trace["device_events"]), NA, np.int64)
+    place[rows] = np.arange(len(rows))
+    source, target = place[table["after"]], place[table["event"]]
+    kept = (source != NA) & (target != NA)
+    pairs = zip(source[kept].tolist(), target[kept].tolist(), strict=True)
+    return dict(zip(pairs, table["host_ns"][kept].tolist(), strict=True))

@@ -47,27 +47,30 @@ def keep_parameters(graph: Graph, change: KeepParameters, setting: Setting) -> R
     for kind in (Node.ARRIVAL, Node.TRANSFER):
         gone[nodes_by_call(graph, kind)[calls]] = True
     gone |= graph.of(Node.JOIN) & np.isin(graph.nodes["call"], calls)
+    graph = _unlimited(graph, gone)
     # Stream order goes on through them, at no cost; they wait for neither other ranks nor compute.
     kept = ~(
         edges_into(graph, gone, Edge.EVENT)
         | (gone[graph.edges["src"]] & np.isin(graph.edges["why"], (Edge.SYNC, Edge.EVENT)))
     )
-    joins, limiting = graph.of(Node.JOIN) & gone, _limiting(graph, gone)
-    kept &= ~(joins[graph.edges["src"]] | joins[graph.edges["dst"]] | edges_into(graph, limiting, Edge.SYNC))
+    joins = graph.of(Node.JOIN) & gone
+    kept &= ~(joins[graph.edges["src"]] | joins[graph.edges["dst"]])
     dur = graph.nodes["dur"] if setting.bias > 0 else unissued(graph, calls)
-    found = graph.with_nodes(dur=np.where(gone | limiting, 0, dur)).keep_edges(kept)
+    found = graph.with_nodes(dur=np.where(gone, 0, dur)).keep_edges(kept)
     return Rewritten(found, f"{len(calls)} all-gathers of the backward pass removed, with the host time of their issue")
 
 
-def _limiting(graph: Graph, gone: Mask) -> Mask:
-    """FSDP1's waits for room right before it issues one of these gathers."""
+def _unlimited(graph: Graph, gone: Mask) -> Graph:
+    """Without FSDP1's waits for room right before it issues one of these gathers."""
     src, dst, why = (graph.edges[name] for name in ("src", "dst", "why"))
     issuing = np.zeros(len(graph), np.bool_)
     issuing[src[(why == Edge.LAUNCH) & gone[dst]]] = True
     before = np.zeros(len(graph), np.bool_)
     before[src[(why == Edge.PROGRAM) & issuing[dst]]] = True
     limiter = np.array([LIMITER in label for label in graph.labels] + [False], np.bool_)
-    return np.asarray(before & graph.blocking() & limiter[graph.nodes["site"]])
+    limiting = before & graph.blocking() & limiter[graph.nodes["site"]]
+    found = graph.with_nodes(dur=np.where(limiting, 0, graph.nodes["dur"]))
+    return found.keep_edges(~edges_into(graph, limiting, Edge.SYNC))
 
 
 def prefetch(graph: Graph, change: Prefetch, setting: Setting) -> Rewritten:
@@ -172,17 +175,10 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
     for calls, depth in zip(families, depths, strict=True):
         if calls:
             scale = scales(graph, calls, found, setting)
-            first = calls is not scatters
             changed = regrouped(
-                changed,
-                calls,
-                partial(_groups, count=change.count, depth=depth),
-                found,
-                scale,
-                key=change,
-                at_first=first,
-                whole=True,
-            )
+                changed, calls, partial(_groups, count=change.count, depth=depth), found, scale, key=change,
+                at_first=calls is not scatters, whole=True,
+            )  # fmt: skip
     return Rewritten(
         changed,
         f"{before} collectives joined {change.count} by {change.count}; {found.basis(graph, parameters)}",
@@ -207,11 +203,7 @@ def _not_limited(graph: Graph, families: Sequence[Sequence[int]], depths: Sequen
         for own in _passes(graph, calls):
             with_them = set(_issued_with(len(own), count, depth))
             gone[[node[call] for place, call in enumerate(own) if place not in with_them]] = True
-    limiting = _limiting(graph, gone)
-    if not limiting.any():
-        return graph
-    found = graph.with_nodes(dur=np.where(limiting, 0, graph.nodes["dur"]))
-    return found.keep_edges(~edges_into(graph, limiting, Edge.SYNC))
+    return _unlimited(graph, gone)
 
 
 def _issued_with(modules: int, count: int, depth: int) -> list[int]:

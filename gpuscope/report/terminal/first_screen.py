@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.style import Style
 from rich.text import Text
 
@@ -10,8 +12,8 @@ from gpuscope.catalogue.straggler_sentences import slowest_ranks
 from gpuscope.report.terminal.screen import Bar, Writer
 from gpuscope.report.view import why_verdict
 from gpuscope.report.view.headline import context_line, whole
-from gpuscope.report.view.summary import SHOWN, ChangeLine, RankLine, Summary, summary
-from gpuscope.schema.document import Report
+from gpuscope.report.view.summary import SHOWN, ChangeLine, Summary, summary
+from gpuscope.schema.document import RankEntry, Report
 from gpuscope.words import units
 from gpuscope.words.vocabulary import PARTS
 
@@ -78,8 +80,19 @@ def places(report: Report, writer: Writer, shown: int) -> None:
 
 def rank_bars(found: Summary, writer: Writer) -> None:
     """A bar per rank."""
-    if not found.ranks:
-        return
+    rows = []
+    for line in found.ranks:
+        late = ["late"] if line.late and found.folded else []
+        label = f"{line.label} {', '.join([*filter(None, [line.note]), *late])}".rstrip()
+        rows.append((label, line.entry, line.step_ns))
+    if rows:
+        rank_table(rows, found.step_title, writer)
+    if found.folded:
+        writer.line(writer.text(f"{units.plural(found.folded, 'other rank')} between these: --full", "dim"))
+
+
+def rank_table(rows: Iterable[tuple[str, RankEntry, int | None]], step_title: str, writer: Writer) -> None:
+    """A bar and its shares per rank (label, entry, ns of the step), under what the colours mean."""
     writer.line("")
     legend = Text()
     for part in PARTS:
@@ -87,22 +100,12 @@ def rank_bars(found: Summary, writer: Writer) -> None:
         legend.append(fill * 2, Style(color=part.colour)).append(f" {part.label}   ")
     legend.rstrip()
     writer.line(legend)
-    table = writer.table("<rank", "~", *(f">{part.short}" for part in PARTS), f">{found.step_title}")
-    for line in found.ranks:
-        late = ["late"] if line.late and found.folded else []
-        label = f"{line.label} {', '.join([*filter(None, [line.note]), *late])}".rstrip()
-        table.add_row(writer.text(label), *_rank_cells(line, writer))
+    table = writer.table("<rank", "~", *(f">{part.short}" for part in PARTS), f">{step_title}")
+    for label, entry, step_ns in rows:
+        window, values = entry["window_ns"], [entry["breakdown_ns"][part.key] for part in PARTS]
+        cells = [*(units.share(value / window if window else None) for value in values), units.duration(step_ns)]
+        table.add_row(writer.text(label), Bar(values, writer.plain), *map(writer.text, cells))
     writer.show(table)
-    if found.folded:
-        writer.line(writer.text(f"{units.plural(found.folded, 'other rank')} between these: --full", "dim"))
-
-
-def _rank_cells(line: RankLine, writer: Writer) -> list[Text | Bar]:
-    window = line.entry["window_ns"]
-    values = [line.entry["breakdown_ns"][part.key] for part in PARTS]
-    shares = [units.share(value / window if window else None) for value in values]
-    cells = [writer.text(cell) for cell in (*shares, units.duration(line.step_ns))]
-    return [Bar(values, writer.plain), *cells]
 
 
 def _slowdown(report: Report, writer: Writer) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
-from rich.style import Style
-from rich.text import Text
 
 from gpuscope.catalogue.cause_table import cause_label
 from gpuscope.catalogue.straggler_sentences import SLOWDOWN, slowdown_total
 from gpuscope.report.terminal import first_screen
-from gpuscope.report.terminal.screen import Bar, Writer
+from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.terminal.sections import (
     advice_text,
     compile_text,
@@ -33,7 +31,7 @@ from gpuscope.schema.document import FindingEntry, Report
 from gpuscope.words import units
 from gpuscope.words.short_kernels import short_kernel, short_kernels
 from gpuscope.words.units import crop
-from gpuscope.words.vocabulary import CLASSES, PARTS
+from gpuscope.words.vocabulary import CLASSES
 
 EVIDENCE_SHOWN = {"high": 3, "medium": 1, "low": 1}
 """Places per finding: what costs little need not fill the screen."""
@@ -90,21 +88,9 @@ def _ranks(report: Report, writer: Writer) -> None:
     entries, folded = arrangement.shown_ranks(report)
     if not entries:
         return
-    writer.line("")
-    legend = Text()
-    for part in PARTS:
-        fill = part.plain_fill if writer.plain else part.fill
-        legend.append(fill * 2, Style(color=part.colour)).append(f" {part.label}   ")
-    legend.rstrip()
-    writer.line(legend)
-    table = writer.table("<rank", "~", *(f">{part.short}" for part in PARTS), f">{arrangement.step_title(report)}")
-    for entry, label in zip(entries, arrangement.rank_labels(entries), strict=True):
-        values = [entry["breakdown_ns"][part.key] for part in PARTS]
-        shares = [units.share(value / entry["window_ns"] if entry["window_ns"] else None) for value in values]
-        step = units.duration(arrangement.rank_step_ns(report, entry))
-        cells = [writer.text(cell) for cell in (*shares, step)]
-        table.add_row(writer.text(label), Bar(values, writer.plain), *cells)
-    writer.show(table)
+    times = [arrangement.rank_step_ns(report, entry) for entry in entries]
+    rows = zip(arrangement.rank_labels(entries), entries, times, strict=True)
+    first_screen.rank_table(rows, arrangement.step_title(report), writer)
     if folded:
         writer.line(
             writer.text(

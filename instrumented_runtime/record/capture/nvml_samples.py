@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpuscope.averages import whole_mean
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 KEY = "gpuscope_gpu"
@@ -78,12 +79,8 @@ class Nvml:
 def summed(step: int, taken: Sequence[Sample]) -> list[int | None]:
     """One row of `COLUMNS`."""
     held = [sum(bool(mask & bits) for *_, mask in taken) for bits in HELD.values()]
-    return [step, len(taken), _mean([clock for clock, *_ in taken]), _mean([power for _, power, _ in taken]), *held]
-
-
-def _mean(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return round(sum(known) / len(known)) if known else None
+    clocks, powers = [clock for clock, *_ in taken], [power for _, power, _ in taken]
+    return [step, len(taken), whole_mean(clocks), whole_mean(powers), *held]
 
 
 def current_device() -> tuple[Any, Any] | None:

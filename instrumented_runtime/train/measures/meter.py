@@ -1,11 +1,12 @@
-"""Throughput, utilisation and waits per step and rank; one JSON line each."""
+"""Throughput, utilisation, memory, energy and waits per step and rank, one JSON line each; and their summary."""
 
 from __future__ import annotations
 
 import gc
 import json
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +15,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from gpuscope.instrumented_runtime.train.measures.device_memory import EnergyMeter, read_memory
-from gpuscope.instrumented_runtime.train.measures.run_summary import summarize
+from gpuscope.instrumented_runtime.record.digest.digest import peak_host_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class StepMeter:
         self.job.useful_ns += step_ns
         wall_ns = max(1, time.time_ns() - self.job.started_ns)
         joules = self._energy.read()
-        memory = read_memory(self.device)
+        memory = _memory(self.device)
         work = self.workload
         record = StepRecord(
             step=step,
@@ -137,7 +137,7 @@ class StepMeter:
             exposed_communication_ns=exposed_ns,
             gc_ns=self.collector.take(),
             checkpoint_ns=checkpoint_ns,
-            **asdict(memory),
+            **memory,
             joules=joules,
             flops_per_w=work.rank_flops / joules if joules else None,
             goodput=min(1.0, self.job.useful_ns / wall_ns),
@@ -207,3 +207,116 @@ class GarbageCollector:
             self._started_ns = time.perf_counter_ns()
         else:
             self.collected_ns += time.perf_counter_ns() - self._started_ns
+
+
+def _memory(device: torch.device) -> dict[str, int | None]:
+    """Bytes and counts for a `StepRecord`, those of a GPU since the last reading: the allocator's peaks are reset."""
+    stats: dict[str, Any] = {}
+    if device.type == "cuda":
+        stats = torch.cuda.memory_stats(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    return {
+        "peak_allocated_bytes": stats.get("allocated_bytes.all.peak"),
+        "peak_reserved_bytes": stats.get("reserved_bytes.all.peak"),
+        "peak_host_bytes": peak_host_bytes(),
+        "allocator_retries": stats.get("num_alloc_retries"),
+        "ooms": stats.get("num_ooms"),
+    }
+
+
+class EnergyMeter:
+    """Joules the device used between readings, if NVML reports energy."""
+
+    def __init__(self) -> None:
+        from gpuscope.instrumented_runtime.record.capture.nvml_samples import current_device
+
+        self._device: tuple[Any, Any] | None = current_device()
+        self._last_mj = self._total_mj()
+
+    def read(self) -> float | None:
+        """Joules since the last reading; None if not counted."""
+        now, last = self._total_mj(), self._last_mj
+        self._last_mj = now
+        return None if now is None or last is None else (now - last) / 1000
+
+    def _total_mj(self) -> int | None:
+        if self._device is None:
+            return None
+        nvml, handle = self._device
+        try:
+            return int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        except nvml.NVMLError:
+            return None
+
+
+def percentile(sorted_values: Sequence[int], fraction: float) -> int:
+    """The smallest value that at least `fraction` of the values do not exceed (nearest rank).
+
+    >>> percentile([10, 20, 30, 40], 0.5)
+    20
+    """
+    return sorted_values[max(0, math.ceil(fraction * len(sorted_values)) - 1)]
+
+
+def summarize(records: Sequence[dict[str, Any]], ranks: int = 1) -> dict[str, Any]:
+    """Step-time percentiles in ns, and the sums and means of the other measures.
+
+    The first step after a (re)start (compiling, allocating, connecting) is left out if there are others. Joules per
+    token are of a job whose `ranks` all draw as much as this one.
+    """
+    if not records:
+        return {"steps": 0}
+    steady = [record for record in records if not record["first"]] or list(records)
+    times = sorted(record["step_ns"] for record in steady)
+    total = sum(times)
+    return {
+        "steps": len(records),
+        "step_ns": {name: percentile(times, share) for name, share in _PERCENTILES.items()},
+        "tokens_per_s": sum(record["tokens"] for record in steady) / total * 1e9,
+        "mfu": _mean(steady, "mfu"),
+        "data_wait_frac": sum(record["data_wait_ns"] for record in steady) / total,
+        "exposed_communication_frac": _share(steady, "exposed_communication_ns", total),
+        "gc_ns": sum(record["gc_ns"] for record in records),
+        "checkpoint_ns": sum(record["checkpoint_ns"] for record in records),
+        "peak_allocated_bytes": _largest(records, "peak_allocated_bytes"),
+        "peak_reserved_bytes": _largest(records, "peak_reserved_bytes"),
+        "peak_host_bytes": _largest(records, "peak_host_bytes"),
+        "allocator_retries": _largest(records, "allocator_retries"),
+        "ooms": _largest(records, "ooms"),
+        "joules": _sum(records, "joules"),
+        "joules_per_token": _per_token(steady, ranks),
+        "goodput": records[-1]["goodput"],
+        "last_loss": next((r["loss"] for r in reversed(records) if r["loss"] is not None), None),
+    }
+
+
+_PERCENTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+
+
+def _known(records: Sequence[dict[str, Any]], key: str) -> list[Any]:
+    return [record[key] for record in records if record[key] is not None]
+
+
+def _mean(records: Sequence[dict[str, Any]], key: str) -> float | None:
+    values = _known(records, key)
+    return sum(values) / len(values) if values else None
+
+
+def _sum(records: Sequence[dict[str, Any]], key: str) -> float | None:
+    values = _known(records, key)
+    return sum(values) if values else None
+
+
+def _per_token(records: Sequence[dict[str, Any]], ranks: int) -> float | None:
+    known = [record for record in records if record["joules"] is not None]
+    tokens = sum(record["tokens"] for record in known)
+    return ranks * sum(record["joules"] for record in known) / tokens if tokens else None
+
+
+def _largest(records: Sequence[dict[str, Any]], key: str) -> int | None:
+    return max(_known(records, key), default=None)
+
+
+def _share(records: Sequence[dict[str, Any]], key: str, total: int) -> float | None:
+    values = _known(records, key)
+    return sum(values) / total if values else None

@@ -52,43 +52,30 @@ def test_who_waits_for_each_other_as_long_as_for_cores_is_no_straggler(tmp_path:
     assert not any(entry["recurrent"] for entry in report["stragglers"])
 
 
-def test_who_has_more_to_compute_is_late_for_that_also_where_cores_are_held(tmp_path: Path) -> None:
-    """Rank 1 multiplies three times in place of once: 200 late in each step, for its data, whoever holds the cores."""
-    rank(tmp_path, 0, [0] * STEPS, waited=300)
-    rank(tmp_path, 1, [0] * STEPS, products=3, waited=300)
+@pytest.mark.parametrize(
+    ("other", "late", "delay", "recurrent", "reason", "cause"),
+    [
+        # Rank 1 multiplies three times in place of once: 200 late for its data, whoever holds the cores.
+        ({"waited": 300}, {"waited": 300, "products": 3}, 0, True, "data", "straggler"),
+        ({"waited": 100}, {"waited": 400}, 270, False, "cores", None),
+        # 270 late, of which its thread ran 150: so long the other would have waited with cores for all, and with the
+        # waits for a core that running brings here, so long rank 1 is late.
+        ({"waited": 300}, {"waited": 300, "ran": 350}, 270, True, "device", "straggler"),
+        ({}, {}, 270, True, "device", "straggler"),
+    ],
+    ids=["more to compute", "no core for longer", "runs longer", "no waits for cores"],
+)
+def test_why_rank_1_is_late(
+    tmp_path: Path, other: dict[str, int], late: dict[str, int], delay: int, recurrent: bool, reason: str,
+    cause: str | None,
+) -> None:  # fmt: skip
+    rank(tmp_path, 0, [0] * STEPS, **other)
+    rank(tmp_path, 1, [delay] * STEPS, **late)
     report = analysed(tmp_path)
     (entry,) = report["stragglers"]
-    assert (entry["rank"], entry["recurrent"], entry["reason"]) == (1, True, "data")
-    assert entry["caused_wait_ns_per_step"] == 200_000
-    assert report["verdict"]["cause"] == "straggler"
-
-
-def test_who_has_no_core_longer_than_its_peers_is_late_for_that(tmp_path: Path) -> None:
-    rank(tmp_path, 0, [0] * STEPS, waited=100)
-    rank(tmp_path, 1, [270] * STEPS, waited=400)
-    report = analysed(tmp_path)
-    (entry,) = report["stragglers"]
-    assert (entry["recurrent"], entry["reason"]) == (False, "cores")
-    assert report["verdict"]["cause"] is None
-
-
-def test_who_runs_longer_is_late_for_that_also_where_cores_are_held(tmp_path: Path) -> None:
-    """270 late, of which its thread ran 150: so long the other would have waited with cores for all, and with the waits
-    for a core that running brings here, so long rank 1 is late."""
-    rank(tmp_path, 0, [0] * STEPS, waited=300)
-    rank(tmp_path, 1, [270] * STEPS, waited=300, ran=350)
-    report = analysed(tmp_path)
-    (entry,) = report["stragglers"]
-    assert (entry["rank"], entry["recurrent"], entry["reason"]) == (1, True, "device")
-    assert report["verdict"]["cause"] == "straggler"
-
-
-def test_without_waits_for_cores_the_verdict_stands(tmp_path: Path) -> None:
-    rank(tmp_path, 0, [0] * STEPS)
-    rank(tmp_path, 1, [270] * STEPS)
-    report = analysed(tmp_path)
-    assert report["verdict"]["cause"] == "straggler"
-    assert [entry["recurrent"] for entry in report["stragglers"]] == [True]
+    assert (entry["rank"], entry["recurrent"], entry["reason"]) == (1, recurrent, reason)
+    assert entry["caused_wait_ns_per_step"] == (delay or 200) * 1000
+    assert report["verdict"]["cause"] == cause
 
 
 def test_slow_in_every_third_step(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from helpers.cli import call as run
+from helpers.reports import change, finding
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -21,7 +21,7 @@ from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view.blame import in_order
 from gpuscope.report.view.first_lines import first_lines
 from gpuscope.report.view.summary import summary
-from gpuscope.schema.document import FindingEntry, Report, SuggestionEntry
+from gpuscope.schema.document import Report
 from gpuscope.schema.pipeline_section import PipelineGain
 
 LINES, COLUMNS = 40, 80
@@ -163,28 +163,11 @@ def test_why(capsys: pytest.CaptureFixture[str]) -> None:
 # ---- which cause, which change ----
 
 
-def found(code: str, share: float, message: str = "", ranks: Sequence[int] = ()) -> FindingEntry:
-    return {
-        "code": code, "severity": "high", "message": message, "ranks": list(ranks), "cost_ns_per_step": 10_000_000,
-        "cost_ns": None, "share_frac": share, "evidence": [], "per_step_ns": 10_000_000,
-    }  # fmt: skip
-
-
-def change(code: str, finding: str, after_ms: int, certain: bool = True) -> SuggestionEntry:
-    return {
-        "code": code, "finding": finding, "action": f"Do {code}", "why": "", "risk": "", "verify": "",
-        "setting": {"kind": "config", "name": code, "value": "1"}, "certain": certain,
-        "predicted": {"step_ns_before": 100_000_000, "step_ns_after": after_ms * 1_000_000,
-                      "low_ns": after_ms * 1_000_000, "high_ns": after_ms * 1_000_000, "basis": "",
-                      "provenance": "inferred"},
-    }  # fmt: skip
-
-
 def bubble(report: Report) -> Report:
     """A pipeline with few micro-batches, and a split that is uneven by less."""
     report["verdict"] |= {"bound_by": "communication", "cause": "pipeline_bubble"}  # type: ignore[typeddict-item]
     report["findings"] = [
-        found("pipeline_bubble", 0.1),
+        finding("pipeline_bubble", 0.1),
         made(PipelineImbalance(1, 2, 9, 5, 4, NOT_TRIED, 1, 1, told_apart=True), ranks=[1], share=0.05),
         made(FewMicroBatches(2, 2, "1f1b", 10_000_000, 0.3, NOT_TRIED), ranks=[0, 1], share=0.1),
     ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from helpers.reports import change, finding
 
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import FewMicroBatches, PipelineImbalance, SlowStage
@@ -16,29 +16,11 @@ from gpuscope.report.view.first_lines import first_lines
 from gpuscope.report.view.headline import context_line, verdict_words
 from gpuscope.report.view.summary import summary
 from gpuscope.report.view.why_line import why_it_is_so
-from gpuscope.schema.document import FindingEntry, Report, Setting, StragglerEntry, SuggestionEntry
+from gpuscope.schema.document import Report, Setting, StragglerEntry
 from gpuscope.schema.pipeline_section import PipelineGain
 
 NOT_TRIED: PipelineGain = {"micro_batches": 4, "predicted": None, "why_not": "a test"}  # type: ignore[typeddict-item]
 UNEVEN = PipelineImbalance(1, 2, 75_000_000, 37_000_000, 10_000_000, NOT_TRIED, 1, 1, told_apart=True)
-
-
-def finding(code: str, share: float, message: str = "", ranks: Sequence[int] = ()) -> FindingEntry:
-    return {
-        "code": code, "severity": "high", "message": message, "ranks": list(ranks), "cost_ns_per_step": 10_000_000,
-        "cost_ns": None, "share_frac": share, "evidence": [], "per_step_ns": 10_000_000,
-    }  # fmt: skip
-
-
-def change(code: str, answers: str, after_ms: int, high_ms: int | None = None) -> SuggestionEntry:
-    high = after_ms if high_ms is None else high_ms
-    return {
-        "code": code, "finding": answers, "action": f"Do {code}", "why": "", "risk": "", "verify": "",
-        "setting": {"kind": "config", "name": code, "value": "1"}, "certain": high < 100,
-        "predicted": {"step_ns_before": 100_000_000, "step_ns_after": after_ms * 1_000_000,
-                      "low_ns": after_ms * 1_000_000, "high_ns": high * 1_000_000, "basis": "",
-                      "provenance": "inferred"},
-    }  # fmt: skip
 
 
 def late(rank: int, reason: str | None, why: str) -> StragglerEntry:

@@ -15,18 +15,12 @@ from gpuscope.instrumented_runtime.bench.options import OPERATIONS as NAMES
 from gpuscope.instrumented_runtime.bench.options import CollectiveOptions
 from gpuscope.instrumented_runtime.bench.sizes import format_size, parse_size, sweep
 from gpuscope.instrumented_runtime.bench.tested_collectives import OPERATIONS
-from gpuscope.schema.bench_documents import BenchCollectives
 
 
-@pytest.fixture(scope="module")
-def report() -> BenchCollectives:
+def test_every_operation_at_every_size_is_right(capfd: pytest.CaptureFixture[str]) -> None:
     options = CollectiveOptions(ops=tuple(OPERATIONS), sizes=(1001, 64 * 1024), iterations=3, warmup=1)
-    found = run(options, nprocs=2, backend="gloo")
-    assert found is not None
-    return found
-
-
-def test_every_operation_at_every_size_is_right(report: BenchCollectives) -> None:
+    report = run(options, nprocs=2, backend="gloo")
+    assert report is not None
     assert [(row.op, row.nbytes) for row in report.rows] == [
         # 1001 bytes are 250 float32, 125 per rank.
         (op, nbytes)
@@ -35,9 +29,6 @@ def test_every_operation_at_every_size_is_right(report: BenchCollectives) -> Non
     ]
     assert {row.wrong for row in report.rows} == {0}
     assert tuple(OPERATIONS) == NAMES
-
-
-def test_bandwidths_follow_from_size_and_time(report: BenchCollectives) -> None:
     for row in report.rows:
         # Over two ranks the factors are 1 or a half.
         factor = {"all_gather": 0.5, "reduce_scatter": 0.5, "all_to_all": 0.5}.get(row.op, 1.0)
@@ -45,6 +36,8 @@ def test_bandwidths_follow_from_size_and_time(report: BenchCollectives) -> None:
         assert row.algbw_gbps == pytest.approx(row.nbytes / row.time_ns, rel=1e-3)
         assert row.busbw_gbps == pytest.approx(row.algbw_gbps * factor)
         assert row.fastest_rank_ns <= row.time_ns <= row.slowest_rank_ns
+    # How long it will take is said first.
+    assert f"gpuscope: {len(NAMES)} operations × 2 sizes: about" in capfd.readouterr().err
 
 
 def test_one_rank_is_refused() -> None:
@@ -104,11 +97,6 @@ def test_what_can_not_be_meant_is_refused_without_torch(
     with pytest.raises(SystemExit) as end:
         main(["bench", *words.split()])
     assert (end.value.code, said in capsys.readouterr().err) == (2, True)
-
-
-def test_how_long_it_will_take_is_said_first(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(CollectiveOptions(ops=NAMES[:2], sizes=(1024, 4096), iterations=2), nprocs=2, backend="gloo")
-    assert "gpuscope: 2 operations × 2 sizes: about" in capfd.readouterr().err
 
 
 def test_unknown_link_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,13 @@ import torch
 
 from gpuscope.hardware.device_peaks import peak_flops
 from gpuscope.instrumented_runtime.train.measures.live import LiveView, summary_line
-from gpuscope.instrumented_runtime.train.measures.meter import GarbageCollector, StepMeter, Workload
-from gpuscope.instrumented_runtime.train.measures.run_summary import percentile, summarize
+from gpuscope.instrumented_runtime.train.measures.meter import (
+    GarbageCollector,
+    StepMeter,
+    Workload,
+    percentile,
+    summarize,
+)
 from gpuscope.instrumented_runtime.train.model.gpt import GPT, flops_per_token
 from gpuscope.instrumented_runtime.train.settings.config import ModelConfig
 

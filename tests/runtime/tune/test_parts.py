@@ -24,7 +24,7 @@ from gpuscope.instrumented_runtime.tune.followed import Seen, otherwise, the_one
 from gpuscope.instrumented_runtime.tune.measured import Run, step_of
 from gpuscope.instrumented_runtime.tune.output_argument import with_output
 from gpuscope.instrumented_runtime.tune.running import estimate
-from gpuscope.instrumented_runtime.tune.source_patch import with_keywords
+from gpuscope.instrumented_runtime.tune.take_along import with_keywords
 from gpuscope.welch import Sample
 
 

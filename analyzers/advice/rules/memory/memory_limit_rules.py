@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+from gpuscope.analyzers.advice.bounds import ALL_VANISHED
 from gpuscope.analyzers.advice.framework_settings import by_framework, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, other_settings, torch_settings
@@ -42,7 +43,7 @@ class Way(Suggestion):
     keeps: ClassVar[float] = 0.0
     """The part of that which stays whatever happens."""
     training_only: ClassVar[bool] = False
-    basis: ClassVar[str] = "if all of it vanished and nothing else changed"
+    basis: ClassVar[str] = ALL_VANISHED
 
     saved_bytes: int | None
     """Of the peak, at most; None where no stacks show that."""
