@@ -107,5 +107,8 @@ def distinct_pairs(first: Array, second: Array) -> tuple[list[tuple[int, int]], 
     firsts, which = distinct(first)
     seconds, other = distinct(second)
     width = max(len(seconds), 1)
-    found, inverse = distinct(which * width + other)
+    which = which * width
+    which += other
+    del other
+    found, inverse = distinct(which)
     return [(int(firsts[code // width]), int(seconds[code % width])) for code in found.tolist()], inverse
