@@ -180,7 +180,7 @@ def _bytes(trace: Trace, rows: Times) -> Array:
 def _per_operator(trace: Trace, operator: Times, kernel: Codes) -> Array:
     """Bytes of the operator behind each kernel; 0 where they can't be counted."""
     host, shapes, names = trace["host_events"], trace["shapes"], trace.names
-    place = np.full(len(host), NA, np.int64)
+    place = np.empty(len(host), np.int32 if len(shapes) < 2**31 else np.int64)  # only those asked for are written
     place[shapes["event"]] = np.arange(len(shapes))
     row = place[operator]
     types = shapes["types"][row]
