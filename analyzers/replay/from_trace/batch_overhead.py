@@ -37,10 +37,10 @@ def fixed_shares(trace: Trace, rank: int, operations: Table) -> dict[str, float]
     own = np.flatnonzero((operations["rank"] == rank) & np.isin(operations["op"], list(kinds)))[:COMPUTATIONS_KEPT]
     if not len(own):
         return {}
-    rows = np.arange(*rows_of_rank(host, rank))
-    threads = training_threads(host, trace.names, rows)
-    first, last = operations["start"][own].min(), operations["end"][own].max()
-    rows = rows[slice(*np.searchsorted(host["start"][rows], [first, last]))]
+    low, high = rows_of_rank(host, rank)
+    threads = training_threads(host, trace.names, np.arange(low, high))
+    between = [operations["start"][own].min(), operations["end"][own].max()]
+    rows = np.arange(*(low + np.searchsorted(host["start"][low:high], between)))
     rows = rows[(host["category"][rows] == Category.OP) & among(host["thread"][rows], threads)]
     rows = longer_first(host, rows)
     start, end = host["start"][rows], host["end"][rows]

@@ -23,7 +23,7 @@ from gpuscope.analyzers.replay.graph import (
 )
 from gpuscope.catalogue.cause_table import COVERING
 from gpuscope.trace.columns.distinct import among, distinct_values
-from gpuscope.trace.columns.table import Mask, Times, those
+from gpuscope.trace.columns.table import Mask, Times, compact, those
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union, union_at
 from gpuscope.trace.schema import Category
 from gpuscope.trace.trace import Trace
@@ -125,7 +125,7 @@ class Builder:
         parts = [*self.joined, edge_columns(self.edges)]
         edges = {name: np.concatenate([part[name] for part in parts]) for name in EDGE_COLUMNS}
         return Graph(
-            self.nodes, edges, tuple(self.calls), tuple(self.labels),
+            {name: compact(column) for name, column in self.nodes.items()}, edges, tuple(self.calls), tuple(self.labels),
             {self.rank: np.array(marks, np.int64)},
         )  # fmt: skip
 
