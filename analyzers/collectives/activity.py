@@ -20,7 +20,7 @@ from gpuscope.trace.columns.distinct import distinct
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Array, Mask, Table, Times
-from gpuscope.trace.intervals import Spans, intersect
+from gpuscope.trace.intervals import Spans, clip, intersect
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.schema import NA, SCHEMAS, Kind
 from gpuscope.trace.trace import Trace
@@ -28,6 +28,8 @@ from gpuscope.when_used import dataclass
 
 KEPT = 4
 """Operations per collective that keep their names; the others count by phase alone."""
+CUT_AT_ONCE = 1 << 16
+"""Spans of a lane, on average, that are looked at with some of its collectives: what is made of them needs room."""
 IDLE = "idle"
 """Operation of idle time in which nothing was recorded on the launching thread."""
 
@@ -67,14 +69,20 @@ def _of_lane(trace: Trace, view: LaneView) -> Table:
     cut = _cut(trace, view)
     # Since the collective before began or ended: the stretches of one lane's collectives are disjoint.
     windows = Spans(since.since[known], table["start"][known])
-    parts = intersect(windows, cut.spans)
-    which = places(windows.start, parts.start, "right") - 1
-    of_cut = places(cut.spans.start, parts.start, "right") - 1
-    collective, phase, operation, spent = _summed(
-        known[which], cut.phase[of_cut], cut.operation[of_cut], parts.end - parts.start
-    )
+    size = -(-len(known) // (1 + len(cut.phase) // CUT_AT_ONCE))
+    pieces = (slice(low, low + size) for low in range(0, len(known), size))
+    found = [_within(cut, known[own], Spans(windows.start[own], windows.end[own])) for own in pieces]
+    collective, phase, operation, spent = (np.concatenate(column) for column in zip(*found, strict=True))
     values = {"rank": view.lane.rank, "collective": collective, "phase": phase, "operation": operation, "dur": spent}
     return Table.build(SCHEMAS["activity"], len(collective), values)
+
+
+def _within(cut: _Cut, collective: Times, windows: Spans) -> tuple[Times, Array, Array, Times]:
+    """What a lane did in the window of each collective."""
+    parts = intersect(windows, clip(cut.spans, int(windows.start[0]), int(windows.end[-1])))
+    which = places(windows.start, parts.start, "right") - 1
+    of_cut = places(cut.spans.start, parts.start, "right") - 1
+    return _summed(collective[which], cut.phase[of_cut], cut.operation[of_cut], parts.end - parts.start)
 
 
 def _summed(collective: Times, phase: Array, operation: Array, spent: Times) -> tuple[Times, Array, Array, Times]:
@@ -105,18 +113,21 @@ def _cut(trace: Trace, view: LaneView) -> _Cut:
     end = np.where(device["kind"][rows] == Kind.COMMUNICATION, start, device["end"][rows])
     reach = np.maximum.accumulate(end)
     before = np.concatenate((start[:1], reach[:-1]))
+    busy, idle = reach > np.maximum(before, start), start > before
+    begin = np.concatenate((np.maximum(before, start)[busy], before[idle]))
+    until = np.concatenate((reach[busy], start[idle]))
+    gap = (before[idle] + start[idle]) // 2
+    del start, end, reach, before
     launch = device.at("launch", rows)
     main = main_thread(host, view.lane.rank, launch)
     thread = np.where(launch == NA, np.int64(main), host["thread"][np.maximum(launch, 0)] if len(host) else main)
     launched = np.where(launch == NA, NA, host["start"][np.maximum(launch, 0)] if len(host) else NA)
-    busy, idle = reach > np.maximum(before, start), start > before
+    del launch
     phases = Phases(trace, view.lane.rank, main)
-    gap = (before[idle] + start[idle]) // 2
-    code = np.concatenate((phases.at(thread[busy], launched[busy]), phases.at(thread[idle], gap)))
+    code = np.concatenate((phases.at(thread[busy], launched[busy]), phases.at(thread[idle], gap))).astype(np.int32)
+    del launched
     doing = _doing(trace, view.lane.rank, thread[idle], gap)
     name = np.concatenate((device["name"][rows][busy], doing))
-    begin = np.concatenate((np.maximum(before, start)[busy], before[idle]))
-    until = np.concatenate((reach[busy], start[idle]))
     order = np.argsort(begin, kind="stable")
     return _Cut(Spans(begin[order], until[order]), code[order], name[order])
 

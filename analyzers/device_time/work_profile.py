@@ -16,7 +16,7 @@ from gpuscope.analyzers.base.lanes import LaneView, computing
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks, quarters
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.shaped_operators import computes
 from gpuscope.trace.schema import NA, SCHEMAS
@@ -75,24 +75,23 @@ def _operations(trace: Trace, rows: Times) -> tuple[Array, Array, Times]:
     """Per device event the code of its operation, of its input dimensions (or NO_NAME), and what makes it one piece
     of work with others: its operator's row, or itself."""
     device, host, shapes = trace["device_events"], trace["host_events"], trace["shapes"]
-    operation = device["name"][rows].astype(np.int64)
-    dims, instance = np.full(len(rows), NO_NAME, np.int64), -1 - rows
-    launch = device.at("launch", rows)
-    linked = np.flatnonzero(launch != NA)
-    if not len(shapes) or not len(linked):
-        return operation, dims, instance
+    operation = device["name"][rows]
+    dims, instance = np.full(len(rows), NO_NAME, np.int32), -1 - rows
     shaped = np.zeros(len(host), np.bool_)
     shaped[shapes["event"][trace.names.matching(computes)[host["name"][shapes["event"]]]]] = True
-    dims_of = np.full(len(host), NO_NAME, np.int64)
+    dims_of = np.full(len(host), NO_NAME, np.int32)
     dims_of[shapes["event"]] = shapes["dims"]
-    call = launch[linked]
-    operator = innermost(host, shaped, host["thread"][call], host["start"][call])
-    # Where the training thread is the device, an operator is its own work, and what it calls may have the shapes.
-    own = np.flatnonzero((operator == NA) & (device["device"][rows[linked]] == NA))
-    operator[own] = _first_within(host, shaped, call[own])
-    found = linked[operator != NA]
-    operator = operator[operator != NA]
-    operation[found], dims[found], instance[found] = host["name"][operator], dims_of[operator], operator
+    for part in quarters(len(rows)):
+        launch = device.at("launch", rows[part])
+        linked = np.flatnonzero(launch != NA)
+        call = launch[linked]
+        operator = innermost(host, shaped, host["thread"][call], host["start"][call])
+        # Where the training thread is the device, an operator is its own work, and what it calls may have the shapes.
+        own = np.flatnonzero((operator == NA) & (device.at("device", rows[part][linked]) == NA))
+        operator[own] = _first_within(host, shaped, call[own])
+        found = linked[operator != NA] + part.start
+        operator = operator[operator != NA]
+        operation[found], dims[found], instance[found] = host["name"][operator], dims_of[operator], operator
     return operation, dims, instance
 
 

@@ -18,7 +18,7 @@ from gpuscope.analyzers.profile.recorded_ranks import RecordedRank, recorded_ran
 from gpuscope.schema.profile_sections import OperatorEntry, PhaseEntry, RangeEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.trace.columns.table import Array, Mask, Times, quarters
 from gpuscope.trace.intervals import union
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA, Category, Kind
@@ -68,14 +68,18 @@ def _of_rank(trace: Trace, recorded: RecordedRank) -> tuple[list[OperatorEntry],
     if not len(rows):
         return _operators(trace, sums, recorded.has_device), _ranges(trace, recorded.rank, sums, recorded.has_device)
     device = LaunchingThreads(trace, recorded)
-    start, end, name, category, thread = (
-        host.at(column, rows) for column in ("start", "end", "name", "category", "thread")
-    )
+    wanted = np.zeros(len(host), np.bool_)
+    wanted[rows] = True
+    of = slice(*recorded.bounds)  # the rank's events as they stand: no copy of those that are wanted
+    start, end, name, category, thread = (host[column][of] for column in ("start", "end", "name", "category", "thread"))
+    wanted, threads = wanted[of], distinct_values(thread[rows - of.start]).tolist()
     del rows
-    parent = parents(start, end, thread)
-    for which in distinct_values(thread).tolist():
-        own = np.flatnonzero(thread == which)
-        _add_thread((start, end, name, category), sums, own, parent, *device.of_thread(which))
+    parent = parents(start, end, thread, wanted)
+    for which in threads:
+        launched = device.of_thread(which)
+        for part in quarters(len(wanted)):
+            own = np.flatnonzero(wanted[part] & (thread[part] == which)) + part.start
+            _add_thread((start, end, name, category), sums, own, parent, *launched)
     return _operators(trace, sums, recorded.has_device), _ranges(trace, recorded.rank, sums, recorded.has_device)
 
 

@@ -15,7 +15,7 @@ from gpuscope.recorded_environment import kept_facts
 from gpuscope.trace.columns.distinct import among, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.row_order import order_rows, select_rows
-from gpuscope.trace.columns.table import Array, Table, Times, concatenated, joined, stored
+from gpuscope.trace.columns.table import Array, Table, Times, concatenated, joined, rows_of_rank, stored
 from gpuscope.trace.cpu_run import host_device
 from gpuscope.trace.graph_captures import while_capturing, with_captures
 from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
@@ -166,7 +166,7 @@ class TraceBuilder:
         device, host = data["device_events"], data["host_events"]
         tables = [device]
         for rank in sorted(self._host_is_device - set(distinct_values(device["rank"]).tolist())):
-            rows = np.flatnonzero(host["rank"] == rank)
+            rows = np.arange(*rows_of_rank(host, rank))
             work = host_device.work(host, self.names, rows) if len(rows) else {"start": np.empty(0, np.int64)}
             count = len(work["start"])
             if count:

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuscope import native
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Times, overlapping
+from gpuscope.trace.columns.table import Array, Times, blocks, overlapping
 
 
 class Spans(NamedTuple):
@@ -36,6 +36,11 @@ def union(start: Array, end: Array) -> Spans:
     if _apart(start, end):  # each is a span of its own: no need of a second copy
         return Spans(start, end)
     return Spans(*native.union(start, end)) if len(start) else EMPTY
+
+
+def union_at(start: Array, end: Array, rows: Times) -> Spans:
+    """The union of the spans in some rows, block by block: of many that overlap there are never copies of all."""
+    return join(*(union(start[rows[block]], end[rows[block]]) for block in blocks(0, len(rows))))
 
 
 def _apart(start: Array, end: Array) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from gpuscope import native
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks, looked_up, rows_of_rank
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks, looked_up, overlapping, rows_of_rank
 from gpuscope.trace.schema import NA, Category, Kind
 
 _ROOM = 16
@@ -149,15 +149,23 @@ def innermost(host: Table, candidates: Mask, thread: Times, at: Times) -> Times:
 
 def outermost(host: Table, rows: Times) -> Times:
     """Those of `rows` (of one thread) that no other of them encloses, in order of start."""
-    start, end = host["start"][rows], host["end"][rows]
-    if not len(rows):
-        return rows
-    if not bool(((start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))).all()):
-        order = np.lexsort((-end, start))
-        rows, end = rows[order], end[order]
-    reach = np.maximum.accumulate(end)
-    top = np.concatenate(([True], end[1:] > reach[:-1]))
-    return np.asarray(rows[top], np.int64)
+    rows, reach, found = longer_first(host, rows), np.iinfo(np.int64).min, [rows[:0]]
+    for block in blocks(0, len(rows)):
+        end = host["end"][rows[block]]
+        before = np.maximum.accumulate(np.concatenate(([reach], end)))
+        found.append(rows[block][end > before[:-1]])
+        reach = int(before[-1])
+    return np.concatenate(found)
+
+
+def longer_first(host: Table, rows: Times) -> Times:
+    """Rows in order of start, of those that start at once the longer ones first: the rows themselves, where they stand
+    so."""
+    for block in overlapping(len(rows)):
+        start, end = host["start"][rows[block]], host["end"][rows[block]]
+        if not bool(((start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))).all()):
+            return np.asarray(rows[np.lexsort((-host["end"][rows], host["start"][rows]))])
+    return rows
 
 
 def awaited_streams(syncs: Table, host: Table, device: Table) -> tuple[Times, int]:

@@ -9,7 +9,7 @@ import numpy as np
 from gpuscope import when_used
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks, those
 from gpuscope.trace.naming.kernel_categories import is_optimizer_step
 from gpuscope.trace.naming.serving_names import Batch
 from gpuscope.trace.schema import NA, Category, Kind
@@ -58,18 +58,21 @@ def find_steps(host: Table, device: Table, names: NamePool, rows: Mask, device_r
     ranges that differ by their numbers; the period of the kernel sequence. Where gradients are accumulated, the ranges
     up to an optimizer step are one step.
     """
-    ranges = np.flatnonzero(rows & (host["category"] == Category.ANNOTATION) & (host["end"] > host["start"]))
+    ranges = np.flatnonzero(rows & (host["category"] == Category.ANNOTATION))
+    ranges = ranges[host["end"][ranges] > host["start"][ranges]]
     # Traces of 2020 and of Ascend record ProfilerStep as an operator.
     operators = np.flatnonzero(rows & (host["category"] == Category.OP))
     if (served := annotated(host, names, ranges)) is not None:
         return _of_server(served, f"ranges of {served.server}")
-    named = _profiler_steps(host, names, np.concatenate((ranges, operators))) or _named_steps(host, names, ranges)
+    both = np.concatenate((ranges, operators))
+    del operators
+    named = _profiler_steps(host, names, both) or _named_steps(host, names, ranges)
     if named is not None:
-        return _of_updates(named, host, names, np.concatenate((ranges, operators)))
+        return _of_updates(named, host, names, both)
     if (served := from_kernels(host, device, names, device_rows)) is not None:
         return _of_server(served, KERNEL_SEQUENCE)
     return (
-        _marked_steps(host, names, np.concatenate((ranges, operators)))
+        _marked_steps(host, names, both)
         or _numbered_ranges(host, device, names, ranges, device_rows)
         or _repeating_kernels(device, device_rows)
     )
@@ -85,7 +88,9 @@ def _profiler_steps(host: Table, names: NamePool, rows: Times) -> FoundSteps | N
         for code in distinct_values(host["name"][rows])
         if (match := _PROFILER_STEP.search(names[int(code)]))
     }
-    picked = rows[np.isin(host["name"][rows], list(numbers))]
+    named = np.zeros(len(names) + 1, np.bool_)
+    named[list(numbers)] = True
+    picked = those(rows, lambda rows: named[host["name"][rows]])
     if not len(picked):
         return None
     step = np.array([numbers[code] for code in host["name"][picked].tolist()], np.int64)
@@ -128,7 +133,8 @@ def _numbers(rows: Times, host: Table, names: NamePool) -> Times:
 
 def _of_updates(found: FoundSteps, host: Table, names: NamePool, rows: Times) -> FoundSteps:
     """The same steps, or one for every `period` of them where the optimizer steps at the end of every so many."""
-    updates = rows[names.matching(is_optimizer_step)[host["name"][rows]]]
+    updating = names.matching(is_optimizer_step)
+    updates = those(rows, lambda rows: updating[host["name"][rows]])
     holds = distinct_values(np.searchsorted(found.start, host["start"][updates], "right") - 1)
     holds = holds[holds >= 0]
     apart = np.diff(holds)

@@ -181,7 +181,7 @@ def _per_operator(trace: Trace, operator: Times, kernel: Codes) -> Array:
     from gpuscope.analyzers.device_time.kernels.operator_bytes import operator_bytes
 
     host, shapes, names = trace["host_events"], trace["shapes"], trace.names
-    place = np.full(len(host), NA, np.int64)
+    place = np.empty(len(host), np.int32 if len(shapes) < 2**31 else np.int64)  # only those asked for are written
     place[shapes["event"]] = np.arange(len(shapes))
     row = place[operator]
     types = shapes["types"][row]

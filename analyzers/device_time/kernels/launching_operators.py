@@ -97,17 +97,18 @@ def _by_operator(trace: Trace, rows: Times) -> Labels | None:
         return None
     result = np.full(len(rows), NO_NAME, np.int32)
     linked = np.flatnonzero((device["kind"][rows] == Kind.COMPUTE) & device.known("launch")[rows])
-    launch = device.at("launch", rows[linked])
-    thread, start = host.at("thread", launch), host["start"][launch]
     said = _operator_codes(names)
-
-    for candidates in (operator, operator & looked_up(names.matching(encloses), host["name"]), is_step):
-        around = innermost(host, candidates, thread, start)  # a later one overrides
-        inside = np.flatnonzero(around != NA)
-        around = around[inside]
-        says = np.where(is_step[around], np.int32(_CODE[OPTIMIZER]), said(host["name"][around]))
-        known = says != NO_NAME
-        result[linked[inside[known]]] = says[known]
+    layers = (operator, operator & looked_up(names.matching(encloses), host["name"]), is_step)
+    for own in (linked[part] for part in quarters(len(linked))):
+        launch = device.at("launch", rows[own])
+        thread, start = host.at("thread", launch), host["start"][launch]
+        for candidates in layers:
+            around = innermost(host, candidates, thread, start)  # a later one overrides
+            inside = np.flatnonzero(around != NA)
+            around = around[inside]
+            says = np.where(is_step[around], np.int32(_CODE[OPTIMIZER]), said(host["name"][around]))
+            known = says != NO_NAME
+            result[own[inside[known]]] = says[known]
     return result
 
 

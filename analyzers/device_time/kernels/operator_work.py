@@ -57,13 +57,14 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     flops, again = np.zeros((2, len(rows)), np.float64)
     work = Work(flops, again, np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.int8), (None,))
     linked = np.flatnonzero((device.at("launch", rows) != NA) & (device["kind"][rows] == Kind.COMPUTE))
-    counted, types = _counted(trace)
-    counts = ~np.isnan(counted)
+    shape_of, counted = _counted(trace)
+    counts = shape_of >= 0
     if not len(linked) or not counts.any():
         return work
+    counts &= host["category"] == Category.OP
     launch = device.at("launch", rows[linked])
-    candidates = counts & (host["category"] == Category.OP)
-    operator = innermost(host, candidates, host["thread"][launch], host["start"][launch])
+    operator = innermost(host, counts, host["thread"][launch], host["start"][launch])
+    del launch, counts
     linked, operator = linked[operator != NA], operator[operator != NA]
     work.known[linked] = True
     inner = np.zeros(len(host), np.bool_)
@@ -75,11 +76,12 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     linked, operator = linked[order], operator[order]
     chosen, share = _shares(trace, rows, linked, operator, category, duration)
     linked, operator = linked[chosen], operator[chosen]
-    work.flops[linked] = counted[operator] * share
+    shape = shape_of[operator]
+    work.flops[linked] = counted[shape] * share
     scores = trace.names.matching(recomputes_scores)[host["name"][operator]]
     again = np.where(recomputed(trace, operator), 1.0, np.where(scores, RECOMPUTED_SCORES, 0.0))
     work.again[linked] = work.flops[linked] * again
-    said, which = _precisions(trace, rows[linked], types[operator])
+    said, which = _precisions(trace, rows[linked], trace["shapes"]["types"][shape])
     known = list(dict.fromkeys([None, *said]))
     work.precision[linked] = np.array([known.index(one) for one in said], np.int8)[which]
     return replace(work, precisions=known)
@@ -109,10 +111,10 @@ def _shares(
     return chosen, np.where(kept, parts, 1.0)
 
 
-def _counted(trace: Trace) -> tuple[Array, Times]:
-    """FLOPs of each host event whose FLOPs can be counted, else NaN, and the code of its input types (JSON)."""
+def _counted(trace: Trace) -> tuple[Array, Array]:
+    """Of each host event whose FLOPs can be counted its row in `shapes`, else −1; and of these rows the FLOPs."""
     host, shapes, names = trace["host_events"], trace["shapes"], trace.names
-    found, types = np.full(len(host), np.nan), np.full(len(host), NO_NAME, np.int64)
+    found = np.full(len(host), -1, np.int64 if len(shapes) >= 2**31 else np.int32)
     event = shapes["event"]
     pairs, pair = distinct_pairs(host["name"][event], shapes["dims"])
     keys, key = distinct_pairs(pair, shapes["concrete"])
@@ -122,10 +124,10 @@ def _counted(trace: Trace) -> tuple[Array, Times]:
         count = operator_flops(names[name], names[dims], names[concrete] if concrete != NO_NAME else "")
         if count:
             counts[place] = count
-    known = ~np.isnan(counts[key]) if len(key) else np.empty(0, np.bool_)
-    found[event[known]] = counts[key[known]]
-    types[event[known]] = shapes["types"][known]
-    return found, types
+    counted = counts[key]
+    known = np.flatnonzero(~np.isnan(counted))
+    found[event[known]] = known
+    return found, counted
 
 
 def _without_outer(trace: Trace, operators: Times) -> Times:

@@ -13,9 +13,11 @@ import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.facts.pipeline_facts.flushes import KINDS
-from gpuscope.trace.columns.table import Table, Times
+from gpuscope.trace.columns.distinct import among
+from gpuscope.trace.columns.table import Table, Times, rows_of_rank
 from gpuscope.trace.cpu_run.host_device import training_threads
 from gpuscope.trace.intervals import measure_within, union
+from gpuscope.trace.launch_links import longer_first
 from gpuscope.trace.schema import Category, Kind
 from gpuscope.trace.trace import Trace
 
@@ -31,14 +33,18 @@ def fixed_shares(trace: Trace, rank: int, operations: Table) -> dict[str, float]
     `operations` are those of this trace, on the rank's own clock.
     """
     host = trace["host_events"]
-    rows = np.flatnonzero(host["rank"] == rank)
-    threads = training_threads(host, trace.names, rows)
-    rows = rows[(host["category"][rows] == Category.OP) & np.isin(host["thread"][rows], threads)]
-    rows = rows[np.lexsort((-host["end"][rows], host["start"][rows]))]
-    start, end = host["start"][rows], host["end"][rows]
-    found: dict[str, list[float]] = defaultdict(list)
     kinds = {trace.names.find(op): kind for op, kind in KINDS.items()}
     own = np.flatnonzero((operations["rank"] == rank) & np.isin(operations["op"], list(kinds)))[:COMPUTATIONS_KEPT]
+    if not len(own):
+        return {}
+    low, high = rows_of_rank(host, rank)
+    threads = training_threads(host, trace.names, np.arange(low, high))
+    between = [operations["start"][own].min(), operations["end"][own].max()]
+    rows = np.arange(*(low + np.searchsorted(host["start"][low:high], between)))
+    rows = rows[(host["category"][rows] == Category.OP) & among(host["thread"][rows], threads)]
+    rows = longer_first(host, rows)
+    start, end = host["start"][rows], host["end"][rows]
+    found: dict[str, list[float]] = defaultdict(list)
     for op, begin, until in zip(*(operations[column][own].tolist() for column in ("op", "start", "end")), strict=True):
         low, high = np.searchsorted(start, [begin, until]).tolist()
         inside = end[low:high] <= until

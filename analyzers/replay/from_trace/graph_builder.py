@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import EVALUATED, in_hooks
 from gpuscope.analyzers.replay.graph import (
     CAUSES,
+    EDGE_COLUMNS,
     NODE_COLUMNS,
     NONE,
     Call,
@@ -21,10 +22,10 @@ from gpuscope.analyzers.replay.graph import (
     node_defaults,
 )
 from gpuscope.catalogue.cause_table import COVERING
-from gpuscope.trace.columns.distinct import distinct_values
+from gpuscope.trace.columns.distinct import among, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Mask, Times
-from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union
+from gpuscope.trace.columns.table import Mask, Times, compact, those
+from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, subtract, union, union_at
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
@@ -63,6 +64,9 @@ class Builder:
     rank: int
     nodes: dict[str, Times] = field(default_factory=lambda: node_columns([]))
     edges: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """The latest."""
+    joined: list[dict[str, Times]] = field(default_factory=list)
+    """Those before them, as columns."""
     calls: list[Call] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
 
@@ -79,8 +83,9 @@ class Builder:
 
     def join(self, src: Times, dst: Times, lag: int | Times, why: Edge | Times) -> None:
         """As `edge`, one for each `src`."""
-        lags, whys = (np.full(len(src), column, np.int64).tolist() for column in (lag, why))
-        self.edges += zip(src.tolist(), dst.tolist(), lags, whys, strict=True)
+        lags, whys = (np.full(len(src), column, np.int64) for column in (lag, why))
+        self.joined += [edge_columns(self.edges), dict(zip(EDGE_COLUMNS, (src, dst, lags, whys), strict=True))]
+        self.edges = []
 
     def label(self, text: str) -> int:
         """The place of a label."""
@@ -118,8 +123,11 @@ class Builder:
 
     def finish(self, marks: Sequence[int]) -> Graph:
         """The graph."""
+        parts = [*self.joined, edge_columns(self.edges)]
+        edges = {name: np.concatenate([part[name] for part in parts]) for name in EDGE_COLUMNS}
         return Graph(
-            self.nodes, edge_columns(self.edges), tuple(self.calls), tuple(self.labels),
+            {name: compact(column) for name, column in self.nodes.items()},
+            edges, tuple(self.calls), tuple(self.labels),
             {self.rank: np.array(marks, np.int64)},
         )  # fmt: skip
 
@@ -127,30 +135,34 @@ class Builder:
 def causes(trace: Trace, rows: Times, threads: Times) -> dict[str, Spans]:
     """Where host events (`rows`: of one rank) of these threads show a cause that a change can remove."""
     host = trace["host_events"]
-    rows = rows[np.isin(host["thread"][rows], threads)]
+    rows = rows[among(host.at("thread", rows), threads)]
     found: dict[str, Spans] = {}
     taken = EMPTY
     for cause, (categories, predicate) in COVERING:
-        picked = rows[np.isin(host["category"][rows], categories)]
-        picked = picked[trace.names.matching(predicate)[host["name"][picked]]]
-        spans = subtract(union(host["start"][picked], host["end"][picked]), taken)
+        picked = _called(trace, rows, categories, predicate)
+        spans = subtract(union_at(host["start"], host["end"], picked), taken)
         found[cause] = join(found.get(cause, EMPTY), spans)
         taken = join(taken, spans)
     return {cause: found.get(cause, EMPTY) for cause in CAUSES}
+
+
+def _called(trace: Trace, rows: Times, categories: Iterable[int], predicate: Callable[[str], bool]) -> Times:
+    """Those host events that are of some categories and whose names the predicate wants."""
+    host, wanted = trace["host_events"], trace.names.matching(predicate)
+    return those(rows, lambda rows: wanted[host["name"][rows]] & among(host["category"][rows], categories))
 
 
 def backward(trace: Trace, rows: Times) -> Spans:
     """When a rank was in its backward pass, from its host events: where autograd's are not recorded (in CUDA graphs),
     from the end of DDP's forward pass to the next one or the optimizer."""
     host = trace["host_events"]
-    rows = rows[np.isin(host["category"][rows], (Category.OP, Category.ANNOTATION))]
 
     def picked(start: str | tuple[str, ...]) -> Times:
-        return rows[trace.names.matching(lambda name: name.startswith(start))[host["name"][rows]]]
+        return _called(trace, rows, (Category.OP, Category.ANNOTATION), lambda name: name.startswith(start))
 
     evaluated, forward, stepped = picked(_BACKWARD), picked("DistributedDataParallel.forward"), picked("Optimizer.")
     if len(evaluated) or not len(stepped):
-        return union(host["start"][evaluated], host["end"][evaluated])
+        return union_at(host["start"], host["end"], evaluated)
     ends, bounds = host["end"][forward], np.sort(host["start"][np.concatenate((forward, stepped))])
     behind = np.searchsorted(bounds, ends)
     closed = behind < len(bounds)

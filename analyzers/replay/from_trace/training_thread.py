@@ -26,8 +26,8 @@ from gpuscope.analyzers.replay.from_trace.graph_builder import (
 )
 from gpuscope.analyzers.replay.from_trace.recorded_steps import Window
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node
-from gpuscope.trace.columns.distinct import distinct_values
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.distinct import among, distinct_values
+from gpuscope.trace.columns.table import Mask, Times, rows_of_rank, those
 from gpuscope.trace.cpu_run.blocking_waits import EARLY_NS, ended_by, is_waiting_op, pauses
 from gpuscope.trace.cpu_run.host_device import training_threads
 from gpuscope.trace.intervals import Spans, measure_within, union
@@ -69,9 +69,9 @@ class Collectives:
 def thread_graph(trace: Trace, view: LaneView, window: Window) -> Graph:
     """The graph of a rank whose training thread is the device."""
     host, rank = trace["host_events"], view.lane.rank
-    rows = np.flatnonzero(host["rank"] == rank)
+    rows = np.arange(*rows_of_rank(host, rank))
     threads = np.array(training_threads(host, trace.names, rows), np.int64)
-    own = rows[np.isin(host["thread"][rows], threads) & (host["category"][rows] != Category.COMMUNICATION)]
+    own = rows[among(host.at("thread", rows), threads) & (host.at("category", rows) != Category.COMMUNICATION)]
     hooks = gradient_hooks(trace, own)
     collectives = _collectives(trace, rows, own, threads, hooks, window)
     waits = _Waits(trace, own[_within(trace, own, window)], threads, collectives).found(window)
@@ -101,8 +101,8 @@ def _collectives(trace: Trace, rows: Times, own: Times, threads: Times, hooks: S
     table, host = trace["collectives"], trace["host_events"]
     found = np.flatnonzero(np.isin(table["host_event"], rows))
     found = _in_order_of_issue(trace, found[np.argsort(table["start"][found], kind="stable")])
-    issuing = own[trace.names.matching(lambda name: name.startswith(ISSUES))[host["name"][own]]]
-    issuing = issuing[(host["category"][issuing] == Category.OP)]
+    issues = trace.names.matching(lambda name: name.startswith(ISSUES))
+    issuing = those(own, lambda rows: issues[host["name"][rows]] & (host["category"][rows] == Category.OP))
     issuing = issuing[np.argsort(host["start"][issuing], kind="stable")]
     start, thread = table["start"][found], host["thread"][table["host_event"][found]]
     # One operator issues one collective, in order; where that does not hold, gloo's own start has to do.

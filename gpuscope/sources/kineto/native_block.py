@@ -82,7 +82,8 @@ class Native:
         route = _numbers(found["route"], np.int8)
         if not len(route):
             return None
-        columns: Columns = {name: _numbers(found[name], np.int64) for name in _NUMBERS if name in found}
+        # Copies: what the scanners' threads allocated is freed whole, for their next blocks.
+        columns: Columns = {name: _numbers(found[name], np.int64).copy() for name in _NUMBERS if name in found}
         columns["name"] = names[_numbers(found["name"], np.uint32)]
         arguments = _spans(found["arguments"])
         return Rows(route, columns, _getter(text, arguments), self._shapes(text, arguments))

@@ -34,7 +34,9 @@ from gpuscope.sources.perfetto.packet_rows import (
 from gpuscope.sources.perfetto.perfetto_messages import DebugAnnotation
 from gpuscope.sources.perfetto.reading import MISSING, Reading
 from gpuscope.sources.perfetto.slices import Columns, Paired, SliceGroups
+from gpuscope.trace.columns.distinct import distinct_values, mapped
 from gpuscope.trace.columns.name_pool import PerName
+from gpuscope.trace.columns.table import picked
 from gpuscope.trace.naming.shaped_operators import is_shaped
 from gpuscope.trace.schema import NA, Category
 
@@ -149,8 +151,11 @@ class HostSlices:
             columns = {name: own[name][sync] for name in ("start", "end", "name")}
             block.sync = Rows(route[sync], columns, self._texts(own["told"][sync]), lambda rows: Shapes())  # noqa: ARG005
         if len(host):
-            block.host = self._host({name: column[host] for name, column in own.items()}, route[host])
-            ids = own["number"][host][route[host] == Category.OP]
+            route = route[host]
+            # Column by column, so that only one is ever held twice: a group may be nearly all of a file.
+            own = {name: picked(own.pop(name), host) for name in list(own)}
+            block.host = self._host(own, route)
+            ids = own["number"][route == Category.OP]
             block.operator_ids = ids[ids != NA]
         self._reading.work += len(sync) + len(host)
         self._reading.columns.take(block)
@@ -159,10 +164,10 @@ class HostSlices:
     def _host(self, own: Mapping[str, Any], route: npt.NDArray[np.int8]) -> Rows:
         columns = {name: own[name] for name in ("start", "end", "name")}
         columns["correlation"] = np.where(route == Category.RUNTIME, own["number"], NA)
-        tracks, places = np.unique(own["track"].view(np.uint64), return_inverse=True)
-        thread = self._reading.tracks.thread
-        threads = [self._reading.columns.threads[thread(track)] for track in tracks.tolist()]
-        columns["thread"] = np.array(threads, np.int64)[places]
+        tracks = distinct_values(own["track"])
+        numbers, thread = tracks.view(np.uint64).tolist(), self._reading.tracks.thread
+        threads = {track: self._reading.columns.threads[thread(track)] for track in sorted(numbers)}
+        columns["thread"] = mapped(own["track"], tracks, np.array([threads[track] for track in numbers], np.int32))
         texts = self._texts(own["told"])
         code = self._reading.builder.names.find(RANGE)
         if len(self._reading.world) < 2:

@@ -57,6 +57,11 @@ class PftraceSource:
         if cut_off and not options.partial:
             raise InputError(cut_off, hint="copy it again, or pass --partial to analyse what is left")
         state = found.reading
+        if not state.work and not state.other and (cut_off or found.unpaired):
+            raise InputError(
+                f"{path}: cut off before the end of the first operator, CUDA call or kernel",
+                hint="copy it again, or record anew: the profiler had to end by itself",
+            )
         if not state.work:
             raise InputError(_nothing_of_torch(path, state.other, state.undecodable), hint=_RECORD)
         problem, name = builder.problem, path.name

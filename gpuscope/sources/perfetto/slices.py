@@ -49,8 +49,7 @@ class SliceGroups:
             return None
         self._group, self._ending = int(group[-1]), bool(ends[-1])
         begun, ended = _joined(self._begins), _joined(self._ends)
-        self._begins, self._ends = ([_some(part, part["group"] == self._group)] for part in (begun, ended))
-        begun, ended = (_some(part, part["group"] < self._group) for part in (begun, ended))
+        self._begins, self._ends = ([_from(part, self._group)] for part in (begun, ended))
         return _paired(begun, ended, cut_off=False)
 
     @property
@@ -64,8 +63,12 @@ class SliceGroups:
         return _paired(_joined(begins), _joined(ends), cut_off) if begins else None
 
 
-def _some(columns: Columns, rows: npt.NDArray[Any]) -> Columns:
-    return {name: picked(column, rows) for name, column in columns.items()}
+def _from(columns: Columns, group: int) -> Columns:
+    """A copy of what is of this group, the last, or of later ones; what is before it stays in `columns`."""
+    first = int(np.searchsorted(columns["group"], group))
+    rest = {name: picked(column, np.arange(first, len(column))) for name, column in columns.items()}
+    columns |= {name: column[:first] for name, column in columns.items()}
+    return rest
 
 
 def _compact(columns: Columns) -> Columns:

@@ -95,8 +95,10 @@ def distinct_rows(*columns: Array) -> tuple[Times, Times]:
     for column in columns:
         found, place = distinct(column)
         if len(found) > 1:
-            place += which * len(found)
-            _, which = distinct(place)
+            which = which * len(found)
+            which += place
+            del place
+            _, which = distinct(which)
     first = np.empty(int(which.max(initial=-1)) + 1, np.int64)
     first[which[::-1]] = np.arange(len(which))[::-1]
     return first, which
@@ -107,5 +109,8 @@ def distinct_pairs(first: Array, second: Array) -> tuple[list[tuple[int, int]], 
     firsts, which = distinct(first)
     seconds, other = distinct(second)
     width = max(len(seconds), 1)
-    found, inverse = distinct(which * width + other)
+    which = which * width
+    which += other
+    del other
+    found, inverse = distinct(which)
     return [(int(firsts[code // width]), int(seconds[code % width])) for code in found.tolist()], inverse

@@ -166,6 +166,11 @@ def rows_where(low: int, high: int, wanted: Callable[[slice], Mask]) -> Times:
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
+def those(rows: Times, wanted: Callable[[Times], Mask]) -> Times:
+    """Those of some rows for which `wanted` holds, asked block by block."""
+    return np.concatenate([part[wanted(part)] for part in (rows[block] for block in blocks(0, len(rows)))] or [rows])
+
+
 def rows_of_rank(table: Table, rank: int) -> tuple[int, int]:
     """The first row of a rank in a table ordered by rank, and the one after its last."""
     ranks = table.columns["rank"]

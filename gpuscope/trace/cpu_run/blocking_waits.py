@@ -10,9 +10,9 @@ import numpy as np
 
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
-from gpuscope.trace.columns.table import Mask, Table, Times, rows_where
-from gpuscope.trace.intervals import EMPTY, Spans
-from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.columns.table import Mask, Table, Times, blocks, looked_up
+from gpuscope.trace.intervals import EMPTY, Spans, join, union
+from gpuscope.trace.launch_links import innermost, longer_first
 from gpuscope.trace.schema import NA, Category
 
 BLOCKED_NS = 50_000
@@ -62,10 +62,13 @@ def pauses(host: Table, names: NamePool, own: Times, threads: Times) -> Spans:
 
 def _long_gaps(host: Table, own: Times) -> tuple[Times, Times]:
     """Where none of these events begins or ends for `BLOCKED_NS` or longer."""
-    bounds = np.concatenate((host["start"][own], host["end"][own]))
-    bounds.sort()
-    long = rows_where(0, len(bounds) - 1, lambda rows: bounds[1:][rows] - bounds[:-1][rows] >= BLOCKED_NS)
-    return bounds[long], bounds[long + 1]
+    found: list[Spans] = []
+    for block in blocks(0, len(own)):
+        bounds = np.concatenate((host["start"][own[block]], host["end"][own[block]]))
+        bounds.sort()
+        found.append(union(bounds, bounds + (BLOCKED_NS - 1)))
+    near = join(*found)
+    return near.end[:-1] - (BLOCKED_NS - 1), near.start[1:]
 
 
 def _computing(host: Table, names: NamePool, own: Times) -> Mask:
@@ -77,19 +80,19 @@ def _computing(host: Table, names: NamePool, own: Times) -> Mask:
     threads = host["thread"][own]
     for thread in distinct_values(threads).tolist():
         rows = own[threads == thread]
-        rows = rows[np.lexsort((-host["end"][rows], host["start"][rows]))]
-        start, end, name = (host[column][rows] for column in ("start", "end", "name"))
-        nested = np.zeros(len(rows), np.bool_)
-        nested[:-1] = start[1:] < end[:-1]
-        computes = ~idle[name] & np.where(own_work[name], ~_holds(start, end, communicates[name]), ~nested)
-        found[rows] = computes & (host["category"][rows] == Category.OP)
+        rows = longer_first(host, rows)
+        inner = host["start"][rows[looked_up(communicates, host["name"][rows])]]
+        begun = np.zeros(1, np.int64)
+        for block in blocks(0, len(rows)):
+            name, end = host["name"][rows[block]], host["end"][rows[block]]
+            after = host["start"][rows[block.start + 1 : block.stop + 1]]
+            nested = np.zeros(len(end), np.bool_)
+            nested[: len(after)] = after < end[: len(after)]
+            begun = begun[-1] + np.cumsum(communicates[name])
+            holds = np.searchsorted(inner, end) > begun  # one that communicates begins inside it
+            computes = ~idle[name] & np.where(own_work[name], ~holds, ~nested)
+            found[rows[block]] = computes & (host["category"][rows[block]] == Category.OP)
     return found
-
-
-def _holds(start: Times, end: Times, wanted: Mask) -> Mask:
-    """Per event of a thread in order of start, whether one that is `wanted` begins inside it."""
-    before = np.concatenate(([0], np.cumsum(wanted, dtype=np.int32)))
-    return np.asarray(before[np.searchsorted(start, end, "left")] > before[1:])
 
 
 def ended_by(found: Spans, ends: Times, begins: Times | None = None, early: int = EARLY_NS) -> Spans:

@@ -7,13 +7,15 @@ with the cause `input`. The rows so made refer to their host events.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
-from gpuscope.trace.columns.distinct import distinct_values
+from gpuscope.trace.columns.distinct import among, distinct_values
 from gpuscope.trace.columns.name_pool import NamePool, PerName
-from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.columns.table import Mask, Table, Times, blocks
 from gpuscope.trace.cpu_run.blocking_waits import ended_by, is_message_op, is_waiting_op, pauses
-from gpuscope.trace.intervals import EMPTY, Spans, clip, intersect, join, subtract, union
+from gpuscope.trace.intervals import EMPTY, Spans, clip, intersect, join, subtract, union, union_at
 from gpuscope.trace.launch_links import outermost
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import Category, Kind
@@ -23,27 +25,27 @@ _BACKWARD = "autograd::engine::evaluate_function"
 
 def training_threads(host: Table, names: NamePool, rows: Times) -> list[int]:
     """The thread that spends most time in operators, and those that run the backward pass."""
-    ops = rows[host["category"][rows] == Category.OP]
-    if not len(ops):
-        return []
-    threads = distinct_values(host["thread"][ops]).tolist()
-    spent = {}
+    spent: defaultdict[int, list[Spans]] = defaultdict(list)
     backward = names.matching(lambda name: name.startswith(_BACKWARD))
-    found: list[int] = []
-    for thread in threads:
-        own = ops[host["thread"][ops] == thread]
-        spent[thread] = union(host["start"][own], host["end"][own]).total
-        if backward[host["name"][own]].any():
-            found.append(thread)
-    main = max(threads, key=lambda thread: spent[thread])
-    return [main, *(thread for thread in found if thread != main)]
+    found: set[int] = set()
+    for ops in (rows[block] for block in blocks(0, len(rows))):
+        ops = ops[host["category"][ops] == Category.OP]
+        threads = host["thread"][ops]
+        for thread in distinct_values(threads).tolist():
+            own = ops[threads == thread]
+            spent[thread].append(union(host["start"][own], host["end"][own]))
+        found.update(distinct_values(threads[backward[host["name"][ops]]]).tolist())
+    if not spent:
+        return []
+    main = max(sorted(spent), key=lambda thread: join(*spent[thread]).total)
+    return [main, *sorted(found - {main})]
 
 
 def work(host: Table, names: NamePool, rows: Times) -> dict[str, Times]:
     """Columns of device events for one rank (`rows`: its host events): what its training threads did."""
     threads = training_threads(host, names, rows)
-    category, name = host["category"][rows], host["name"][rows]
-    on_thread = np.isin(host["thread"][rows], threads)
+    category, name = host.at("category", rows), host.at("name", rows)
+    on_thread = among(host.at("thread", rows), threads)
     wrapper = names.matching(kinds.is_compile_wrapper) | names.matching(kinds.is_frame_compilation)
     ops: Mask = on_thread & (category == Category.OP) & ~wrapper[name]
     waits = rows[ops & names.matching(is_waiting_op)[name]]
@@ -56,7 +58,7 @@ def work(host: Table, names: NamePool, rows: Times) -> dict[str, Times]:
     not_compute = join(loading, _spans(host, waits), blocked, compiling)
     parts = [(waits, _spans_of(host, waits), Kind.COMMUNICATION)]
     for thread in threads:
-        top = outermost(host, rows[ops & (host["thread"][rows] == thread)])
+        top = outermost(host, rows[ops & (host.at("thread", rows) == thread)])
         spans = subtract(_spans(host, top), not_compute)
         owner = top[np.searchsorted(host["start"][top], spans.start, "right") - 1]
         parts.append((owner, spans, Kind.COMPUTE))
@@ -81,7 +83,7 @@ def _blocked(host: Table, names: NamePool, rows: Times, calls: Times, message: M
     """Pauses of the training threads in which they wait for one of the `calls`, of which some are `message`s."""
     if not len(calls) or not len(threads):
         return EMPTY
-    own = rows[np.isin(host["thread"][rows], threads) & (host["category"][rows] != Category.COMMUNICATION)]
+    own = rows[among(host.at("thread", rows), threads) & (host.at("category", rows) != Category.COMMUNICATION)]
     found = pauses(host, names, own, threads)
     handing = own[names.matching(is_message_op)[host["name"][own]]]
     begin, end = host["start"][calls[message]], host["end"][calls[message]]
@@ -93,7 +95,7 @@ def _blocked(host: Table, names: NamePool, rows: Times, calls: Times, message: M
 
 
 def _spans(host: Table, rows: Times) -> Spans:
-    return union(host["start"][rows], host["end"][rows])
+    return union_at(host["start"], host["end"], rows)
 
 
 def _spans_of(host: Table, rows: Times) -> Spans:

@@ -18,7 +18,8 @@ from helpers.pftrace_job import NCCL, collective, counter, differing, job, rows
 
 import gpuscope
 from gpuscope.errors import InputError
-from gpuscope.sources.perfetto.perfetto_messages import END, TracePacket
+from gpuscope.sources.perfetto.packets import whole
+from gpuscope.sources.perfetto.perfetto_messages import BEGIN, END, TracePacket
 from gpuscope.trace.trace import Trace
 
 NOT_IN_PFTRACE = {
@@ -245,6 +246,18 @@ def test_cut_off_is_refused_unless_partial(tmp_path: Path, zipped: bool) -> None
     trace = gpuscope.open_trace(path, partial=True)
     assert problems(trace)["truncated"] == 1
     assert len(trace["host_events"]) > 0
+
+
+@pytest.mark.parametrize("more", [0, 3])
+@pytest.mark.parametrize("partial", [False, True])
+def test_cut_off_before_the_first_end_is_said_to_be_cut_off(tmp_path: Path, more: int, partial: bool) -> None:
+    content = write_pftrace(tmp_path / "whole.pftrace", *job()).read_bytes()
+    packets = ((TracePacket.FromString(content[start:end]), end) for start, end in whole(content))
+    begun = next(end for packet, end in packets if packet.track_event.type == BEGIN)
+    path = tmp_path / "rank0.pftrace"
+    path.write_bytes(content[: begun + more])
+    with pytest.raises(InputError, match=r"cut off before the end of the first|ends inside a packet"):
+        gpuscope.open_trace(path, partial=partial)
 
 
 def test_any_prefix_is_an_error_or_a_trace(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gpuscope.when_used import dataclass
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-_BLOCKS_AHEAD = 4
+_BLOCKS_AHEAD = 1
 _SCANNERS = 4
 """At most so many: one thread hands the blocks on, and is busy with fewer."""
 
@@ -93,8 +93,8 @@ class Scanners:
 
     @property
     def busy(self) -> bool:
-        """Whether each has a block and others to go on with while what was found is taken in."""
-        return len(self.waiting) > 2 * self._count
+        """Whether each has a block to go on with while what was found is taken in: more save no time."""
+        return len(self.waiting) > self._count
 
     def submit(self, buffer: bytes, end: int, following: int) -> None:
         """Scan `buffer[:end]`; the rest, from `following`, is for the next block."""
