@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -212,6 +211,8 @@ def _found(asked: Asked) -> Found:
         key = file_cache.report_key(asked.paths, asked.question, asked.nsys, asked.no_advice)
     text = file_cache.kept(key, str)
     if text is not None:
+        import json
+
         return Found(json.loads(text), text, (), [Path(path) for path in asked.paths])
     analysis, items = _analyse(asked, cached)
     keepable = all(item.source.files.keepable for item in items) and not analysis.failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +60,8 @@ def command(
         document: QueryDocument = {
             "columns": list(found.columns), "rows": [list(row) for row in found.rows], "more": found.more
         }  # fmt: skip
+        import json
+
         click.echo(json.dumps(document, indent=2))
     elif as_csv:
         _print_csv(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.sections import EXPERTS
 from gpuscope.analyzers.changes import ExpertLoads, Predicted
 from gpuscope.analyzers.experts.exchanges import Exchange, Pace, exchanges, paces
-from gpuscope.analyzers.experts.expert_tokens import Counts, counts_of
 from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.waits import rows_by_lane
 from gpuscope.averages import fmean
@@ -35,6 +35,9 @@ from gpuscope.trace.intervals import measure_within
 from gpuscope.trace.schema import NA
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
+
+if TYPE_CHECKING:
+    from gpuscope.analyzers.experts.expert_tokens import Counts
 
 IMBALANCED = 1.2
 """Times the mean that the busiest rank receives from which it is worth a line: routers balance to within 10–20 %
@@ -59,6 +62,8 @@ class _Routed:
 
 def run(facts: RunFacts, what_if: WhatIf) -> Result:
     """The section `experts`; findings `expert_imbalance`, by group."""
+    from gpuscope.analyzers.experts.expert_tokens import counts_of
+
     result = Result(ANALYZER.name)
     found, left_out = exchanges(facts)
     unsized = _unsized(facts)

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from gpuscope.analyzers.base.analyzer import Result
-from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.sections import HANG
-from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.hangs import evidence, first_causes, hang_facts, hang_sources, mismatches, wait_graph
 from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record, read
@@ -24,7 +23,6 @@ from gpuscope.catalogue.findings.hangs import Hang as JobHang
 from gpuscope.catalogue.findings.hangs import rank_list
 from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.schema.hang_section import Hang, HangCause, HangLast, HangMismatch, HangOperation
-from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
 
 EVIDENCE = 8
@@ -48,7 +46,7 @@ class Found:
 
 def run(facts: RunFacts) -> Result:
     """The section `hang` and its finding."""
-    result = Result(ANALYZER.name)
+    result = Result("hang")
     job, told = read(facts.trace), evidence.read(facts.trace)
     healthy = job.calm and _longest_wait(job) < max(PATIENCE_NS, 3 * _longest_pause(job))
     # Between two dumps of a healthy job a rank goes on: what looks like a wait is work in flight.
@@ -240,26 +238,3 @@ def _finding(found: Found) -> FindingEntry:
         reasons[cause["why"]].append(cause["rank"])
     words = JobHang(list(reasons.items()), sorted({wait.waiter for wait in found.waits} - first))
     return made(words, ranks=first, evidence=evidence)
-
-
-def _tells(trace: Trace) -> bool:
-    """Whether the trace tells of a hang; lines of logs and open compilations beside timelines need not be of one."""
-    if any(len(trace[table]) for table in ("flight_records", "group_status", "host_stacks", "rank_progress")):
-        return True
-    signs = len(trace["hang_signs"]) > 0 or bool((trace["compilations"]["open"] == 1).any())
-    return signs and not len(trace["recording"])
-
-
-ANALYZER = RunAnalyzer(
-    "hang",
-    run,
-    (
-        Need(
-            "Flight Recorder dumps",
-            "gpuscope record writes them; else set TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
-            _tells,
-            optional=True,
-        ),
-    ),
-    (HANG,),
-)

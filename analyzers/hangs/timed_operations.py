@@ -15,10 +15,8 @@ import numpy as np
 
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need
-from gpuscope.analyzers.collectives.slow_members import since
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.catalogue.finding import made
-from gpuscope.catalogue.findings.hangs import LateInDumps, TransfersInDumps
 from gpuscope.schema.document import FindingEntry
 from gpuscope.trace.columns.table import Times
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
@@ -115,6 +113,9 @@ def _by_hosts(created: Times, done: Times) -> Times:
 def _late(timed: _Timed, span: int) -> Iterator[FindingEntry]:
     """The rank that others wait for, beyond chance and beyond what the times resolve: in all the collectives, or since
     it has begun to."""
+    from gpuscope.analyzers.collectives.slow_members import since
+    from gpuscope.catalogue.findings.hangs import LateInDumps
+
     ranks, last = len(timed.ranks), timed.waits.argmin(axis=1)
     least = MEASURABLE_NS if timed.transfer is not None else 2 * WATCHDOG_NS
     middle = np.median(timed.waits, axis=1)
@@ -133,6 +134,8 @@ def _late(timed: _Timed, span: int) -> Iterator[FindingEntry]:
 
 
 def _transfers(timed: _Timed, span: int) -> list[FindingEntry]:
+    from gpuscope.catalogue.findings.hangs import TransfersInDumps
+
     if timed.transfer is None or not span or int(timed.transfer.sum()) < WORTH * span:
         return []
     spent = int(timed.transfer.sum())

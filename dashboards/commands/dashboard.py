@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import glob
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +130,8 @@ def _open(
 
 
 def _matches(path: str) -> bool:
+    import glob
+
     return os.path.exists(path) or next(glob.iglob(path, recursive=True), None) is not None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +49,8 @@ def command(
     with opened(located(store)) as open_store:
         rows = open_store.runs(" AND ".join(given) or "1", list(given.values()), limit)
     if as_json:
+        import json
+
         click.echo(json.dumps(rows, indent=2))
         return
     from gpuscope.report.terminal.screen import ReportConsole, Writer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 
 def _print_json(document: dict[str, Any]) -> None:
     # What could not be computed (a bandwidth over no time) is null: NaN is not JSON.
+    import json
+
     click.echo(json.dumps(_without_nan(document), indent=2, allow_nan=False))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -57,6 +56,8 @@ def command(
     if take is not None:
         output.write_text(take, "".join(f"{line}\n" for line in found["take"]))
     if as_json:
+        import json
+
         click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
         from gpuscope.report.terminal.screen import ReportConsole, Writer

@@ -4,10 +4,11 @@ the tables of the documentation."""
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from typing import Any
 
 from gpuscope.errors import UsageError
+from gpuscope.when_used import dataclass
 
 ENV_OPTIONS = "GPUSCOPE_RECORD"
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 
+from gpuscope import when_used
 from gpuscope.errors import UsageError
 
 DEFAULT = "24"
-_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([smh]?)")
+_FORM = when_used.pattern(r"(\d+(?:\.\d+)?)\s*([smh]?)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 

@@ -101,7 +101,7 @@ def _rule(name: str, category: str) -> Rule | None:
     if category != "communication":
         return None
     on_host = name.startswith(("gloo:", "c10d::", "_c10d_functional::"))  # a CPU run's device work is operators
-    return known_by(name) or ("name" if on_host else "launcher")
+    return "name" if on_host else known_by(name) or "launcher"
 
 
 def _of_lane(

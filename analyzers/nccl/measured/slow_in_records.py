@@ -13,7 +13,6 @@ import numpy as np
 
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.needs import Need
-from gpuscope.analyzers.collectives.slow_members import WINDOW, slow, slow_links
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.network import LateInRecords, SlowLinkInRecords
@@ -50,6 +49,8 @@ def run(facts: RunFacts) -> Result:
 
 
 def _recorded(trace: Trace) -> Iterator[tuple[int, _Recorded]]:
+    from gpuscope.analyzers.collectives.slow_members import WINDOW
+
     table, rows = trace["measurements"], np.flatnonzero(_numbered(trace))
     by_communicator: dict[int, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     for row, name, seq, rank in zip(
@@ -68,6 +69,8 @@ def _recorded(trace: Trace) -> Iterator[tuple[int, _Recorded]]:
 
 
 def _late(name: str, one: _Recorded) -> Iterator[FindingEntry]:
+    from gpuscope.analyzers.collectives.slow_members import slow
+
     shortest, longest = one.dur.min(axis=1), one.dur.max(axis=1)
     for found in slow(one.seq, -one.dur.astype(np.float64), float(np.median(longest))):
         lost = int((np.median(one.dur, axis=1) - shortest).sum())
@@ -79,6 +82,8 @@ def _late(name: str, one: _Recorded) -> Iterator[FindingEntry]:
 
 def _links(found: Mapping[str, _Recorded]) -> Iterator[FindingEntry]:
     """Communicators of one size that carry out the same operations one after the other are compared."""
+    from gpuscope.analyzers.collectives.slow_members import WINDOW, slow_links
+
     by_kind: dict[object, list[str]] = defaultdict(list)
     for name, one in found.items():
         by_kind[len(one.ranks), one.kind[-WINDOW:]].append(name)

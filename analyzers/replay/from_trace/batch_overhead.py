@@ -11,6 +11,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from gpuscope import native
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.facts.pipeline_facts.flushes import KINDS
 from gpuscope.trace.columns.distinct import among
@@ -18,7 +19,7 @@ from gpuscope.trace.columns.table import Table, Times, rows_of_rank
 from gpuscope.trace.cpu_run.host_device import training_threads
 from gpuscope.trace.intervals import measure_within, union
 from gpuscope.trace.launch_links import longer_first
-from gpuscope.trace.schema import Category, Kind
+from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
 COMPUTATIONS_KEPT = 100
@@ -80,12 +81,9 @@ def fixed_shares_on_device(
 
 def own_times(start: Times, end: Times) -> Times:
     """ns of each operator less those within it; by start, outer ones first."""
-    ends, found = end.tolist(), (end - start).tolist()
-    around: list[int] = []
-    for place, (begin, until) in enumerate(zip(start.tolist(), ends, strict=True)):
-        while around and ends[around[-1]] <= begin:
-            around.pop()
-        if around:
-            found[around[-1]] -= until - begin
-        around.append(place)
-    return np.maximum(np.array(found, np.int64), 0)
+    spent = end - start
+    around = native.parents(start, end, np.zeros(len(start), np.int64), spent > 0)
+    inside = np.flatnonzero(around != NA)
+    found = spent.copy()
+    np.subtract.at(found, around[inside], spent[inside])
+    return np.asarray(np.maximum(found, 0))

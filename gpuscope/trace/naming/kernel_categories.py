@@ -154,7 +154,9 @@ def kernel_category(name: str) -> str:
     """
     if inductor := _INDUCTOR.match(name):
         return _of_inductor(inductor)
-    if name.startswith(("aten::", "torch::", "autograd::", "Optimizer.")):  # a CPU run's device work is operators
+    if name.startswith(
+        ("aten::", "torch::", "torch.", "autograd::", "Optimizer.")
+    ):  # a CPU run's device work is operators
         step = OPTIMIZER if is_optimizer_step(name) else None
         return step or operator_category(name.removeprefix(ENGINE)) or OTHER
     own = words(base_name(name)).replace("_with_index_", "_")  # `arange` counts, it looks nothing up

@@ -88,6 +88,8 @@ _NAMES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], Batch | None
 )  # fmt: skip
 
 
+_BEGIN = ("execute_", "capture_", "step[", "[Executor] ", "prefill[", "decode[")
+"""How each of these names begins, which few others do."""
 _DIGITS = 18
 """Of an integer that fits a column."""
 
@@ -98,7 +100,7 @@ def batch_of(name: str) -> Batch | None:
     >>> batch_of("execute_context_1(512)_generation_32(32)")
     Batch(phase='mixed', prefill_requests=1, prefill_tokens=512, decode_requests=32, decode_tokens=32)
     """
-    for _, pattern, read in _NAMES:
+    for _, pattern, read in _NAMES if name.startswith(_BEGIN) else ():
         if found := pattern.match(name):
             fits = all(len(digits) <= _DIGITS for digits in re.findall(r"\d+", name))
             return read(found) if fits else None

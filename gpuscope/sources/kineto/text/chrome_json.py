@@ -23,6 +23,7 @@ from gpuscope.sources.kineto.text.scan_ahead import Scanners, read_ahead
 from gpuscope.when_used import dataclass
 
 _BETWEEN = when_used.pattern(rb"\}\s*,\s*(?=\{)")
+_NO_SPACE = when_used.pattern(rb"\S")
 _ARRAY_OPENS = when_used.pattern(rb'"traceEvents"\s*:\s*\[')
 _ARRAY_CLOSES = when_used.pattern(rb'(?:^|(?<=[},]))\s*\](?=\s*(?:,\s*"|\}|$))')
 _BARE_NUMBERS = when_used.pattern(rb"(?<=[:\s,\[])-?(?:nan|inf(?:inity)?)(?=[\s,\]}])", re.IGNORECASE)
@@ -236,16 +237,17 @@ class Document:
         buffer = b""
         for block in source:
             buffer += block
-            start = buffer.lstrip()
-            if start.startswith(b"["):
-                return start[1:]
+            begins = _NO_SPACE.search(buffer)  # without a copy: torch's files begin with a blank
+            start = begins.start() if begins else len(buffer)
+            if buffer.startswith(b"[", start):
+                return buffer[start + 1 :]
             for opens in _ARRAY_OPENS.finditer(buffer):
                 header = _decoded(buffer[: opens.start()] + b'"traceEvents":[]}')
                 if isinstance(header, dict):
                     header.pop("traceEvents")
                     self.header.update(header)
                     return buffer[opens.end() :]
-            if start and not start.startswith(b"{"):
+            if start < len(buffer) and not buffer.startswith(b"{", start):
                 break
             if len(buffer) > _MAX_EVENT:
                 break
@@ -283,7 +285,7 @@ class Document:
 
     def _close(self, buffer: bytes) -> list[Event]:
         """The last events, and the header's part that stands behind them."""
-        found: tuple[dict[str, Any], bytes] | None = None
+        found: tuple[dict[str, Any], memoryview] | None = None
         closes_found = 0
         for start, end in _last_closes(buffer):
             rest = buffer[end:].strip()
@@ -291,7 +293,7 @@ class Document:
             if not isinstance(tail, dict):
                 continue
             # An array of the header may end here rather than that of the events: then what precedes it is no event.
-            found = tail, buffer[:start]
+            found = tail, memoryview(buffer)[:start]
             decoded = self._decode(found[1])
             if decoded is not None:
                 self.header.update(tail)
@@ -301,20 +303,20 @@ class Document:
                 break
         if found is not None:
             self.header.update(found[0])
-            return self._salvage(found[1])
+            return self._salvage(bytes(found[1]))
         self.losses.truncated = self.losses.truncated or f"{self.path}: the JSON ends early"
         complete = buffer.rstrip().rstrip(b",")
         decoded = self._decode(complete)
         return self._salvage(buffer, cut_off=True) if decoded is None else decoded
 
-    def _decode(self, body: bytes) -> list[Event] | None:
+    def _decode(self, body: bytes | memoryview) -> list[Event] | None:
         """Events of `body`, which is `{…},{…}`; None where it is not well formed."""
         if self.scanner is not None and (found := self.scanner.scan(body)) is not None:
             made = self.scanner.block(found, body)
             if made is not None:
                 self.losses.events += made[0]
                 return made[1]  # type: ignore[no-any-return]
-        text = b"[" + body.strip().rstrip(b",") + b"]"
+        text = b"[" + bytes(body).strip().rstrip(b",") + b"]"
         try:
             decoded = self._decoder.decode(text)
         except msgspec.ValidationError:
