@@ -163,7 +163,7 @@ def test_the_log_gives_each_entry_once_and_in_order() -> None:
     assert log.drain() == [first, second]
     log.complete(third)
     assert log.drain() == [third]
-    assert [entry.seq for entry in log.latest] == [2, 3]  # the capacity's worth
+    assert [entry.seq for entry in log.recent()] == [2, 3]  # the capacity's worth
 
 
 @pytest.mark.parametrize("note_end", [native.note_end, plain.note_end])
