@@ -10,7 +10,7 @@ import os
 from importlib import import_module
 from typing import Any
 
-INTERFACE = 8
+INTERFACE = 9
 """Of the core that these sources call: one compiled from older or newer ones is left out, and Python does its work."""
 
 core: Any = None

@@ -890,7 +890,7 @@ static int fill(PyObject *module)
     PyObject *type = PyType_FromSpec(&codes_spec);
     int done = type ? PyModule_AddObjectRef(module, "Codes", type) : -1;
     Py_XDECREF(type);
-    return done < 0 ? done : PyModule_AddIntConstant(module, "INTERFACE", 8); /* as gpuscope.native has it */
+    return done < 0 ? done : PyModule_AddIntConstant(module, "INTERFACE", 9); /* as gpuscope.native has it */
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill}, {0, NULL}};

@@ -11,21 +11,20 @@ PyObject *gs_note_issue(PyObject *self, PyObject *const *given, Py_ssize_t count
 
 #else
 
-#include <stdio.h>
+#include <stdint.h>
 #include <string.h>
 #include <time.h>
 
-static PyObject *shape, *dtype, *name, *append;
+static PyObject *shape, *dtype, *name;
 
 static int names(void)
 {
-    if (!append) {
+    if (!name) {
         shape = PyUnicode_InternFromString("shape");
         dtype = PyUnicode_InternFromString("dtype");
         name = PyUnicode_InternFromString("name");
-        append = PyUnicode_InternFromString("append");
     }
-    return shape && dtype && name && append;
+    return shape && dtype && name;
 }
 
 /* What `_key` makes of the two usual forms; NULL without an error for others. */
@@ -80,28 +79,16 @@ static PyObject *made(PyObject *type, PyObject *op, PyObject *group, PyObject *n
 }
 
 /* Writes the call over the one before. */
-static int keep(PyObject *page, PyObject *encoded, PyObject *number, long long issued)
+static int keep(PyObject *page, PyObject *place, PyObject *number, long long issued)
 {
+    int64_t last[3] = {PyLong_AsLongLong(place), PyLong_AsLongLong(number), issued};
     Py_buffer into;
-    char own[64], *told;
-    Py_ssize_t size;
-    int more;
-    if (PyBytes_AsStringAndSize(encoded, &told, &size) < 0 || PyObject_GetBuffer(page, &into, PyBUF_WRITABLE) < 0)
+    if (PyObject_GetBuffer(page, &into, PyBUF_WRITABLE) < 0)
         return -1;
-    more = snprintf(own, sizeof own, "[%lld, %lld]]\n", PyLong_AsLongLong(number), issued);
-    if (size + more <= into.len) {
-        memcpy(into.buf, told, size);
-        memcpy((char *)into.buf + size, own, more);
-    }
+    if (into.len >= (Py_ssize_t)sizeof last)
+        memcpy(into.buf, last, sizeof last);
     PyBuffer_Release(&into);
     return 0;
-}
-
-static int add(PyObject *to, PyObject *entry)
-{
-    PyObject *done = PyObject_CallMethodObjArgs(to, append, entry, NULL);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
 }
 
 static int add_issue(PyObject *issues, long long issued)
@@ -117,7 +104,7 @@ PyObject *gs_note_issue(PyObject *self, PyObject *const *given, Py_ssize_t count
     PyObject *log, *key, *kind, *numbers, *number, *page, *issues, *issued, *entry = NULL;
     long long now;
     (void)self;
-    if (count != 5 || !PyTuple_Check(given[0]) || PyTuple_Size(given[0]) != 6)
+    if (count != 5 || !PyTuple_Check(given[0]) || PyTuple_Size(given[0]) != 5)
         return PyErr_Format(PyExc_TypeError, "note_issue takes a log, an operation, a group, inputs and outputs");
     if (!names())
         return NULL;
@@ -140,11 +127,10 @@ PyObject *gs_note_issue(PyObject *self, PyObject *const *given, Py_ssize_t count
     number = PyIter_Next(numbers);
     issued = PyLong_FromLongLong(now);
     if (number && issued)
-        entry = made(PyTuple_GetItem(log, 3), given[1], given[2], number, PyTuple_GetItem(kind, 0), issued);
-    page = PyTuple_GetItem(log, 4);
-    issues = PyTuple_GetItem(log, 5);
-    if (entry && (PyList_Append(PyTuple_GetItem(log, 1), entry) < 0 || add(PyTuple_GetItem(log, 2), entry) < 0 ||
-                  (issues != Py_None && add_issue(issues, now) < 0) ||
+        entry = made(PyTuple_GetItem(log, 2), given[1], given[2], number, PyTuple_GetItem(kind, 0), issued);
+    page = PyTuple_GetItem(log, 3);
+    issues = PyTuple_GetItem(log, 4);
+    if (entry && (PyList_Append(PyTuple_GetItem(log, 1), entry) < 0 || (issues != Py_None && add_issue(issues, now) < 0) ||
                   (page != Py_None && keep(page, PyTuple_GetItem(kind, 2), number, now) < 0)))
         Py_CLEAR(entry);
     Py_XDECREF(number);

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count, takewhile
 from mmap import mmap
 from operator import attrgetter
+from struct import Struct
 from typing import Any, NamedTuple
 
 from gpuscope.native import note_issue
@@ -25,10 +26,12 @@ _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduc
 _shape, _dtype, _completed = attrgetter("shape"), attrgetter("dtype"), attrgetter("completed_ns")
 
 
-PAGE = 4096
-"""Bytes in which the last call is kept."""
+PAGE = 1 << 16
+"""Bytes of what `last_calls` keeps: `LAST`, and the kinds of calls as they were first made, each ending in a zero."""
+LAST = Struct("=qqq")
+"""Of the last call: where its kind is, and what is its own…"""
 OWN = ("seq", "issued_ns")
-"""What differs between calls of one kind."""
+"""… namely these."""
 
 
 Issue = tuple[int, int, int]
@@ -114,7 +117,7 @@ class Collective:
 
 @dataclass
 class CollectiveLog:
-    """The collectives of this process: all since the last `drain`, those pending, and the latest.
+    """The collectives of this process: all since the last `drain`, and the latest before it.
 
     Called from any thread, without a lock: what changes does so in one step of the interpreter. Only one may `drain`.
     """
@@ -139,12 +142,12 @@ class CollectiveLog:
     def keep_latest(self, many: int) -> None:
         """So many instead."""
         self.latest = deque(self.latest, maxlen=many)
-        self.keep(self.page, self.issues)
 
     def keep(self, page: mmap | None, issues: list[Issue] | None) -> None:
         """Write and add each further call there."""
-        self.page, self.issues = page, issues
-        self._core = self._kinds, self._new, self.latest, Collective, page, issues
+        self.page, self.issues, self._free = page, issues, LAST.size
+        self._kinds.clear()
+        self._core = self._kinds, self._new, Collective, page, issues
 
     def add_group(self, group: Group) -> None:
         """A group has been made. One of the same name may have been destroyed before: counting restarts."""
@@ -180,15 +183,26 @@ class CollectiveLog:
         if kind is None:
             if len(self._kinds) >= MOST_KINDS:
                 self._kinds.clear()
-            kind = self._kinds[key] = _Kind(given, numbers, encoded(entry))
+            place = self._written(entry)
+            kind = self._kinds[key] = _Kind(given, numbers, place)
         self._new.append(entry)
-        self.latest.append(entry)
         if self.issues is not None:
             self.issues.append((entry.issued_ns, time.thread_time_ns(), threading.get_ident()))
         if self.page is not None and not entry.is_p2p:
-            line = kind.encoded + b"[%d, %d]]\n" % (seq, entry.issued_ns)
-            self.page[: len(line)] = line
+            LAST.pack_into(self.page, 0, kind.place, seq, entry.issued_ns)
         return entry
+
+    def _written(self, entry: Collective) -> int:
+        """Where the call's kind is in the page now. A full one is begun anew."""
+        if self.page is None or entry.is_p2p:
+            return 0
+        told = encoded(entry)
+        if self._free + len(told) > PAGE:
+            self._kinds.clear()
+            self._free = LAST.size
+        place, self._free = self._free, self._free + len(told)
+        self.page[place : self._free] = told
+        return place
 
     def name_source(self, entry: Collective, src: int) -> None:
         """A receive from any source turned out to be from `src`."""
@@ -205,15 +219,17 @@ class CollectiveLog:
 
     def recent(self) -> list[Collective]:
         """The latest, oldest first."""
-        return list(self.latest)
+        return [*self.latest, *self._new][-(self.latest.maxlen or 0) :]
 
     def last(self) -> Collective | None:
         """The latest."""
-        return self.latest[-1] if self.latest else None
+        found = self._new[-1:] or self.latest
+        return found[-1] if found else None
 
     def drain(self) -> list[Collective]:
         """Remove and return the completed ones in order, up to the first still running."""
         drained = list(takewhile(_completed, self._new))
+        self.latest += drained
         del self._new[: len(drained)]
         return drained
 
@@ -254,7 +270,8 @@ class _Kind(NamedTuple):
     fields: _Fields
     numbers: count[int] | None
     """Of the group's collectives; messages have others."""
-    encoded: bytes
+    place: int
+    """Where it is in the page."""
 
 
 def _fields(given: Sequence[Any], made: Sequence[Any]) -> _Fields:
@@ -270,9 +287,9 @@ def _fields(given: Sequence[Any], made: Sequence[Any]) -> _Fields:
 
 
 def encoded(entry: Collective) -> bytes:
-    """The call as `last_calls` keeps it, but for what is its own; of many ranks or tensors less."""
+    """The call but for what is its own; of many ranks or tensors less."""
     told = _encoded(entry, entry.group.ranks, entry.sizes_in, entry.sizes_out)
-    if len(told) > PAGE - 80:
+    if len(told) > PAGE // 16:
         told = _encoded(entry, (), [[entry.elements_in]], [[entry.elements_out]])
     return told
 
@@ -282,7 +299,7 @@ def _encoded(
 ) -> bytes:
     alike = {name: getattr(entry, name) for name in Collective.__slots__ if name not in ("group", *OWN)}
     fields = alike | {"sizes_in": sizes_in, "sizes_out": sizes_out}
-    return json.dumps([[entry.group.name, entry.group.description, ranks], fields])[:-1].encode() + b", "
+    return json.dumps([[entry.group.name, entry.group.description, ranks], fields]).encode() + b"\0"
 
 
 def failed(entry: Collective, error: BaseException) -> None:

@@ -226,6 +226,9 @@ class _Waited:
     _source_rank = source_rank
 
 
+_WAITED = _Waited(None)
+
+
 def _work_class() -> Any:
     """A Work that logs the end of its wait: nothing else marks the end of gloo's sends and receives."""
     global _Work
@@ -234,6 +237,8 @@ def _work_class() -> Any:
     from torch.distributed import Work
 
     class LoggedWork(Work):
+        __slots__ = ("entry", "inner")
+
         def __init__(self, inner: Any, entry: Collective) -> None:
             super().__init__()
             self.inner, self.entry = inner, entry
@@ -246,13 +251,14 @@ def _work_class() -> Any:
             except Exception as error:
                 LOG.complete(self.entry, first_line(error))
                 raise
-            source = None
+            waited = _WAITED
             if self.entry.op == "recv":
                 source = self.inner._source_rank()
+                waited = _Waited(source)
                 if self.entry.src is None:  # from any source: now known
                     LOG.name_source(self.entry, self.entry.group.ranks[source])
             LOG.complete(self.entry)
-            self.inner = _Waited(source)
+            self.inner = waited
             return result
 
     def forwarding(name: str) -> Callable[..., Any]:

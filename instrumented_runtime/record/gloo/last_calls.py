@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import mmap
+import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuscope.instrumented_runtime.record.gloo.collective_log import OWN, PAGE, Collective, Group
+from gpuscope.instrumented_runtime.record.gloo.collective_log import LAST, OWN, PAGE, Collective, Group
 
 _NAME = "last_call.rank{}"
 
@@ -37,8 +38,10 @@ def mismatch(parts: Path) -> Mismatch | None:
     removed."""
     last: dict[tuple[str, int], dict[int, Collective]] = {}
     for path in parts.glob(_NAME.format("*")):
-        with suppress(OSError, ValueError, TypeError):
-            (name, description, ranks), fields, own = json.loads(path.read_bytes().partition(b"\n")[0])
+        with suppress(OSError, ValueError, TypeError, struct.error):
+            kept = path.read_bytes()
+            place, *own = LAST.unpack_from(kept)
+            (name, description, ranks), fields = json.loads(kept[place : kept.index(b"\0", place)])
             fields |= zip(OWN, own, strict=True)
             call = Collective(group=Group(name, description, tuple(ranks)), **fields)
             last.setdefault((name, call.seq), {})[int(path.name.rpartition("rank")[2])] = call

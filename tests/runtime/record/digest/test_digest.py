@@ -55,6 +55,14 @@ def test_blocked_time_belongs_to_the_collective_that_ended_in_it(
     assert sum(found.exposed.values()) == sum(ns for _, ns in found.waits)
 
 
+def test_a_call_is_a_mark_within_the_phase_it_falls_into() -> None:
+    marks = [(10, 0, 7, "forward"), (20, 5, 7, "backward"), (30, 9, 8, "forward")]
+    issues = [(9, 0, 1), (25, 7, 1), (12, 1, 1), (30, 9, 1)]  # of a thread whose clock was set back; outside the step
+    assert step_line.with_issues(marks, issues) == [
+        marks[0], (12, 1, None, "forward"), marks[1], (25, 7, None, "backward"), marks[2],
+    ]  # fmt: skip
+
+
 def test_time_without_a_core_is_shared_out_by_the_time_off_the_core() -> None:
     """Asked at 0 and 30, not at 10 and 20: of 12 off the core 9 and 3, the kernel says that 4 were without one."""
     marks = [(0, 0, 7, "backward"), (10, 1, None, "backward"), (20, 11, None, "backward"), (30, 18, 11, "forward")]

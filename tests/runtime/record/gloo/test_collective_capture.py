@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from helpers.warm_python import executable
 
 from gpuscope import native
-from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+from gpuscope.instrumented_runtime.record.gloo import collective_log, gloo_trace, last_calls
 from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
 from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, CollectiveLog, Group, failed
 from gpuscope.native import plain
@@ -163,7 +164,40 @@ def test_the_log_gives_each_entry_once_and_in_order() -> None:
     assert log.drain() == [first, second]
     log.complete(third)
     assert log.drain() == [third]
-    assert [entry.seq for entry in log.latest] == [2, 3]  # the capacity's worth
+    assert [entry.seq for entry in log.recent()] == [2, 3]  # the capacity's worth
+
+
+@pytest.mark.parametrize("tensors", ["one", "pair", "lists", "none"])
+def test_the_core_logs_a_call_as_python_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tensors: str) -> None:
+    """Entries, numbers, the page that outlives the process, and the thread's times, of calls of two groups in turn."""
+    first, second = torch.ones(3, 2), torch.ones(6, dtype=torch.float64)
+    inputs, outputs = {"one": ([first], [first]), "pair": (first, second), "lists": ([first], [second, second]),
+                       "none": ((), ())}[tensors]  # fmt: skip
+    outputs = inputs if tensors in ("one", "none") else outputs
+    told = []
+    for note_issue in (native.note_issue, plain.note_issue):
+        monkeypatch.setattr(collective_log, "note_issue", note_issue)
+        page, issues = last_calls.page(tmp_path, 0), list[Any]()
+        log = CollectiveLog(page=page, issues=issues)
+        before = time.time_ns()
+        entries = [
+            log.issue(op, group, inputs, outputs, peer)
+            for group in (WORLD, Group("tp", "", (1, 0)), WORLD)
+            for op, peer in (("all_gather", None), ("all_gather", None), ("send", 1), ("send", 1))
+        ]
+        assert log.pending() == entries
+        assert [wall for wall, _, _ in issues] == [entry.issued_ns for entry in entries]
+        assert {thread for *_, thread in issues} == {threading.get_ident()}
+        cpu = [ran for _, ran, _ in issues]
+        assert 0 < cpu[0] <= cpu[-1] <= time.thread_time_ns()
+        assert before <= entries[0].issued_ns <= entries[-1].issued_ns <= time.time_ns()
+        place, seq, issued = collective_log.LAST.unpack_from(page)
+        assert (seq, issued) == (entries[-3].seq, entries[-3].issued_ns)  # no message
+        told.append(([replace(entry, issued_ns=0) for entry in entries], place, page[collective_log.LAST.size :]))
+    assert told[0] == told[1]
+    by_core = native.note_issue(log._core, "all_gather", WORLD, inputs, outputs)
+    assert (by_core is not None) == (native.COMPILED and tensors in ("one", "pair"))
+    assert [entry.seq for entry in told[0][0]] == [1, 2, 0, 0, 1, 2, 0, 0, 3, 4, 0, 0]
 
 
 @pytest.mark.parametrize("note_end", [native.note_end, plain.note_end])

@@ -34,7 +34,7 @@ def test_state_times_and_members_are_filled_in() -> None:
     log.complete(done)
     dump = {"version": "2.10", "pg_config": {"": {"name": ""}}, "entries": [recorded(1), recorded(2)]}
 
-    result = filled(dump, [TP], list(log.latest))
+    result = filled(dump, [TP], log.recent())
     first, second = result["entries"]
     assert (first["state"], first["retired"]) == ("completed", True)
     assert first["time_discovered_started_ns"] == done.issued_ns
@@ -51,7 +51,7 @@ def test_state_times_and_members_are_filled_in() -> None:
 def test_a_failed_collective_does_not_count_as_completed() -> None:
     log = CollectiveLog()
     log.complete(log.issue("all_reduce", TP, (), (), None), "Connection reset by peer")
-    (entry,) = filled({"entries": [recorded(1)]}, [TP], list(log.latest))["entries"]
+    (entry,) = filled({"entries": [recorded(1)]}, [TP], log.recent())["entries"]
     assert (entry["state"], entry["retired"]) == ("started", False)
 
 
@@ -60,7 +60,7 @@ def test_sends_and_receives_are_named_by_ranks_within_the_group(monkeypatch: Any
     monkeypatch.setattr(CollectiveLog, "rank", 6)
     log.issue("send", TP, (), (), 4)
     log.issue("recv", TP, (), (), 4)
-    result = filled({}, [TP], list(log.latest))
+    result = filled({}, [TP], log.recent())
     assert [entry["profiling_name"] for entry in result["entries"]] == ["gloo:send 1->0", "gloo:recv 1<-0"]
     assert [entry["is_p2p"] for entry in result["entries"]] == [True, True]
     assert [entry["p2p_seq_id"] for entry in result["entries"]] == [1, 1]

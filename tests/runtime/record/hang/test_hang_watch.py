@@ -26,7 +26,7 @@ def rank_progress(*ops: str, waiting: bool, at: str = "train.py:9 in main") -> d
         entry = log.issue(op, WORLD, (), (), None)
         if not waiting or number + 1 < len(ops):
             log.complete(entry)
-    return progress([WORLD], list(log.latest), at=at)
+    return progress([WORLD], log.recent(), at=at)
 
 
 def test_a_rank_that_never_joined_is_named_and_where_it_is() -> None:
@@ -48,7 +48,7 @@ def test_a_rank_that_called_another_size() -> None:
     def waiting(elements: int) -> dict[str, Any]:
         log = CollectiveLog()
         log.issue("all_reduce", WORLD, torch.ones(elements), (), None)
-        return progress([WORLD], list(log.latest), at="train.py:9 in main")
+        return progress([WORLD], log.recent(), at="train.py:9 in main")
 
     assert verdict({0: waiting(4096), 1: waiting(8192), 2: waiting(4096)}, 3) == (
         "ranks 0, 2 wait in all_reduce #1 of group default_pg; "
@@ -70,8 +70,8 @@ def test_the_first_cause_is_named_not_who_waits_for_it(monkeypatch: pytest.Monke
     second.issue("all_reduce", pair, (), (), None)
     groups = [WORLD, pair]
     ranks = {
-        0: progress([WORLD], list(first.latest), at="pipeline.py:1 in recv"),
-        1: progress(groups, list(second.latest), at="model.py:2 in forward"),
+        0: progress([WORLD], first.recent(), at="pipeline.py:1 in recv"),
+        1: progress(groups, second.recent(), at="model.py:2 in forward"),
         2: progress(groups, [], at="data.py:3 in read"),
     }
     assert verdict(ranks, 3) == (
@@ -83,7 +83,7 @@ def test_a_send_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CollectiveLog, "rank", 0)
     log = CollectiveLog()
     log.issue("send", WORLD, (), (), 2)
-    waits = progress([WORLD], list(log.latest), at="pipeline.py:5 in forward")
+    waits = progress([WORLD], log.recent(), at="pipeline.py:5 in forward")
     assert verdict({0: waits, 2: rank_progress(waiting=False)}, 3) == (
         "rank 0 waits in send #1 from rank 0 to rank 2 in group default_pg; rank 2: it is at train.py:9 in main"
     )
