@@ -83,7 +83,7 @@ def tune(asked: Asked) -> TuneDocument:
         _say(f"at most {most} (--budget); the first shows how long one takes")
         _refuse_failed(session, session.begin(), budget)
         if session.to_try:
-            _say(estimate(session.to_try, budget))
+            _say(estimate(session.to_try, budget, recorder.runs_s + recorder.analysis_s))
         try:
             session.improve()
         except KeyboardInterrupt:
@@ -94,13 +94,13 @@ def tune(asked: Asked) -> TuneDocument:
     return found
 
 
-def estimate(changes: int, budget: Budget) -> str:
-    """What is going to run and for how long, by the runs so far with their analysis."""
-    each_s = budget.spent_s / budget.runs
+def estimate(changes: int, budget: Budget, spent_s: float) -> str:
+    """What is going to run and for how long, by the runs so far, which with their analysis took `spent_s`."""
+    each_s = spent_s / budget.runs
     runs = budget.runs_left(each_s)
     return (
-        f"{units.plural(changes, 'change')} to try: up to {units.plural(runs, 'run')} of about "
-        f"{units.long_duration(each_s * 1e9)}, {units.long_duration(runs * each_s * 1e9)} at most"
+        f"{units.plural(changes, 'change')} to try: the budget has room for {units.plural(runs, 'run')} of about "
+        f"{units.long_duration(each_s * 1e9)}, {units.long_duration(runs * each_s * 1e9)} in all"
     )
 
 

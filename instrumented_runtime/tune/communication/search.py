@@ -74,18 +74,20 @@ def first_calls(target: Target, options: Options, limit_s: float) -> float:
 
 
 def planned(targets: Sequence[Target], options: Options, once_s: float, left_s: float) -> Planned:
-    """As many of the costliest targets as fit, with fewer rounds before fewer targets; none where not even one does.
+    """As many of the costliest targets as fit, with fewer rounds before fewer targets; none where not even one does,
+    with the time that this one takes.
 
     Sizes × calls × candidates × rounds: a set of processes is taken to last as long as the first one did, which had one
     call per size, and a call no longer than its share of that.
     """
+    sets = 0
     for count in range(len(targets), 0, -1):
         for rounds in range(options.rounds, LEAST_ROUNDS - 1, -1):
             sets = rounds * sum(len(candidates(one.op, options.backend)) for one in targets[:count])
             sets += count if options.backend == "nccl" else 0  # its log of what it chooses by itself
             if sets * once_s <= left_s:
                 return Planned(tuple(targets[:count]), rounds, sets * once_s, sets, len(targets) - count)
-    return Planned((), 0, 0.0, 0, len(targets))
+    return Planned((), LEAST_ROUNDS, sets * once_s, sets, len(targets))
 
 
 def search(plan: Planned, options: Options, deadline: float, begun: Begun, clock: Clock = time.monotonic) -> Searched:

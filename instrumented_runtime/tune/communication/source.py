@@ -64,7 +64,7 @@ class CommunicationSearch:
         deadline = time.monotonic() + left_s
         once = first_calls(targets[0], self.options, left_s)
         plan = planned(targets, self.options, once, deadline - time.monotonic())
-        self.told(estimate(plan))
+        self.told(estimate(plan, left_s))
         if not plan.targets:
             return None
         found = search(plan, self.options, deadline, self.told)
@@ -92,10 +92,11 @@ class CommunicationSearch:
         return Advice([_candidate(setting, changes)] if changes else [], by_hand)
 
 
-def estimate(plan: Planned) -> str:
-    """How long it will take, before it begins."""
+def estimate(plan: Planned, left_s: float) -> str:
+    """How long it will take, before it begins; or why it does not begin in `left_s`."""
     if not plan.targets:
-        return "the communication's settings were not searched: the budget leaves no time for two rounds"
+        needed, has = units.long_duration(plan.seconds * 1e9), units.long_duration(left_s * 1e9)
+        return f"the communication's settings were not searched: that takes {needed}, and the budget leaves it {has}"
     sizes = sum(len(target.sizes) for target in plan.targets)
     left_out = f"; {units.plural(plan.left_out, 'operation')} left out" if plan.left_out else ""
     return (

@@ -79,16 +79,16 @@ def test_a_budget_of_time_starts_no_run_that_would_exceed_it() -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("4", "3 changes to try: up to 2 runs of about 30.00 s, 60.00 s at most"),
-     ("150s", "3 changes to try: up to 3 runs of about 30.00 s, 90.00 s at most")],
+    [("4", "3 changes to try: the budget has room for 2 runs of about 30.00 s, 60.00 s in all"),
+     ("240s", "3 changes to try: the budget has room for 3 runs of about 30.00 s, 90.00 s in all")],
 )  # fmt: skip
 def test_what_will_run_is_estimated_by_the_runs_so_far(text: str, told: str) -> None:
     now = 0.0
     budget = Budget(text, lambda: now)
     assert budget.start()
     assert budget.start()
-    now = 60.0
-    assert estimate(3, budget) == told
+    now = 150.0  # of which something else than runs took 90 s
+    assert estimate(3, budget, 60.0) == told
 
 
 @pytest.mark.parametrize("text", ["", "0", "-3", "2.5", "fast", "3d"])
