@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import stat
 from collections.abc import Callable
@@ -187,9 +188,22 @@ def check_readable(path: Path) -> None:
         else:
             raise InputError(f"{path}: is not a regular file", hint="write it to a file first")
     except FileNotFoundError:
+        if path.is_symlink():
+            raise InputError(f"{path}: is a link to what is not there: {path.readlink()}", hint="copy it too") from None
         raise InputError(f"{path}: no such file or directory", hint=_like(path)) from None
     except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+        raise unreadable(path, error) from error
+
+
+_REMEDIES = {
+    errno.EACCES: "chmod +r, or run as who may read it",
+    errno.ELOOP: "its links lead in a circle: name the file itself",
+}
+
+
+def unreadable(path: Path, error: OSError) -> InputError:
+    """What the system says, and the remedy where there is one."""
+    return InputError(f"{path}: can't be read: {error.strerror or error}", hint=_REMEDIES.get(error.errno or 0))
 
 
 def _like(path: Path) -> str | None:

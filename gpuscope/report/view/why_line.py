@@ -10,6 +10,7 @@ from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import headline, shows
 from gpuscope.catalogue.straggler_sentences import reason_words
 from gpuscope.report.view import blame
+from gpuscope.report.view.headline import whole
 from gpuscope.schema.document import FindingEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.words import units
 from gpuscope.words.short_kernels import plain_kernel
@@ -85,7 +86,10 @@ def _of_the_first_change(report: Report, main: FindingEntry | None) -> str:
     untried: list[SuggestionEntry | UnpredictedEntry] = [
         one for one in report["advice"]["unpredicted"] if main is None or blame.answers(report, one)
     ]
-    first = blame.first_answer(report) or next(iter(untried), None)
+    known = blame.first_answer(report)
+    if known is None and main is not None and main["code"] in _WORDS:
+        return ""  # what is wrong says more than why nobody knows what a change would gain
+    first = known or next(iter(untried), None)
     if first is None:
         return ""
     if grounds := first.get("grounds", ""):
@@ -112,17 +116,15 @@ def _launched(report: Report, main: FindingEntry) -> str:
     most = max(launches, key=lambda one: one["launches"])
     per_step = {one["rank"]: one["kernels_per_step"] for one in report.get("host_calls", []) if one["steps"]}
     number = per_step.get(most["rank"])
-    many = f"{number:,.0f} kernels per step" if number else f"{most['launches']:,} launches in the window"
+    many = f"{number:,.0f} kernels per {whole(report)}" if number else f"{most['launches']:,} launches in the window"
     return f"{many}, the median runs {units.duration(most['kernel_median_ns'])}"
 
 
 def _small(report: Report, main: FindingEntry) -> str:  # noqa: ARG001 - one of `_WORDS`
     """`84 all_reduce in the recording, of 85.3 KiB each on average`."""
     # Where transfers are not all known, of the rest at least how long they took.
-    whole = any(one["transfer_ns"] is None for one in report["collectives"])
-    found = max(
-        report["collectives"], key=lambda one: (one["dur_ns"] if whole else one["transfer_ns"]) or 0, default=None
-    )
+    by = "dur_ns" if any(one["transfer_ns"] is None for one in report["collectives"]) else "transfer_ns"
+    found = max(report["collectives"], key=lambda one: one[by] or 0, default=None)  # type: ignore[literal-required]
     if found is None or not found["bytes"] or not found["count"]:
         return ""
     each = units.size(round(found["bytes"] / found["count"]))
