@@ -145,6 +145,8 @@ def test_names_from_traces_are_never_terminal_commands(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
     assert "[bold]" in done.stdout
     assert "<script>alert" not in (tmp_path / "r.html").read_text()
+    (tmp_path / "\x1b[31mred.json").touch()
+    assert "\\x1b[31mred.json: is empty" in gpuscope("analyze", tmp_path / "\x1b[31mred.json").stderr
 
 
 def test_the_input_is_never_the_output(trace: Path) -> None:

@@ -175,6 +175,16 @@ def test_why_says_what_is_wrong_rather_than_why_a_gain_is_unknown(input_bound: R
     assert why_it_is_so(input_bound) == "1,200 launches in the window, the median runs 9.000 µs"
 
 
+@pytest.mark.parametrize(("covered", "why"), [(0.6, "most of it in read"), (0.2, "no recorded event covers most of")])
+def test_an_event_that_covers_little_of_a_gap_is_not_its_place(input_bound: Report, covered: float, why: str) -> None:
+    input_bound["verdict"] |= {"cause": "host_other"}  # type: ignore[typeddict-item]
+    other = finding("host_other", 0.3)
+    gap = {"rank": 0, "start_ns": 0, "dur_ns": 9, "name": "read", "note": "", "covered_frac": covered}
+    other["evidence"] = [gap]  # type: ignore[list-item]
+    input_bound["findings"] = [other]
+    assert why_it_is_so(input_bound).startswith(why)
+
+
 def test_what_makes_the_bubble_is_why(input_bound: Report) -> None:
     """A stage with more work, or few micro-batches if these cost more; a change against either is a fix."""
     uneven = made(UNEVEN, ranks=[1], share=0.2)
