@@ -219,7 +219,7 @@ def _say(message: str) -> None:
     """On stderr; names of files in it are never commands to the terminal."""
     from gpuscope.words import units
 
-    click.echo("\n".join(units.clean(line) for line in message.split("\n")), err=True)
+    click.echo(units.clean_lines(message), err=True)
 
 
 def _exit_unexpected(error: Exception, run: Run) -> NoReturn:

@@ -507,10 +507,13 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
         for rank in ranks:
             key = (rank, "" if is_timeline(fmt) else fmt)
             if key in owner:
+                two = _two_runs(owner[key], path)
                 raise UsageError(
                     f"{remote.shown(owner[key])} and {remote.shown(path)} both hold rank {rank}",
                     hint="name one trace per rank (a file without a recorded rank counts as rank 0); two runs are "
-                    f"compared by: gpuscope diff {' '.join(_two_runs(owner[key], path))}",
+                    f"compared by: gpuscope diff {' '.join(two)}"
+                    if is_timeline(fmt)
+                    else f"name the records of one job, such as {two[0]}",
                 )
             owner[key] = path
 

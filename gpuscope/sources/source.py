@@ -164,6 +164,10 @@ def _head(path: Path) -> bytes:
     return b"" if path.is_dir() else stream.head(path)
 
 
+_REPORT_BEGINS = 200
+"""Bytes within which a report says what wrote it."""
+
+
 def _recognised(path: Path, sources: tuple[Source, ...]) -> Source:
     head = _head(path)
     for source in () if archives.is_tar(head) else sources:
@@ -173,6 +177,11 @@ def _recognised(path: Path, sources: tuple[Source, ...]) -> Source:
         raise InputError(f"{path}: is empty", hint="was the profiler still writing, or the disk full?")
     if (remedy := archives.remedy(path, head)) is not None:
         raise InputError(f"{path}: is an archive or packed file, not a trace", hint=remedy)
+    if head.lstrip().startswith(b"{") and b'"gpuscope_version"' in head[:_REPORT_BEGINS]:
+        raise InputError(
+            f"{path}: is a report of gpuscope, not a trace",
+            hint="gpuscope open shows it, gpuscope diff compares it, gpuscope query asks it",
+        )
     known = ", ".join(source.name for source in sources)
     raise InputError(f"{path}: unrecognised trace format", hint=f"known formats: {known}")
 

@@ -81,6 +81,7 @@ def test_fail_on_severity(trace: Path) -> None:
         (["analyze", __file__], 3),
         (["analyze", "{trace}", "--html", "{trace}.html", "--share", "{trace}.html"], 2),
         (["again", "{loop}"], 3),
+        (["record", "-o", "{loop}", "--", "true"], 3),
     ],
 )
 def test_exit_codes_without_traceback(trace: Path, args: list[str], code: int) -> None:
