@@ -187,7 +187,7 @@ def _main(argv: Sequence[str] | None, run: Run) -> NoReturn:
         sys.exit(error.exit_code)
     except GpuscopeError as error:
         _show_traceback(run)
-        click.echo(f"Error: {error}", err=True)
+        _say(f"Error: {error}")
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
@@ -205,7 +205,7 @@ def _main(argv: Sequence[str] | None, run: Run) -> NoReturn:
         sys.exit(NOBODY_READS)
     except OSError as error:
         _show_traceback(run)
-        click.echo(f"Error: {error.filename or 'stdout'}: {error.strerror or error}", err=True)
+        _say(f"Error: {error.filename or 'stdout'}: {error.strerror or error}")
         with suppress(OSError):  # a stdout that is no file needs none of this
             if sys.stdout is not None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -215,11 +215,18 @@ def _main(argv: Sequence[str] | None, run: Run) -> NoReturn:
     sys.exit(status if isinstance(status, int) else 0)
 
 
+def _say(message: str) -> None:
+    """On stderr; names of files in it are never commands to the terminal."""
+    from gpuscope.words import units
+
+    click.echo(units.clean_lines(message), err=True)
+
+
 def _exit_unexpected(error: Exception, run: Run) -> NoReturn:
     """A bug: one line, and how to get the rest."""
     _show_traceback(run)
     what = " ".join(f"{type(error).__name__}: {error}".split())
-    click.echo(f"Error: unexpected {what}", err=True)
+    _say(f"Error: unexpected {what}")
     if not run.debug:
         click.echo("Hint: this is a bug in gpuscope; --debug or GPUSCOPE_DEBUG=1 shows the traceback", err=True)
     sys.exit(GpuscopeError.exit_code)

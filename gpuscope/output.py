@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,15 +20,17 @@ def check_free(paths: Iterable[Path], force: bool, inputs: Iterable[str] = (), f
     `paths` are to become files, `folders` folders. What is read is never written over, nor is what is of another
     kind, whatever `force` says. Raises `UsageError` for these, `InputError` where nothing can be written.
     """
-    read = {os.path.realpath(name) for name in inputs}
+    read = {os.path.realpath(one) for name in inputs for one in (glob.glob(name, recursive=True) or [name])}
     files, folders = list(paths), list(folders)
+    if len({os.path.realpath(path) for path in [*files, *folders]}) < len(files) + len(folders):
+        raise UsageError(f"{files[0]} is named for two outputs", hint="name a file for each")
     for path in [*files, *folders]:
         if str(path) == "-":
             raise UsageError("this can't go to stdout", hint="name a file instead of -")
-        if os.path.realpath(path) in read:
+        if os.path.realpath(path) in read or _is_trace_below(path, read):
             raise UsageError(f"{path} is the input", hint="name another file to write")
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise UsageError(f"{path} is not a regular file", hint="name another, or print to stdout with --json")
+            raise UsageError(f"{path} is not a regular file", hint="name another file")
     for path in files:
         if path.is_dir():
             raise UsageError(f"{path} is a folder", hint=f"name the file to write, for example in {path}/")
@@ -42,6 +45,19 @@ def check_free(paths: Iterable[Path], force: bool, inputs: Iterable[str] = (), f
         if path.is_dir() and any(path.iterdir()) and not force:
             raise UsageError(f"{path} exists already", hint="name another, or pass --force to overwrite it")
         _check_writable(path, _existing(path))
+
+
+def _is_trace_below(path: Path, read: Collection[str]) -> bool:
+    """Whether `path` is one of the traces of a folder that is read."""
+    from gpuscope.sources.source import Role, source_of
+
+    above = {str(one) for one in Path(os.path.realpath(path)).parents}
+    if not path.is_file() or above.isdisjoint(read):
+        return False
+    try:
+        return source_of(path).files.role is Role.TIMELINE
+    except InputError:
+        return False
 
 
 def _may_write(path: Path) -> bool:

@@ -250,7 +250,7 @@ def _analyse(asked: Asked, cached: bool) -> tuple[Analysis, list[Input]]:
     from gpuscope.sources.source import ReadOptions
 
     chosen = executor_named(asked.executor)
-    items = find_inputs(asked.paths, asked.ranks, asked.window, asked.role)
+    items = find_inputs(asked.paths, asked.ranks, asked.window, asked.role, skip_unreadable=asked.skip_unreadable)
     with reading(total_size(items), "reading", files=len(items)) as progress:
         read = ReadOptions(asked.partial, asked.nsys, progress, cache=cached, status=progress.say)
         advice, workers = not asked.no_advice, asked.jobs or os.cpu_count() or 1

@@ -182,7 +182,8 @@ def _findings(
     of_analyses = (finding for result in results for finding in result.findings)
     thinned = any(lane.thinned for lane in facts.lanes)
     compute = given.get(sections.COMPUTE)
-    of_compute = compute_findings(compute) if compute and not thinned else ()
+    whole = "step" if facts.steady.steps else "window"
+    of_compute = compute_findings(compute, whole) if compute and not thinned else ()
     found = [*findings(judged, measure), *of_analyses, *of_compute]
     step_time = facts.step_time
     return [with_per_step(one, step_time["median_ns"] if step_time else None) for one in found]

@@ -29,7 +29,17 @@ from gpuscope.analyzers.topology.pcie_lanes import narrow_links
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.problems import job, reading
 from gpuscope.sources import digest
-from gpuscope.sources.opening import Input, PathLike, check_one_run, check_ranks_present, inputs, numbered, total_size
+from gpuscope.sources.by_role import intervals
+from gpuscope.sources.opening import (
+    Input,
+    PathLike,
+    check_any_read,
+    check_one_run,
+    check_ranks_present,
+    inputs,
+    numbered,
+    total_size,
+)
 from gpuscope.sources.restarts import left_out
 from gpuscope.sources.run_manifest import ended, mesh, refused_files, run_folders
 from gpuscope.sources.source import ReadOptions
@@ -156,8 +166,10 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     files = [(item, set(part.trace.ranks)) for item, part in zip(present, parts, strict=True)]
     parts.clear()  # of thousands each holds tables that are merged here
     whole = _of_size(merge(traces), options.world_size)
+    check_any_read(items, whole)
     check_ranks_present(items, options.ranks, whole.ranks)
     digest.check_one_run(whole)
+    intervals.check_one_clock(whole)
     folders = run_folders(item.path for item in items)
     ends = [ended(folder) for folder in folders]
     completed = bool(ends) and all(end is not None and end.status == "completed" for end in ends)

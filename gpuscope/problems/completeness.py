@@ -102,13 +102,15 @@ NSYS_DIAGNOSTIC = ProblemKind(
 )  # fmt: skip
 KERNELS_NOT_RECORDED = ProblemKind(
     "kernels_not_recorded", "data_loss",
-    "rank {rank}: kernels were launched but none was recorded: the GPU's activity could not be traced (under WSL, in a "
-    "container or VM without access to the GPU's counters, or the process was killed before its buffers were written). "
-    f"It does not mean that the GPU was idle; {_RECORD}",
+    "rank {rank}: kernels were launched but none was recorded",
     about="A rank launched kernels and none was recorded: the GPU's activity could not be traced (WSL, a container "
     "without access to the GPU's counters, a process killed before its buffers were written). It does not mean that "
     "the GPU was idle. The verdict abstains if no rank has device events.",
 )  # fmt: skip
+WHY_NOT_RECORDED = KERNELS_NOT_RECORDED.saying(
+    "the GPU's activity could not be traced (under WSL, in a container or VM without access to the GPU's counters, or "
+    f"the process was killed before its buffers were written). It does not mean that the GPU was idle; {_RECORD}"
+)
 
 CUDA_NOT_TRACED = ProblemKind(
     "no_device_events", "info",

@@ -102,6 +102,8 @@ class Input:
     @property
     def size(self) -> int:
         """Bytes, packed as they are."""
+        if isinstance(self.source, Unreadable):
+            return 0
         return self.url_bytes if self.url else self.path.stat().st_size
 
 
@@ -110,13 +112,16 @@ def inputs(
     ranks: Collection[int] | None = None,
     window: int | None = None,
     role: str | None = None,
+    *,
+    skip_unreadable: bool = False,
 ) -> list[Input]:
     """What to read for `paths`: each a file, a folder of ranks, or a glob.
 
     Files whose rank is known by name or head and not in `ranks` are left out unread. Of a folder with jobs of several
     roles those of `role` are taken, of one with several windows of one run `window`, else the latest that all ranks
-    share. Raises `InputError` where a path is missing or nothing in it is a trace, `roles.SeveralRoles` where none is
-    chosen, `UsageError` where no folder has that role or window.
+    share. Raises `InputError` where a path is missing or nothing in it is a trace, or where a file can't be opened,
+    unless reading it may say so (`skip_unreadable`); `roles.SeveralRoles` where none is chosen, `UsageError` where no
+    folder has that role or window.
     """
     found = [item for named in paths if remote.is_url(named) for item in _remote(str(named), ranks)]
     paths = [named for named in paths if not remote.is_url(named)]
@@ -124,10 +129,16 @@ def inputs(
     files = list(dict.fromkeys(file for named in paths for file in _expand(named)))
     paths = [archives.folder_of(Path(named)) or named for named in paths]
     files, left_out = _of_one_job(paths, files, window, role)
-    found += [Input(others[0], Unrecognised(others), None, beside=True) for others in _unrecognised(paths, files)]
+    found += _unrecognised(paths, files)
     held: set[int] = set()
     for path in files:
-        source, head = source_for(path)
+        try:
+            source, head = source_for(path)
+        except InputError as error:
+            if not skip_unreadable or len(files) == 1:
+                raise
+            found.append(Input(path, Unreadable(error.message, error.hint), rank_in_name(path)))
+            continue
         rank = source.peek_rank(path, head)
         held |= set() if rank is None else {rank}
         # One file alone may be a merged one, whose head is that of its first rank: reading it tells.
@@ -194,10 +205,11 @@ def _named(items: list[Input]) -> list[Input]:
 
 
 @dataclass
-class Unrecognised:
-    """Stands for the files of a folder that look like recordings and are of no known format: reading says which."""
+class Unreadable:
+    """Stands for files that are of no known format, or can't be opened: reading them says so."""
 
-    paths: tuple[Path, ...]
+    why: str
+    hint: str | None = None
     name: str = "unrecognised"
     files: Files = field(default_factory=lambda: Files(Role.RECORD, ()))
 
@@ -210,22 +222,22 @@ class Unrecognised:
         return None
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:  # noqa: ARG002
-        """Raise `InputError` with the names."""
-        shown = ", ".join(other.name for other in self.paths[:NAMES_TOLD])
-        more = f" and {len(self.paths) - NAMES_TOLD} more" if len(self.paths) > NAMES_TOLD else ""
-        raise InputError(f"{shown}{more}: unrecognised trace format")
+        """Raise `InputError`."""
+        raise InputError(self.why, hint=self.hint)
 
 
-def _unrecognised(paths: Sequence[PathLike], files: Collection[Path]) -> Iterator[tuple[Path, ...]]:
+def _unrecognised(paths: Sequence[PathLike], files: Collection[Path]) -> Iterator[Input]:
     """Of each folder without a timeline, what looks like a recording and is of no known format. Beside timelines other
     people's files are no news."""
     for folder in (Path(named) for named in paths if os.path.isdir(named)):
         own = [path for path in files if path.is_relative_to(folder)]
         if folder in own or any(_is_trace(path) for path in own):
             continue
-        others = tuple(path for path in files_below(folder) if path.name.endswith(RECORDINGS) and not is_record(path))
+        others = [path for path in files_below(folder) if path.name.endswith(RECORDINGS) and not is_record(path)]
         if others:
-            yield others
+            shown = ", ".join(other.name for other in others[:NAMES_TOLD])
+            more = f" and {len(others) - NAMES_TOLD} more" if len(others) > NAMES_TOLD else ""
+            yield Input(others[0], Unreadable(f"{shown}{more}: unrecognised trace format"), None, beside=True)
 
 
 def _remote(url: str, ranks: Collection[int] | None) -> Iterator[Input]:
@@ -443,6 +455,7 @@ def open_inputs(
         traces.append(as_shown(read_file(item, options), item))
     check_one_run([trace.ranks_by_file() for trace in traces])
     whole = merge(traces, ranks)
+    check_any_read(items, whole)
     check_ranks_present(items, ranks, whole.ranks)
     return whole
 
@@ -451,6 +464,14 @@ def check_ranks_present(items: Iterable[Input], asked: Collection[int] | None, p
     """Raise `InputError` where ranks were asked for and what was read of these files holds none of them."""
     if asked is not None and not set(asked) & set(present):
         raise _none_of_the_ranks(", ".join(item.shown for item in items), present)
+
+
+def check_any_read(items: Sequence[Input], whole: Trace) -> None:
+    """Raise `InputError` where nothing in the files of a folder could be used: each only lay beside others."""
+    if not whole.sources and whole.problems:
+        folder = os.path.commonpath([item.path.parent for item in items])
+        told = f"{units.plural(len(items), 'file')} of no use; the first: {whole.problems[0].message}"
+        raise InputError(f"{folder}: {told}", hint="gpuscope info FILE says what is wrong with one")
 
 
 def _none_of_the_ranks(named: str, present: Collection[int]) -> InputError:
@@ -486,10 +507,13 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
         for rank in ranks:
             key = (rank, "" if is_timeline(fmt) else fmt)
             if key in owner:
+                two = _two_runs(owner[key], path)
                 raise UsageError(
                     f"{remote.shown(owner[key])} and {remote.shown(path)} both hold rank {rank}",
                     hint="name one trace per rank (a file without a recorded rank counts as rank 0); two runs are "
-                    f"compared by: gpuscope diff {' '.join(_two_runs(owner[key], path))}",
+                    f"compared by: gpuscope diff {' '.join(two)}"
+                    if is_timeline(fmt)
+                    else f"name the records of one job, such as {two[0]}",
                 )
             owner[key] = path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import stat
 from collections.abc import Callable
@@ -163,6 +164,10 @@ def _head(path: Path) -> bytes:
     return b"" if path.is_dir() else stream.head(path)
 
 
+_REPORT_BEGINS = 200
+"""Bytes within which a report says what wrote it."""
+
+
 def _recognised(path: Path, sources: tuple[Source, ...]) -> Source:
     head = _head(path)
     for source in () if archives.is_tar(head) else sources:
@@ -172,6 +177,11 @@ def _recognised(path: Path, sources: tuple[Source, ...]) -> Source:
         raise InputError(f"{path}: is empty", hint="was the profiler still writing, or the disk full?")
     if (remedy := archives.remedy(path, head)) is not None:
         raise InputError(f"{path}: is an archive or packed file, not a trace", hint=remedy)
+    if head.lstrip().startswith(b"{") and b'"gpuscope_version"' in head[:_REPORT_BEGINS]:
+        raise InputError(
+            f"{path}: is a report of gpuscope, not a trace",
+            hint="gpuscope open shows it, gpuscope diff compares it, gpuscope query asks it",
+        )
     known = ", ".join(source.name for source in sources)
     raise InputError(f"{path}: unrecognised trace format", hint=f"known formats: {known}")
 
@@ -187,9 +197,22 @@ def check_readable(path: Path) -> None:
         else:
             raise InputError(f"{path}: is not a regular file", hint="write it to a file first")
     except FileNotFoundError:
+        if path.is_symlink():
+            raise InputError(f"{path}: is a link to what is not there: {path.readlink()}", hint="copy it too") from None
         raise InputError(f"{path}: no such file or directory", hint=_like(path)) from None
     except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+        raise unreadable(path, error) from error
+
+
+_REMEDIES = {
+    errno.EACCES: "chmod +r, or run as who may read it",
+    errno.ELOOP: "its links lead in a circle: name the file itself",
+}
+
+
+def unreadable(path: Path, error: OSError) -> InputError:
+    """What the system says, and the remedy where there is one."""
+    return InputError(f"{path}: can't be read: {error.strerror or error}", hint=_REMEDIES.get(error.errno or 0))
 
 
 def _like(path: Path) -> str | None:

@@ -88,8 +88,9 @@ def _side_by_side(folder: Path, files: Sequence[Path], ranks: Rank) -> Windows |
         steps = {path: _steps(path) for path in of_one}
         if any(one & other for one, other in combinations(steps.values(), 2)):
             return None  # runs of their own
-        if not all(steps.values()) and len({_process(path) for path in of_one}) > 1:
-            return None
+        processes = {_process(path) for path in of_one}
+        if not all(steps.values()) and (len(processes) > 1 or None in processes):
+            return None  # nothing says that they are of one run
         of_one.sort(key=lambda path, first=steps: min(first[path], default=0))  # type: ignore[misc]
     by_number = {number: list(at_once) for number, at_once in enumerate(zip(*own.values(), strict=True), 1)}
     return Windows(folder, by_number, {number: at_once[0].name for number, at_once in by_number.items()})

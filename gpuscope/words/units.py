@@ -226,6 +226,11 @@ def clean(text: str) -> str:
     return "".join(char if _shows(char) else _spelled(char) for char in text)
 
 
+def clean_lines(text: str) -> str:
+    """`text` of several lines, each of them clean."""
+    return "\n".join(clean(line) for line in text.split("\n"))
+
+
 def _shows(char: str) -> bool:
     return char == " " or unicodedata.category(char)[0] not in "CZ"
 

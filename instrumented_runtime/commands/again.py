@@ -41,7 +41,7 @@ def command(
 
     made = out or Path(time.strftime("gpuscope-run-%Y%m%d-%H%M%S"))
     wanted = checked([Change.parse(one) for one in changes], allow)
-    folder = folder_of(run, store).resolve()
+    folder = folder_of(run, store).absolute()
     return again(
-        Asked(folder, made.resolve(), wanted, allow, suggestion, store, not no_store, ("--json",) if as_json else ())
+        Asked(folder, made.absolute(), wanted, allow, suggestion, store, not no_store, ("--json",) if as_json else ())
     )

@@ -50,7 +50,7 @@ class RunFolder:
     """A run folder as its launcher sees it: `create` it, run the job, `finish`."""
 
     def __init__(self, path: Path, run: RunPart) -> None:
-        self.path = path.resolve()
+        self.path = Path(os.path.realpath(path))  # of a link to itself `resolve` fails
         self.run = run
 
     @classmethod
@@ -107,7 +107,7 @@ class RankFolder:
     """A run folder as one rank sees it: it writes its own files and its own part of the manifest."""
 
     def __init__(self, path: Path, part: RankPart) -> None:
-        self.path = path.resolve()
+        self.path = Path(os.path.realpath(path))  # of a link to itself `resolve` fails
         self.part = part
         # After an elastic restart the same rank runs again; the files of the first run are kept.
         self.files = self.path / f"restart{part.restart}" if part.restart else self.path

@@ -79,10 +79,15 @@ def test_fail_on_severity(trace: Path) -> None:
         (["analyze", "{trace}", "--steps", "100-200"], 2),
         (["info", "{trace}", "--nonsense"], 2),
         (["analyze", __file__], 3),
+        (["analyze", "{trace}", "--html", "{trace}.html", "--share", "{trace}.html"], 2),
+        (["again", "{loop}"], 3),
+        (["record", "-o", "{loop}", "--", "true"], 3),
     ],
 )
 def test_exit_codes_without_traceback(trace: Path, args: list[str], code: int) -> None:
-    done = gpuscope(*(arg.format(trace=trace) for arg in args))
+    loop = trace.with_name("loop")
+    loop.symlink_to("loop")
+    done = gpuscope(*(arg.format(trace=trace, loop=loop) for arg in args))
     assert done.returncode == code, done.stderr
     assert done.stderr
     assert "Traceback" not in done.stderr
@@ -141,12 +146,16 @@ def test_names_from_traces_are_never_terminal_commands(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
     assert "[bold]" in done.stdout
     assert "<script>alert" not in (tmp_path / "r.html").read_text()
+    (tmp_path / "\x1b[31mred.json").touch()
+    assert "\\x1b[31mred.json: is empty" in gpuscope("analyze", tmp_path / "\x1b[31mred.json").stderr
 
 
 def test_the_input_is_never_the_output(trace: Path) -> None:
     before = trace.read_bytes()
     for command in (
         ["analyze", trace, "--html", trace],
+        ["analyze", trace.parent, "--html", trace],
+        ["export", f"{trace.parent}/*.json", "--perfetto", trace],
         ["export", trace, "--perfetto", trace],
         ["convert", trace, trace],
     ):

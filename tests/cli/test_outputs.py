@@ -163,7 +163,7 @@ def test_every_exit_code_is_documented() -> None:
 def test_ctrl_c_exits_with_its_code() -> None:
     code = (
         "import sys, gpuscope.sources.opening as opening\n"
-        "def stop(*_): raise KeyboardInterrupt\n"
+        "def stop(*_, **__): raise KeyboardInterrupt\n"
         "opening.inputs = stop\n"
         "from gpuscope.cli import main\n"
         "main(['analyze', 'x.json', '--no-store'])\n"

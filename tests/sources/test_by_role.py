@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gpuscope
-from gpuscope.errors import InputError
+from gpuscope.errors import InputError, UsageError
 from gpuscope.sources.opening import open_trace
 from gpuscope.words.role_names import role_of
 
@@ -166,6 +166,23 @@ def test_names_of_folders_and_ranges_say_their_role() -> None:
         "critic_compute_values": "values", "prefetch": None, "buffer": None, "refine": None,
     }  # fmt: skip
     assert {name: role_of(name) for name in names} == names
+
+
+def test_events_and_captures_have_clocks_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(
+        '[{"role": "rollout", "start_time_ms": 1773285888698.7, "end_time_ms": 1773285889698.7, "rank_id": 0}]'
+    )
+    (tmp_path / "b.jsonl").write_text('{"table":"NVTX_EVENTS","eventType":59,"start":1,"end":9,"text":"rollout"}\n')
+    with pytest.raises(UsageError, match=r"b\.jsonl \(nsys\) and .*a\.json \(rl-insight\).*different moments"):
+        gpuscope.analyze(tmp_path)
+
+
+def test_a_folder_of_logs_without_timers_is_no_run(tmp_path: Path) -> None:
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text("python3 -m verl.trainer.main_ppo\nstep:1 - actor/loss:0.5 - training/epoch:0\n")
+    for opened in (gpuscope.analyze, open_trace):
+        with pytest.raises(InputError, match=r"2 files of no use.*timers of its roles"):
+            opened(tmp_path)
 
 
 def test_public_examples(shared_traces: Path) -> None:

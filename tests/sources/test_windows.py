@@ -73,6 +73,13 @@ def test_runs_whose_steps_do_not_go_on_are_no_windows(tmp_path: Path) -> None:
     assert "gpuscope diff" in (raised.value.hint or "")
 
 
+def test_recordings_of_which_nothing_tells_the_run_are_no_windows(tmp_path: Path) -> None:
+    for name in ("saxpy_rank0.json", "hydro_rank0.json"):  # neither a process nor a step in them
+        write(tmp_path / name, kernel(0, 100), rank=0)
+    with pytest.raises(UsageError, match="both hold rank 0"):
+        gpuscope.analyze(tmp_path)
+
+
 def test_folders_of_nodes_are_no_windows(tmp_path: Path) -> None:
     for node in (0, 1):
         recorded(tmp_path / f"node{node}" / f"rank{node}.json", node, 7 + 10 * node, 100)

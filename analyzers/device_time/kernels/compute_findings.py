@@ -20,8 +20,9 @@ _LEAST = {"half_precision_products": 0.4}
 KINDS = {kind.code: kind for kind in Reducible.__subclasses__()}
 
 
-def compute_findings(entries: Sequence[ComputeEntry]) -> Iterator[FindingEntry]:
-    """One per code, the costliest first; of severity low, since nothing in it is a fault."""
+def compute_findings(entries: Sequence[ComputeEntry], whole: str = "step") -> Iterator[FindingEntry]:
+    """One per code, the costliest first; of severity low, since nothing in it is a fault. `whole` is what is judged: a
+    `step` or the `window`."""
     window = sum(entry["window_ns"] for entry in entries)
     steps = sum(entry["steps"] for entry in entries)
     kernels = sum(part["dur_ns"] * entry["steps"] for entry in entries for part in entry["parts"])
@@ -34,7 +35,7 @@ def compute_findings(entries: Sequence[ComputeEntry]) -> Iterator[FindingEntry]:
         share = costs[code] / window if window else 0.0
         hidden = code not in _LEAST and share >= MIN_SHARE and costs[code] >= OF_COMPUTE * kernels
         if share >= _LEAST.get(code, LEAST) or hidden:
-            yield _finding(code, found[code], costs[code], window, steps)
+            yield _finding(code, found[code], costs[code], window, steps, whole)
 
 
 def _sizes(own: Sequence[tuple[ComputeEntry, ReducibleEntry]]) -> list[str]:
@@ -43,7 +44,7 @@ def _sizes(own: Sequence[tuple[ComputeEntry, ReducibleEntry]]) -> list[str]:
 
 
 def _finding(
-    code: str, own: Sequence[tuple[ComputeEntry, ReducibleEntry]], cost: int, window: int, steps: int
+    code: str, own: Sequence[tuple[ComputeEntry, ReducibleEntry]], cost: int, window: int, steps: int, whole: str
 ) -> FindingEntry:
     count = sum(one["count"] for _, one in own)
     evidence: list[Evidence] = []
@@ -55,7 +56,7 @@ def _finding(
         if "event" in one:
             evidence[-1]["event"] = one["event"]
     return made(
-        KINDS[code](round(count / steps), cost / window, _sizes(own)),
+        KINDS[code](round(count / steps), cost / window, _sizes(own), whole),
         ranks={entry["rank"] for entry, _ in own}, share=cost / window, cost_ns=cost, mean_ns=round(cost / steps),
         evidence=evidence,
     )  # fmt: skip

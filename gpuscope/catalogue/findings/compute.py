@@ -23,13 +23,13 @@ class Reducible(Finding):
     share: float
     sizes: list[str]
     """Those that matter, where it is these."""
+    whole: str = "step"
+    """`window` where no steps were found."""
 
     def message(self) -> str:
         sizes = f" ({', '.join(self.sizes)})" if self.sizes else ""
-        return (
-            f"{self.said}{sizes}: {units.plural(self.kernels, 'kernel')} per step take {units.share(self.share)} of "
-            "the time"
-        )
+        kernels = f"{units.plural(self.kernels, 'kernel')} per {self.whole}"
+        return f"{self.said}{sizes}: {kernels} take {units.share(self.share)} of the time"
 
 
 @dataclass(frozen=True)

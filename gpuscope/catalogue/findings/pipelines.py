@@ -282,13 +282,12 @@ class FewMicroBatches(Finding):
 
     def message(self) -> str:
         return (
-            f"{self.headline()}: a stage idles {units.duration(self.idle_ns)} of a step on average while the pipeline "
-            f"fills and drains; with equal stages it would be {units.share(self.ideal_bubble)} of the pipeline's time. "
-            f"The same batch in {self.more['micro_batches']} micro-batches: {outcome(self.more)}"
+            f"{self.headline()}: {self.shows()}; with equal stages it would be {units.share(self.ideal_bubble)} of the "
+            f"pipeline's time. The same batch in {self.more['micro_batches']} micro-batches: {outcome(self.more)}"
         )
 
     def shows(self) -> str:
-        return self.headline()
+        return f"a stage idles {units.duration(self.idle_ns)} of a step on average while the pipeline fills and drains"
 
     def headline(self) -> str:
         batches = units.plural(self.micro_batches, "micro-batch", "micro-batches")

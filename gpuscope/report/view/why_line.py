@@ -10,12 +10,15 @@ from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import headline, shows
 from gpuscope.catalogue.straggler_sentences import reason_words
 from gpuscope.report.view import blame
-from gpuscope.schema.document import FindingEntry, Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.report.view.headline import whole
+from gpuscope.schema.document import Evidence, FindingEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.words import units
 from gpuscope.words.short_kernels import plain_kernel
 
 TELLING = 2 / 3
 """Share of the evidence that a name has which stands for all of it."""
+MOST = 0.5
+"""Share of a gap that an event must cover to be what the gap is about."""
 _OPEN = BY_CODE[UNDIVIDED_COMMUNICATION].finding_code
 TURNS = 3
 """Ranks that are named where none is late more often than the others."""
@@ -51,7 +54,7 @@ def most_beside(finding: FindingEntry, least: float = 0.0) -> str:
     """The name beside which most of a finding's time is lost; empty where that has less than this share of it."""
     spent: dict[str, int] = defaultdict(int)
     for evidence in finding["evidence"]:
-        spent[evidence["name"]] += evidence["dur_ns"]
+        spent[evidence["name"] if _names(evidence) else ""] += evidence["dur_ns"]
     spent.pop(UNNAMED, None)
     most = max(spent, key=lambda name: spent[name], default="")
     in_all = sum(spent.values())
@@ -60,6 +63,11 @@ def most_beside(finding: FindingEntry, least: float = 0.0) -> str:
     if not most or (least and (spent[most] < least * in_all or not like_all)):
         return ""
     return plain_kernel(most).removeprefix(LOADER)  # its cause says that it is a loader
+
+
+def _names(evidence: Evidence) -> bool:
+    """Whether its event is what its gap is about: of one that covers the smaller part, most is not known."""
+    return evidence.get("covered_frac", 1) >= MOST
 
 
 def lower(text: str) -> str:
@@ -85,7 +93,10 @@ def _of_the_first_change(report: Report, main: FindingEntry | None) -> str:
     untried: list[SuggestionEntry | UnpredictedEntry] = [
         one for one in report["advice"]["unpredicted"] if main is None or blame.answers(report, one)
     ]
-    first = blame.first_answer(report) or next(iter(untried), None)
+    known = blame.first_answer(report)
+    if known is None and main is not None and main["code"] in _WORDS:
+        return ""  # what is wrong says more than why nobody knows what a change would gain
+    first = known or next(iter(untried), None)
     if first is None:
         return ""
     if grounds := first.get("grounds", ""):
@@ -99,6 +110,9 @@ def _beside(report: Report, main: FindingEntry) -> str:  # noqa: ARG001 - one of
     if cause is None or not cause.located:
         return ""
     where = most_beside(main, TELLING)
+    longest = max(main["evidence"], key=lambda one: one["dur_ns"], default=None)
+    if longest is not None and not where and not _names(longest):
+        return "no recorded event covers most of its longest gap"
     if any(plain_kernel(one["name"]) == where for one in main["evidence"] if one.get("between")):
         return f"most of it {where}"
     return f"most of it {'in' if cause.idle else 'is'} {where}" if where else ""
@@ -112,17 +126,15 @@ def _launched(report: Report, main: FindingEntry) -> str:
     most = max(launches, key=lambda one: one["launches"])
     per_step = {one["rank"]: one["kernels_per_step"] for one in report.get("host_calls", []) if one["steps"]}
     number = per_step.get(most["rank"])
-    many = f"{number:,.0f} kernels per step" if number else f"{most['launches']:,} launches in the window"
+    many = f"{number:,.0f} kernels per {whole(report)}" if number else f"{most['launches']:,} launches in the window"
     return f"{many}, the median runs {units.duration(most['kernel_median_ns'])}"
 
 
 def _small(report: Report, main: FindingEntry) -> str:  # noqa: ARG001 - one of `_WORDS`
     """`84 all_reduce in the recording, of 85.3 KiB each on average`."""
     # Where transfers are not all known, of the rest at least how long they took.
-    whole = any(one["transfer_ns"] is None for one in report["collectives"])
-    found = max(
-        report["collectives"], key=lambda one: (one["dur_ns"] if whole else one["transfer_ns"]) or 0, default=None
-    )
+    by = "dur_ns" if any(one["transfer_ns"] is None for one in report["collectives"]) else "transfer_ns"
+    found = max(report["collectives"], key=lambda one: one[by] or 0, default=None)  # type: ignore[literal-required]
     if found is None or not found["bytes"] or not found["count"]:
         return ""
     each = units.size(round(found["bytes"] / found["count"]))

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope import when_used
-from gpuscope.errors import InputError
+from gpuscope.errors import InputError, UsageError
 from gpuscope.problems import reading
 from gpuscope.sources.by_role.job_metrics import ALONE
 from gpuscope.sources.lines import integer, lines, read_objects
 from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import MOST_RANKS, NA, RolePlace
+from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
 from gpuscope.words.role_names import role_of
 
@@ -67,6 +68,18 @@ class IntervalsSource(Source):
         }
         builder.add("role_times", len(named), columns)
         builder.problem(reading.RECORD_UNREADABLE, lost + len(found) - len(named), file=path.name, what="intervals")
+
+
+def check_one_clock(trace: Trace) -> None:
+    """Raise `UsageError` where intervals of two recorders meet: captures of nsys count from the machine's start, events
+    of RL-Insight from 1970."""
+    first = {one.format_version: one.path for one in reversed(trace.sources) if one.format == IntervalsSource.name}
+    if len(first) > 1:
+        raise UsageError(
+            " and ".join(f"{path} ({version})" for version, path in sorted(first.items()))
+            + " count time from different moments: recordings of their own",
+            hint="analyse one of them at a time",
+        )
 
 
 def _is_events(head: bytes) -> bool:

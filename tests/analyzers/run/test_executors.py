@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -58,6 +59,20 @@ def test_a_file_that_cannot_be_read_is_left_out_on_demand(tmp_path: Path, capsys
     (tmp_path / "rank0.json.gz").write_bytes((RUN / "rank0.json.gz").read_bytes()[:5000])
     with pytest.raises(InputError, match="none of 2 files"):
         run(inputs([tmp_path]), Options(skip_unreadable=True))
+
+
+@pytest.mark.parametrize("spoiled", ["empty", "a link to nothing", "a link to itself"])
+def test_so_is_one_that_cannot_even_be_opened(tmp_path: Path, spoiled: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank0.json.gz").write_bytes((RUN / "rank0.json.gz").read_bytes())
+    path = tmp_path / "rank1.json.gz"
+    if spoiled == "empty":
+        path.touch()
+    else:
+        path.symlink_to("elsewhere" if spoiled == "a link to nothing" else path.name)
+    refused = call(capsys, "analyze", str(tmp_path), "--no-store")
+    assert (refused.returncode, str(path) in refused.stderr, "Hint: " in refused.stderr) == (3, True, True)
+    told = call(capsys, "analyze", str(tmp_path), "--no-store", "--skip-unreadable", "--json")
+    assert [one["code"] for one in json.loads(told.stdout)["problems"]].count("file_left_out") == 1
 
 
 class Deadly:

@@ -166,6 +166,25 @@ def test_a_setting_shows_the_present_value_and_is_copied_without_it(setting: Set
     assert (setting_words(one), setting_words(one, now=True)) == (typed, shown)
 
 
+def test_why_says_what_is_wrong_rather_than_why_a_gain_is_unknown(input_bound: Report) -> None:
+    input_bound["verdict"] |= {"cause": "launch"}  # type: ignore[typeddict-item]
+    input_bound["findings"] = [finding("launch", 0.3, ranks=[0])]
+    untried = {**change("cuda_graphs", "launch", 80), "grounds": "inferred: one step"}
+    input_bound["advice"]["unpredicted"] = [untried]  # type: ignore[list-item]
+    input_bound["launches"] = [{"rank": 0, "launches": 1200, "kernel_median_ns": 9000}]  # type: ignore[typeddict-item]
+    assert why_it_is_so(input_bound) == "1,200 launches in the window, the median runs 9.000 µs"
+
+
+@pytest.mark.parametrize(("covered", "why"), [(0.6, "most of it in read"), (0.2, "no recorded event covers most of")])
+def test_an_event_that_covers_little_of_a_gap_is_not_its_place(input_bound: Report, covered: float, why: str) -> None:
+    input_bound["verdict"] |= {"cause": "host_other"}  # type: ignore[typeddict-item]
+    other = finding("host_other", 0.3)
+    gap = {"rank": 0, "start_ns": 0, "dur_ns": 9, "name": "read", "note": "", "covered_frac": covered}
+    other["evidence"] = [gap]  # type: ignore[list-item]
+    input_bound["findings"] = [other]
+    assert why_it_is_so(input_bound).startswith(why)
+
+
 def test_what_makes_the_bubble_is_why(input_bound: Report) -> None:
     """A stage with more work, or few micro-batches if these cost more; a change against either is a fix."""
     uneven = made(UNEVEN, ranks=[1], share=0.2)
@@ -178,6 +197,10 @@ def test_what_makes_the_bubble_is_why(input_bound: Report) -> None:
     few = FewMicroBatches(2, 2, "1f1b", 10_000_000, 0.3, NOT_TRIED)
     input_bound["findings"].append(made(few, ranks=[0, 1], share=0.3))
     assert why_it_is_so(input_bound) == "2 micro-batches on 2 stages (1F1B)"
+    operations_alone: Report = {**input_bound, "ranks": [], "findings": input_bound["findings"][2:]}
+    said = first_lines(operations_alone)
+    assert said.what.startswith("2 micro-batches on 2 stages (1F1B): 30 %")
+    assert said.why == "a stage idles 10.00 ms of a step on average while the pipeline fills and drains"
     assert first_lines(input_bound).fix.startswith("even_stages=1: ")
 
 
