@@ -148,8 +148,8 @@ class Replayer:
         scale = self._before / unchanged
         times = [max(outcome.step_ns * scale, outcome.floor_ns) for outcome in outcomes]
         after = times[0]
-        error, chance = max(self._error, outcomes[0].pipeline_error), max(self._variation, outcomes[0].chance)
-        low, high = self._bounds(changes, self._before, times, error, chance)
+        missed, chance = max(self._error, outcomes[0].pipeline_error), max(self._variation, outcomes[0].chance)
+        low, high = self._bounds(changes, self._before, times, missed, chance)
         regrouped = self._absent() and any(isinstance(one, RegroupedCommunication) for one in changes)
         if regrouped:  # what is waiting for the others, and stays
             high = max(high, round(self._before))

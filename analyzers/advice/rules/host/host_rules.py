@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from gpuscope import when_used
 from gpuscope.analyzers.advice.framework_settings import by_framework, config, on_cpu, python
@@ -42,7 +43,7 @@ class CollectedTogether(Suggestion):
 class _HostWork(Suggestion):
     """What the launching thread does besides launching."""
 
-    answers = ("host_other",)
+    answers: ClassVar[tuple[str, ...]] = ("host_other",)
     why = "{cost}; seen: {seen}"
 
     names: list[str]
