@@ -61,7 +61,8 @@ class _Found:
     """Best value of each knob whose changes the replay knows, whether it gains alone or not."""
 
     def take_large(self, minor: _Found) -> None:
-        """What answers a cause that costs little, where it gains much for certain: a wait also delays what follows."""
+        """What answers a cause that costs little, where it gains much for certain: a wait also delays what follows, and
+        ranks wait for a late one while they compute."""
         kept = [one for one in minor.kept if one[1].high <= one[1].before * (1 - UNCERTAIN_GAIN_FRAC)]
         self.kept += kept
         self.candidates += [proposal for proposal, _ in kept if proposal.changes]
@@ -120,13 +121,10 @@ def not_asked() -> AdviceEntry:
 
 def worth_answering(report: Diagnosis, finding: FindingEntry) -> bool:
     """Whether a finding may lead to advice: a stall of a run that can be judged and is not start-up alone, which no
-    step repeats; below 3 % only one of the host, which delays all that it launches later."""
+    step repeats."""
     if finding["code"] == UNDIVIDED:
         return not report["verdict"]["abstained"] and finding["severity"] != "low"
-    if (cause := BY_CODE.get(finding["code"])) is None:
-        return True
-    of_host = cause.class_name == "cpu" or cause.code == "allocator"
-    return (of_host or not costs_little(finding)) and not (report["verdict"]["abstained"] or is_startup(report))
+    return finding["code"] not in BY_CODE or not (report["verdict"]["abstained"] or is_startup(report))
 
 
 def costs_little(finding: FindingEntry) -> bool:

@@ -254,9 +254,10 @@ class Disturbed:
         return np.asarray(np.prod(shares, axis=0))
 
     def as_fast(self, graph: Graph) -> AsFast:
-        """A graph made from the one given. New collectives are taken to be as disturbed as the old ones were."""
+        """A graph made from the one given. New collectives are taken to be as disturbed as the old ones were that their
+        times follow from: a step's last one like the last, the others like the others."""
         done, effects = replay(graph), _Effects(graph, self._reach)
-        now, before = effects.beside(done), [self._grown(graph, own) for own in self._before]
+        now, before = effects.beside(done), [self._grown(graph, done, own) for own in self._before]
         dur = graph.nodes["dur"]
         moved = [
             max(factors) > 1 and float((np.abs(new.share * new.others - old.share * old.others) * dur)[new.kind].sum())
@@ -293,32 +294,37 @@ class Disturbed:
     def _factors(self) -> tuple[Factors, Factors, Factors, Factors]:
         return self.found.kernels, self.found.transfers, self.found.links, self.found.ways
 
-    def _grown(self, graph: Graph, own: _Beside) -> _Beside:
-        """The same for a graph that may have more nodes: new collectives like those of their operation and group."""
-        more = len(graph) - len(own.share)
+    def _grown(self, graph: Graph, done: Replayed, own: _Beside) -> _Beside:
+        """The same for a graph that may have more nodes."""
+        known, more = len(own.share), len(graph) - len(own.share)
         if not more:
             return own
-        known = len(own.share)
-        transfers = graph.of(Node.TRANSFER)
         kind = np.concatenate((own.kind, np.zeros(more, np.bool_)))
         share, others = np.concatenate((own.share, np.zeros(more))), np.concatenate((own.others, np.ones(more)))
-        old = np.flatnonzero(own.kind & transfers[:known] & (graph.nodes["call"][:known] >= 0))
-        new = np.flatnonzero(transfers[known:]) + known
+        transfers = graph.of(Node.TRANSFER) & (graph.nodes["call"] >= 0)
+        old, new = np.flatnonzero(own.kind & transfers[:known]), np.flatnonzero(transfers[known:]) + known
         if len(old) and len(new):
-            groups = np.array([self._number(graph, node) for node in (*old.tolist(), *new.tolist())])
-            numbers, of = np.unique(groups, return_inverse=True)
-            weight = np.maximum(graph.nodes["dur"][old], 1)
-            total = np.bincount(of[: len(old)], weight, len(numbers))
+            groups = [*_alike(self._graph, old, self._graph.nodes["start"]), *_alike(graph, new, done.start)]
+            _, of = np.unique(groups, return_inverse=True)
+            weight = np.maximum(self._graph.nodes["dur"][old], 1)
+            total = np.bincount(of[: len(old)], weight, len(of))
             for column in (share, others):
-                mean = np.bincount(of[: len(old)], weight * column[old], len(numbers)) / np.maximum(total, 1)
+                mean = np.bincount(of[: len(old)], weight * column[old], len(of)) / np.maximum(total, 1)
                 column[new] = np.where(total[of[len(old) :]] > 0, mean[of[len(old) :]], column[new])
             kind[new] = True
         return _Beside(kind, share, others)
 
-    @staticmethod
-    def _number(graph: Graph, node: int) -> str:
-        call = graph.calls[int(graph.nodes["call"][node])]
-        return f"{call.op} {call.group}"
+
+def _alike(graph: Graph, transfers: Times, start: Times) -> list[str]:
+    """Of each transfer what it is a run of: operation and group, and whether it is a step's last one of these."""
+    calls = [graph.calls[call] for call in graph.nodes["call"][transfers].tolist()]
+    names = [f"{call.op} {call.group} {call.backward}" for call in calls]
+    steps = [
+        (name, *(int(graph.nodes[key][node]) for key in ("rank", "step")))
+        for name, node in zip(names, transfers.tolist(), strict=True)
+    ]
+    last = {steps[place]: place for place in np.argsort(start[transfers], kind="stable").tolist()}
+    return [f"{name} {last[step] == place}" for place, (name, step) in enumerate(zip(names, steps, strict=True))]
 
 
 def _length(graph: Graph, done: Replayed) -> float:

@@ -100,7 +100,7 @@ class Trait(IntFlag):
 
 NODE_COLUMNS = (
     "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "bytes", "kernel",
-    "site", "compute", "staging", "unlaunching", "optimizing", "turned", "category", "precision", "floor", "chain",
+    "site", "compute", "staging", "unlaunching", "optimizing", "thread", "category", "precision", "floor", "chain",
     "traits", *CAUSES,
 )  # fmt: skip
 EDGE_COLUMNS = ("src", "dst", "lag", "why")
@@ -157,7 +157,7 @@ class Graph:
     one name on one rank); of a kernel `category` and `precision` (codes of `kernel_facts`), `floor` (ns at the device's
     peaks; 0 where not known), `chain` (the chain of memory-bound kernels it is in, -1 outside one) and `traits`
     (bits of `Trait`); `compute`, `staging` (of copies from pageable memory) and the causes: ns of
-    a host segment's `dur`; `turned`: whether another thread than before goes on there.
+    a host segment's `dur`; `thread`: which one it is of.
     Of an edge: `src` ends `lag` ns before `dst` starts at the earliest; `why` (`Edge`).
     """
 
@@ -256,6 +256,7 @@ _DEFAULTS = {
     "site": -1,
     "kernel": -1,
     "lane": -1,
+    "thread": NA,
     "start": NA,
     "end": NA,
     "work": -1,

@@ -44,5 +44,7 @@ class Outcome:
     """Whether kernels and collectives run beside each other where they did not, or no longer."""
     pipeline_error: float = 0.0
     """Relative error of the pipelines' unchanged replay, where their computations are laid out anew."""
+    chance: float = 0.0
+    """How far another run's step with these changes may lie off, relative: its steps may differ where they did not."""
     timeline: tuple[Graph, Replayed] | None = None
     """Of the expected case, where all of the step is on it."""

@@ -32,7 +32,8 @@ from gpuscope.analyzers.replay.from_trace.recording import Recorded
 from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
 from gpuscope.analyzers.replay.outcome import Changed, Outcome
 from gpuscope.analyzers.replay.paced_marks import paced_by_kernels
-from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds
+from gpuscope.analyzers.replay.pipeline_times import as_replayed
+from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds, median_by_chance
 from gpuscope.analyzers.replay.ranks_joined import joined, unmatched_messages
 from gpuscope.analyzers.replay.recorded_run import (
     MAX_ERROR,
@@ -47,6 +48,7 @@ from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.analyzers.replay.step_parts import compute_floor, parts
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Replay
+from gpuscope.trace.columns.table import Times
 from gpuscope.words import units
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
 _DEADLOCK = "in that order stages would deadlock"
 _WAITING = "how much of its collectives is waiting for those ranks is not recorded, at worst all that would be gained"
+_UNEVEN = "by how much its steps would differ, another run's may get no shorter"
 _CUT = "what of a message is fixed cost, and whether smaller kernels fill the device, is not in the trace"
 _CIRCLE = "the job waits for results earlier than the change would produce them: it is not structured in that way"
 
@@ -144,16 +147,21 @@ class Replayer:
         scale = self._before / unchanged
         times = [max(outcome.step_ns * scale, outcome.floor_ns) for outcome in outcomes]
         after = times[0]
-        low, high = self._bounds(changes, self._before, times, max(self._error, outcomes[0].pipeline_error))
+        missed, chance = max(self._error, outcomes[0].pipeline_error), max(self._variation, outcomes[0].chance)
+        low, high = self._bounds(changes, self._before, times, missed, chance)
         regrouped = self._absent() and any(isinstance(one, RegroupedCommunication) for one in changes)
         if regrouped:  # what is waiting for the others, and stays
             high = max(high, round(self._before))
         low = max(low, min(round(after), round(min(outcome.floor_ns for outcome in outcomes))))
-        rests_on = (self._basis(), outcomes[0].basis, outcomes[0].lacking, _WAITING if regrouped else "")
+        uneven = chance * after > max(self._before - after, 0)
+        rests_on = (
+            self._basis(), outcomes[0].basis, outcomes[0].lacking, _WAITING if regrouped else "",
+            _UNEVEN if uneven else "",
+        )  # fmt: skip
         return Predicted(
             round(self._before), round(after), low, high, "; ".join(filter(None, rests_on)),
             provenance="assumed" if regrouped else outcomes[0].provenance, saved=self._saved(outcomes[0], scale),
-            unshown=bool(outcomes[0].lacking),
+            unshown=bool(outcomes[0].lacking) or uneven,
         )  # fmt: skip
 
     def _saved(self, outcome: Outcome, scale: float) -> dict[str, int]:
@@ -233,7 +241,7 @@ class Replayer:
             floor = compute_floor(self._graph, self._unchanged, self._counted, changes)
             hosts = self._hosts_alone(self._graph, changes) if self._setting.gpu else 0.0
         times = [max(before - pipeline.saved(changes, bias), floor, hosts) for bias in (0, -1, 1)]
-        low, high = self._bounds(changes, before, times, pipeline.error_frac)
+        low, high = self._bounds(changes, before, times, pipeline.error_frac, self._variation)
         low = max(low, round(min(floor, times[0])))
         basis, provenance = pipeline.basis(changes), pipeline.provenance(changes)
         # A device whose computations can't be put in that order has others among them: means tell little of it.
@@ -253,16 +261,16 @@ class Replayer:
         return float(max(times)) * self._before / self._step(graph, self._unchanged)
 
     def _bounds(
-        self, changes: Sequence[Change], before: float, times: Sequence[float], error: float
+        self, changes: Sequence[Change], before: float, times: Sequence[float], error: float, chance: float
     ) -> tuple[int, int]:
         """The range of a step of `times[0]` ns; the others are its cases.
 
-        The baseline replay error may remain after a change; other steps differ as the recorded ones do; what no source
+        The baseline replay error may remain after a change; another run's step differs by `chance`; what no source
         of error covers is in proportion to what the change moves, or fitted.
         """
         from gpuscope.analyzers.replay.fitted_margins import margin
 
-        errors = [error * times[0], self._variation * times[0]]
+        errors = [error * times[0], chance * times[0]]
         if not self._setting.gpu:
             return bounds(times, [*errors, MODEL_ERROR * abs(before - times[0])])
         return bounds(times, errors, times[0] * margin(changes, self._graph))
@@ -298,7 +306,6 @@ class Replayer:
 
     def _pipeline_in(self, graph: Graph, done: Replayed) -> PipelineReplay:
         """The pipelines at the times of a replay with other changes. Raises `UnreplayableError` or `CircleError`."""
-        from gpuscope.analyzers.replay.pipeline_times import as_replayed
 
         recorded, stages = self._trusted_pipeline, self._facts.stages
         assert stages is not None  # else there are no flushes
@@ -357,8 +364,7 @@ class Replayer:
             changed, done, beside_basis = self._disturbed.replay(made.first, beside)
         else:
             changed, done = self._contended.replay(made.graph, bias)
-        step = self._step(changed, done)
-        pipeline_error = 0.0
+        step, pipeline_error = self._step(changed, done), 0.0
         if pipelined:
             pipeline = self._pipeline_in(changed, done)
             pipeline_error = pipeline.error_frac
@@ -368,7 +374,8 @@ class Replayer:
         floor = compute_floor(changed, done, self._counted, pipelined)
         return Outcome(
             step, floor, "; ".join([*basis, *beside_basis]), provenance, made.lacking, bool(beside_basis),
-            pipeline_error, (changed, done) if bias == beside == 0 and not pipelined else None,
+            pipeline_error, self._chance(changed, done),
+            (changed, done) if bias == beside == 0 and not pipelined else None,
         )  # fmt: skip
 
     def _mean(self, graph: Graph, done: Replayed) -> float:
@@ -376,9 +383,17 @@ class Replayer:
         return float(np.mean([times[self._counted].mean() for times in done.steps(graph).values()]))
 
     def _step(self, graph: Graph, done: Replayed) -> float:
-        """«The step» as it is of a run: the median over steps that count, of each the largest over ranks, in ns."""
+        """«The step» as it is of a run: the median over steps that count, in ns."""
+        return float(np.median(self._steps(graph, done)))
+
+    def _steps(self, graph: Graph, done: Replayed) -> Times:
+        """Of each step that counts the largest over ranks, ns."""
         times = np.array([times[self._counted] for times in done.steps(graph).values()])
-        return float(np.median(times.max(axis=0)))
+        return np.asarray(times.max(axis=0))
+
+    def _chance(self, graph: Graph, done: Replayed) -> float:
+        """How far another run's step may lie off, of a GPU, relative, by how the steps differ."""
+        return (median_by_chance(self._steps(graph, done)) or 0.0) if self._setting.gpu else 0.0
 
     @cached_property
     def _slowdown(self) -> Slowdown:

@@ -23,7 +23,7 @@ class Host:
     host_other: int = 0
     unlaunching: int = 0
     optimizing: int = 0
-    turned: int = 0
+    thread: int = 0
 
 
 @dataclass(frozen=True)

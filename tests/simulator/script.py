@@ -169,16 +169,17 @@ class Script:
             self._unread += 1
             self.add(Record(f"read {self.step}", COMPUTE_STREAM))
         else:
-            self._use(self.job.item_own_ns)
+            self.use(self.job.item_own_ns)
 
     def read(self) -> None:
         """What the step did not read yet."""
         if self._unread:
             self.add(Synchronize(f"read {self.step}"))
-            self._use(self._unread * self.job.item_own_ns)
+            self.use(self._unread * self.job.item_own_ns)
             self._unread = 0
 
-    def _use(self, own: int) -> None:
+    def use(self, own: int) -> None:
+        """The host's own work, in no range that says what it is."""
         self.add(Host(own, Reason.LONG if own >= LONG_NS else Reason.OWN))
 
     def synchronize(self) -> None:

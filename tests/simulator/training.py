@@ -331,7 +331,7 @@ def optimizer(script: Script) -> None:
         named = named and script.step % job.host_work_every == 0
         if name == job.host_work and named:
             script.flush()
-            script.add(Host(job.host_work_ns, Reason.HOST_OTHER))
+            script.use(job.host_work_ns)
         for n in range(job.optimizer_kernels):
             script.op(("aten::_foreach_add_",), script.kernel(FOREACH, job.optimizer_ns, "o", n, batch=False))
         script.flush()

@@ -166,9 +166,7 @@ def _points(ops: Operations, step_of: Times, returns: Returns, threads: Times) -
     row = np.concatenate((ops.launch[launches], returns.rows))[order]
     last = np.maximum.accumulate(np.where(row == NA, NONE, np.arange(len(row))))
     thread = np.where(last == NONE, NA, threads[np.where(last == NONE, 0, row[last])])
-    previous = np.append(NA, thread[:-1])
-    turned = (thread != previous) & (previous != NA)
-    return Points(at[order], begin, step, waits, labels, sites, turned), launcher, waiter
+    return Points(at[order], begin, step, waits, labels, sites, thread), launcher, waiter
 
 
 def _device_nodes(

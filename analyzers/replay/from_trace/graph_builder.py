@@ -53,8 +53,8 @@ class Points:
     """Of those that wait."""
     sites: Sequence[str]
     """The places of the program where they do."""
-    turned: Mask
-    """By another thread than what is before it."""
+    threads: Times
+    """On which thread; `NA` where that is not known."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Builder:
         first = self.add(
             np.where(behind, Node.WAIT, Node.HOST), len(point), dur=high - low, start=low, end=high,
             step=points.step[point], label=named[0], site=named[1],
-            turned=np.where(behind, 0, points.turned[point]), **columns,
+            thread=points.threads[point], **columns,
         )  # fmt: skip
         self.nodes["release"][first] = origin
         chain = np.arange(first, first + len(point))

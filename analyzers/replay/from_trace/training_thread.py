@@ -226,7 +226,7 @@ def _points(
     begin = at.copy()
     begin[what == 2] = [wait.begin for wait in asked]
     labels = [wait.label for wait in asked]
-    points = Points(at, begin, step, what == 2, labels, [""] * len(asked), np.zeros(len(at), np.bool_))
+    points = Points(at, begin, step, what == 2, labels, [""] * len(asked), np.full(len(at), NA))
     return points, places[0], places[1], places[2]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from gpuscope.analyzers.changes import EarlyMessages
 from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import EDGE_COLUMNS, Edge, EdgeRow, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into
 from gpuscope.analyzers.replay.rewrites.early_issue import EarlyIssue
 from gpuscope.trace.columns.distinct import distinct_pairs
 from gpuscope.trace.columns.table import Times
@@ -27,10 +29,34 @@ def early_messages(graph: Graph, change: EarlyMessages, setting: Setting) -> Rew
         rows += issue.edges(arrival, arrival, earlier)
     if not rows:
         raise UnreplayableError("no message is received behind kernels whose launch is recorded")
-    old = moved[graph.edges["dst"]] & np.isin(graph.edges["why"], (Edge.LAUNCH, Edge.EVENT))
-    return Rewritten(
-        graph.keep_edges(~old).add([], rows), f"{int(moved.sum())} receives posted before the kernels before them"
-    )
+    launch = edges_into(graph, moved, Edge.LAUNCH)
+    source = dict(zip(*(graph.edges[name][launch].tolist() for name in ("dst", "src")), strict=True))
+    found = _issued(graph.keep_edges(~(launch | edges_into(graph, moved, Edge.EVENT))), source, rows)
+    return Rewritten(found, f"{int(moved.sum())} receives posted before the kernels before them")
+
+
+def _issued(graph: Graph, source: Mapping[int, int], rows: Sequence[EdgeRow]) -> Graph:
+    """With arrivals launched by these edges, each by a segment of the host of its own behind the one that is named. It
+    takes what the issue took of the segment that was its `source`."""
+    program = graph.edges["why"] == Edge.PROGRAM
+    after = dict(zip(graph.edges["src"][program].tolist(), graph.edges["dst"][program].tolist(), strict=True))
+    dur, chain = graph.nodes["dur"].copy(), dict(after)
+    added: list[dict[str, int]] = []
+    edges: list[EdgeRow] = []
+    for host, arrival, lag, why in rows:
+        if why == Edge.LAUNCH and host in chain and host != source[arrival]:
+            new, cost = len(graph) + len(added), graph.calls[int(graph.nodes["call"][arrival])].issue
+            moved = min(cost, int(dur[source[arrival]]))
+            dur[source[arrival]] -= moved
+            own = {name: int(graph.nodes[name][host]) for name in ("rank", "step", "thread")}
+            added.append({"kind": Node.HOST, "dur": moved, **own})
+            chain[host], chain[new] = new, chain[host]
+            edges.append((new, arrival, lag, why))
+        else:
+            edges.append((host, arrival, lag, why))
+    changed = [(src, dst, 0, int(Edge.PROGRAM)) for src, dst in chain.items() if after.get(src) != dst]
+    left = program & np.isin(graph.edges["src"], [src for src, _, _, _ in changed])
+    return graph.with_nodes(dur=dur).keep_edges(~left).add(added, [*changed, *edges])
 
 
 def _earlier(graph: Graph) -> list[tuple[int, int]]:

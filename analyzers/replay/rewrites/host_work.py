@@ -19,6 +19,7 @@ from gpuscope.analyzers.changes import (
     RemovedSyncs,
 )
 from gpuscope.analyzers.device_time.idleness.own_work import least_stretch
+from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import CAUSES, COPY_CALL_NS, Edge, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.paced_marks import beside_kernels
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, on_host
@@ -70,18 +71,41 @@ def no_host_work(graph: Graph, change: NoHostWork, setting: Setting) -> Rewritte
     return _without(graph, "host_other")
 
 
-def _graph_launches(graph: Graph, captured: Mask, saved: Times, usual: Times, setting: Setting) -> Times:
-    """Per node, what launching a graph takes the host: once where a run of captured segments of a step begins, and but
-    at best where another thread goes on, since autograd launches the backward pass's graph. On a rank whose way to a
-    launch (`usual`, by rank) is longer than others', as much longer. At best and at worst no more than capturing saves:
-    other runs are left alone."""
-    added = np.zeros(len(graph), np.int64)
+def _in_order(graph: Graph) -> Times:
+    """The nodes of hosts, rank by rank in the order in which each comes to them: other changes may have moved some."""
     chain = np.flatnonzero(graph.of(Node.HOST, Node.WAIT))
-    chain = chain[np.argsort(graph.nodes["rank"][chain], kind="stable")]
+    return np.asarray(chain[np.lexsort((replay(graph).start[chain], graph.nodes["rank"][chain]))])
+
+
+def _sources(graph: Graph, edges: Mask) -> Mask:
+    """The nodes that these edges lead from."""
+    found = np.zeros(len(graph), np.bool_)
+    found[graph.edges["src"][edges]] = True
+    return found
+
+
+def _begins(graph: Graph, chain: Times, launches: Mask) -> Mask:
+    """Host nodes with which another graph begins: on another thread than the one before, or the operation that they
+    launch (by these edges) waits for a collective."""
+    src, dst = graph.edges["src"], graph.edges["dst"]
+    waiting = np.zeros(len(graph), np.bool_)
+    waiting[dst[(graph.edges["why"] == Edge.EVENT) & graph.of(Node.TRANSFER)[src]]] = True
+    found = _sources(graph, launches & waiting[dst])
+    thread, rank = graph.nodes["thread"][chain], graph.nodes["rank"][chain]
+    turned = (np.diff(thread) != 0) & (np.diff(rank) == 0) & (thread[1:] != NA) & (thread[:-1] != NA)
+    found[chain[1:][turned]] = True
+    return found
+
+
+def _graph_launches(
+    graph: Graph, chain: Times, captured: Mask, begins: Mask, saved: Times, usual: Times, setting: Setting
+) -> Times:
+    """Per node, what launching a graph takes the host: once where a run of captured segments of a step begins in the
+    `chain`, and where another graph `begins`. On a rank whose way to a launch (`usual`, by rank) is longer than
+    others', as much longer. At best and at worst no more than capturing saves: other runs are left alone."""
+    added = np.zeros(len(graph), np.int64)
     inside, rank, step = captured[chain], graph.nodes["rank"][chain], graph.nodes["step"][chain]
-    goes_on = np.append(False, inside[:-1] & (np.diff(step) == 0) & (np.diff(rank) == 0))
-    if setting.bias >= 0:
-        goes_on &= graph.nodes["turned"][chain] == 0
+    goes_on = np.append(False, inside[:-1] & (np.diff(step) == 0) & (np.diff(rank) == 0)) & ~begins[chain]
     first = np.flatnonzero(inside & ~goes_on)
     if len(first):
         runs = np.add.reduceat(np.where(inside, saved[chain], 0), first)
@@ -314,8 +338,9 @@ def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> R
     launch nothing, the optimizer's own code, long stretches (definitions). Where it turns out badly, the optimizer is
     not captured at all.
 
-    The capture breaks at collectives and at calls that wait: what the host does before them stays; where it turns out
-    well, it does not break there. Kernels of a graph follow each other faster than launched ones.
+    The capture breaks where a collective is issued or waited for, at calls that wait, and where another thread goes on,
+    since autograd launches the backward pass's graph: what the host does before them stays; where it turns out well, it
+    does not break there. Kernels of a graph follow each other faster than launched ones.
     """
     del change
     _device_waits(graph, setting, "launches")
@@ -326,16 +351,16 @@ def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> R
         kept = np.maximum(kept, graph.nodes["optimizing"])
     ways = dur[host & (dur > 0)]
     kept = np.where(dur >= least_stretch(float(np.median(ways)) if len(ways) else 0.0), dur, kept)
-    first = np.zeros(len(graph), np.bool_)
+    chain, first, begins = _in_order(graph), *np.zeros((2, len(graph)), np.bool_)
     if setting.bias >= 0:
-        breaks = np.zeros(len(graph), np.bool_)
+        launches = edges_into(graph, graph.of(Node.DEVICE), Edge.LAUNCH)
         ends = graph.blocking() | graph.allocating() | graph.of(Node.ARRIVAL)
-        breaks[graph.edges["src"][edges_into(graph, ends, Edge.PROGRAM, Edge.LAUNCH)]] = True
-        launches = (graph.edges["why"] == Edge.LAUNCH) & graph.of(Node.DEVICE)[graph.edges["dst"]]
-        breaks[graph.edges["src"][launches]] = False
-        host &= ~breaks
+        breaks = host & _sources(graph, edges_into(graph, ends, Edge.PROGRAM, Edge.LAUNCH))
+        begins, host = _begins(graph, chain, launches), host & _sources(graph, launches)
+        # What issued a collective that is now issued elsewhere, or not at all, launches nothing: no graph ends there.
+        chain = chain[(host | breaks | graph.of(Node.WAIT))[chain]]
         # What follows a break holds the rest of it: the records, waits and changes of threads behind a collective.
-        first = _after(graph, ~host) | (graph.nodes["turned"] > 0)
+        first = _after(graph, ~host) | begins
     usual = _usual(graph, host & ~first)
     kept = np.where(first, np.maximum(kept, dur - usual[graph.nodes["rank"]]), kept)
     device, why = graph.of(Node.DEVICE), graph.edges["why"]
@@ -343,7 +368,7 @@ def captured_graphs(graph: Graph, change: CapturedGraphs, setting: Setting) -> R
     between &= graph.nodes["step"][graph.edges["src"]] == graph.nodes["step"][graph.edges["dst"]]
     gap = np.minimum(graph.edges["lag"], NODE_GAP_NS[setting.bias])
     kept = np.where(host, np.minimum(kept, dur), dur)
-    captured = graph.with_nodes(dur=kept + _graph_launches(graph, host, dur - kept, usual, setting))
+    captured = graph.with_nodes(dur=kept + _graph_launches(graph, chain, host, begins, dur - kept, usual, setting))
     return Rewritten(
         captured.with_edges(lag=np.where(between, gap, graph.edges["lag"])),
         "launches replayed without host time between them, but before collectives and calls that wait",

@@ -188,6 +188,20 @@ def test_the_programs_own_work_is_to_be_named_first(name: str, covered: float | 
     assert [one["code"] for one in advice["unpredicted"]] == ["host_work_named"]
 
 
+@pytest.mark.parametrize(
+    ("name", "device_ns", "codes"),
+    [("log_metrics", 0, ["host_work_aside"]), ("encoder", 7, []), ("Optimizer.zero_grad#AdamW.zero_grad", 0, [])],
+)
+def test_short_work_between_launches_is_told_by_its_range(name: str, device_ns: int, codes: list[str]) -> None:
+    case = other_work(name)
+    case["findings"][0]["code"] = "launch"
+    entry: Any = {"rank": 0, "name": name, "device_ns": device_ns}
+    case["ranges"] = [entry]
+    suggestions, advice = advise(case, gains)
+    told = {one["code"] for one in (*suggestions, *advice["unpredicted"])}
+    assert [code for code in told if code == "host_work_aside"] == codes
+
+
 @pytest.mark.parametrize("name", ["Torch-Compiled Region: 0/0", "gloo:send", "nccl:all_reduce"])
 def test_the_model_and_its_messages_are_no_work_to_move(name: str) -> None:
     suggestions, advice = advise(other_work(name), gains)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from gpuscope import when_used
 from gpuscope.analyzers.advice.framework_settings import by_framework, config, on_cpu, python
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import megatron_settings, nccl_settings, other_settings, torch_settings
-from gpuscope.analyzers.changes import NoCollector, NoHostWork
+from gpuscope.analyzers.changes import NoCollector, NoHostWork, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.trace.naming import kinds
@@ -42,7 +43,7 @@ class CollectedTogether(Suggestion):
 class _HostWork(Suggestion):
     """What the launching thread does besides launching."""
 
-    answers = ("host_other",)
+    answers: ClassVar[tuple[str, ...]] = ("host_other",)
     why = "{cost}; seen: {seen}"
 
     names: list[str]
@@ -61,13 +62,14 @@ class MovedAside(_HostWork):
     """Work beside training."""
 
     code = "host_work_aside"
+    answers = ("host_other", "launch")
     sets = "asynchronous checkpoints, other work in a thread or less often"
     action = "Run {first} in another thread, or less often"
     risk = (
         "an asynchronous checkpoint needs a copy of the state in host memory; another thread or process needs a free "
         "CPU core"
     )
-    verify = "record again: the cause `host_other` is gone"
+    verify = "record again: no idle gap lies in {first} any more"
 
 
 class GilGivenUp(_HostWork):
@@ -164,8 +166,20 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         by_hand = python("gc", f"gc.freeze(); gc.disable(); gc.collect(1) every {EVERY} steps")
         setting = by_framework(case, by_hand, megatron=megatron_settings.MANUAL_GC.to(str(EVERY)))
         yield Proposal(finding, CollectedTogether(EVERY), setting, (NoCollector(),))
+    elif finding["code"] == "launch":
+        if names := [name for name in _recorded(finding) if _movable(name) and _launches_nothing(case, name)]:
+            yield Proposal(finding, MovedAside(names), _aside(case, names[0]), (), Refused(_SHORT))
     elif (proposal := _host_other(case, finding, _recorded(finding))) is not None:
         yield proposal
+
+
+_SHORT = "the replay takes away only long stretches, and work that its names tell from launching: measure it"
+
+
+def _launches_nothing(case: Case, name: str) -> bool:
+    """Whether it is a range in which nothing was launched on any rank."""
+    own = [entry["device_ns"] for entry in case.report["ranges"] if entry["name"] == name]
+    return bool(own) and not any(own)
 
 
 def _host_other(case: Case, finding: FindingEntry, names: list[str]) -> Proposal | None:

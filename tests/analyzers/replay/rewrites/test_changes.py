@@ -78,15 +78,15 @@ def test_a_sync_gone_lets_the_host_run_ahead() -> None:
 
 
 def test_captured_graphs_launch_without_the_host() -> None:
-    """Two kernels of 10 that the host takes 40 each to launch: 90. Captured, both are launched at 0: 20."""
+    """Two kernels of 10 that the host takes 40 each to launch: 90. Captured, both are launched by one call of 30 µs."""
     graph = job([Step(), Host(40), Launch(10), Host(40), Launch(10), Wait(stream=7), Step()])
-    assert (steps(graph), after(graph, CapturedGraphs(), ON_GPU)) == ([90], 20)
+    assert (steps(graph), after(graph, CapturedGraphs(), ON_GPU)) == ([90], 30_020)
     with pytest.raises(UnreplayableError, match="without a device"):
         after(job([Step(), Host(40), Step()]), CapturedGraphs())
 
 
 @pytest.mark.parametrize(("told", "bias", "step"), [
-    ({"unlaunching": 30}, 0, 40), ({"optimizing": 35}, 0, 20), ({"optimizing": 35}, 1, 45),
+    ({"unlaunching": 30}, 0, 30_040), ({"optimizing": 35}, 0, 30_020), ({"optimizing": 35}, 1, 90),
 ])  # fmt: skip
 def test_no_graph_holds_what_launches_nothing(told: dict[str, int], bias: int, step: int) -> None:
     """Of the 40 before the second kernel 30 launch nothing; an optimizer is at worst not captured."""
@@ -94,12 +94,12 @@ def test_no_graph_holds_what_launches_nothing(told: dict[str, int], bias: int, s
     assert after(graph, CapturedGraphs(), ON_GPU, bias=bias) == step
 
 
-@pytest.mark.parametrize(("bias", "step"), [(-1, 30), (0, 30_040)])
+@pytest.mark.parametrize(("bias", "step"), [(-1, 30), (0, 60_040)])
 def test_another_thread_launches_a_graph_of_its_own(bias: int, step: int) -> None:
     """Of the 70 before the third kernel 30 are the change of threads, and launching takes 30 µs; at best one graph
     holds the whole step."""
     graph = job([
-        Step(), Host(40), Launch(10), Host(40), Launch(10), Host(70, turned=1), Launch(10), Wait(stream=7), Step(),
+        Step(), Host(40), Launch(10), Host(40), Launch(10), Host(70, thread=1), Launch(10), Wait(stream=7), Step(),
     ])  # fmt: skip
     assert after(graph, CapturedGraphs(), ON_GPU, bias=bias) == step
 
@@ -107,11 +107,11 @@ def test_another_thread_launches_a_graph_of_its_own(bias: int, step: int) -> Non
 def test_a_slow_host_launches_graphs_as_slowly() -> None:
     """Rank 2 takes twice as long for a launch, so 60 µs for a graph."""
     ranks = [
-        [Step(), Host(ns), Launch(10), Host(ns), Launch(10), Host(ns, turned=1), Launch(10), Wait(stream=7), Step()]
+        [Step(), Host(ns), Launch(10), Host(ns), Launch(10), Host(ns, thread=1), Launch(10), Wait(stream=7), Step()]
         for ns in (40, 40, 80)
     ]
     graph = rewrite(job(*ranks), CapturedGraphs(), ON_GPU).graph
-    assert [steps(graph, rank) for rank in range(3)] == [[30_010], [30_010], [60_010]]
+    assert [steps(graph, rank) for rank in range(3)] == [[60_010], [60_010], [120_010]]
 
 
 @pytest.mark.parametrize(("call", "step"), [("cudaDeviceSynchronize", 100), ("cudaStreamSynchronize", 10)])
