@@ -159,5 +159,6 @@ def _end(seen: Seen, folder: Path) -> None:
     if not ranks and seen.windows and seen.status != "running":
         told = f"it has no measures or digests; `gpuscope analyze {folder}` reads its traces"
     end = ended(folder)
-    why = f"{'; '.join(end.failures[:2])}; " if end is not None and end.badly and end.failures else ""
+    said = (*end.wrong[:1], *end.failures[:2]) if end is not None and end.badly else ()
+    why = "".join(f"{one}; " for one in said)
     click.echo(f"{seen.status or 'no manifest yet'}: {why}{told}{tail}")

@@ -48,6 +48,10 @@ class RunFacts:
     """Whether the user named the steps to judge."""
     completed: bool = False
     """Whether a manifest says that the run came to its own end."""
+    over: bool = False
+    """Whether it says that it ended, well or badly: what only a running job can tell is lost."""
+    killed: frozenset[int] = frozenset()
+    """Ranks that were killed, so that they left nothing at their end."""
 
     @cached_property
     def steady(self) -> SteadyState:

@@ -34,14 +34,14 @@ NO_PAIR = (-1, -1)
 
 @dataclass(frozen=True)
 class Found:
-    """What is known about a job; `completed` is whether it came to its own end."""
+    """What is known about a job, of its end too."""
 
     job: Job
     waits: Sequence[Wait]
     mismatches: Sequence[Mismatch]
     causes: Sequence[HangCause]
     told: evidence.Evidence
-    completed: bool
+    facts: RunFacts
 
 
 def run(facts: RunFacts) -> Result:
@@ -53,7 +53,7 @@ def run(facts: RunFacts) -> Result:
     odd = () if healthy else mismatches.find(job)
     found_waits = () if healthy else wait_graph.find(job, odd)
     of_dumps = () if healthy else _causes(job, found_waits, odd)
-    found = Found(job, found_waits, odd, first_causes.causes(job, of_dumps, told, healthy), told, facts.completed)
+    found = Found(job, found_waits, odd, first_causes.causes(job, of_dumps, told, healthy), told, facts)
     result.sections[HANG] = _section(found)
     if found.causes:
         result.findings.append(_finding(found))
@@ -147,12 +147,12 @@ def _section(found: Found) -> Hang:
         "mismatches": [_mismatch(job, mismatch) for mismatch in found.mismatches],
         "last": [_last(job, rank) for rank in job.ranks],
         "certain": [
-            *([sentences.CAME_TO_ITS_END] if found.completed and not causes else []),
+            *([sentences.CAME_TO_ITS_END] if found.facts.completed and not causes else []),
             *hang_facts.certain(job, found.waits, causes),
             *hang_facts.seen(causes, found.told),
         ],
         "uncertain": [
-            *hang_facts.uncertain(job, found.waits, causes, completed=found.completed),
+            *hang_facts.uncertain(job, found.waits, causes, found.facts),
             *hang_facts.open_reasons(causes),
         ],
         "hosts": [
@@ -160,7 +160,7 @@ def _section(found: Found) -> Hang:
             for rank, host in sorted(found.told.hosts.items())
         ],
         "signs": found.told.signs,
-        "sources": hang_sources.of(job, found.told, causes),
+        "sources": hang_sources.of(job, found.told, causes, found.facts),
         "contradictions": first_causes.contradictions(causes, found.told),
     }
 

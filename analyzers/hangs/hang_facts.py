@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.hangs.evidence import Evidence
 from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record
@@ -115,16 +116,17 @@ def open_reasons(causes: Sequence[HangCause]) -> list[str]:
     return reasons.open_reasons(bool(_OF_A_MOMENT & set(told)), "network" in told, idle)
 
 
-def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause], *, completed: bool) -> list[str]:
+def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause], facts: RunFacts) -> list[str]:
     """What the dumps leave open."""
+    explained = facts.killed | {cause["rank"] for cause in causes if cause.get("reason")}
     return sentences.uncertain(
         sentences.Unknown(
             causes,
-            completed=completed,
+            completed=facts.completed,
             dumps=job.dumped,
             watched=job.watched,
             stacks=any(record.frames for cause in causes for record in job.records.get(cause["rank"], [])),
-            without_dump=set(job.without_dump) - {cause["rank"] for cause in causes if cause.get("reason")},
+            without_dump=set(job.without_dump) - explained,
             progress={wait.awaited for wait in waits if wait.reason == "unknown"},
             by_count=any(wait.record.p2p and len(job.members[wait.record.group]) > 2 for wait in waits),
             incomparable=[job.title(group) for group in sorted(job.incomparable)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.hangs.evidence import Evidence
 from gpuscope.analyzers.hangs.rank_states import Job
 from gpuscope.catalogue import hang_reasons as words
@@ -12,18 +13,18 @@ from gpuscope.schema.hang_section import HangCause, HangSource, SourceOfHang
 _STATES = ("alive", "stopped", "exited", "storage", "debugger")
 
 
-def of(job: Job, evidence: Evidence, causes: Sequence[HangCause]) -> list[HangSource]:
-    """Every kind of source; what is missing of those that could still tell something."""
+def of(job: Job, evidence: Evidence, causes: Sequence[HangCause], facts: RunFacts) -> list[HangSource]:
+    """Every kind of source; what is missing of those that could still tell something: a killed rank leaves no dump, and
+    of a job that is over nobody takes stacks."""
     known = set(job.ranks) | set(job.without_dump) | evidence.ranks | {cause["rank"] for cause in causes}
-    opened = {cause["rank"] for cause in causes if not cause.get("reason_certain") and cause["kind"] != "mismatch"}
+    told = {cause["rank"] for cause in causes if cause.get("reason_certain")}
+    opened = {cause["rank"] for cause in causes if not facts.over and cause["kind"] != "mismatch"} - told
     logs = {one["rank"] for one in evidence.signs if one["sign"] not in _STATES}
     states = {one["rank"] for one in evidence.signs if one["sign"] in _STATES}
     ras = {one.rank for one in evidence.progress if one.told_by == "ras"}
     silent = opened - set(evidence.hosts) - set(job.ranks)
     found = [
-        _source(
-            "flight_recorder", job.ranks, known - {cause["rank"] for cause in causes if cause.get("reason_certain")}
-        ),
+        _source("flight_recorder", job.ranks, known - told - facts.killed),
         _source("stacks", evidence.hosts, opened),
         _source("logs", logs, silent),
         _source("ras", ras, opened if job.backend != "gloo" else ()),

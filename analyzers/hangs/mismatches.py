@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from gpuscope.analyzers.hangs.rank_states import Job, Record
+from gpuscope.catalogue.hang_sentences import of_sizes
 from gpuscope.when_used import dataclass
 
 SAME_SIZES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
@@ -65,7 +66,7 @@ def _dtype(record: Record) -> str:
 
 
 def _size(record: Record) -> str:
-    return f"{record.op} of {record.sizes}" if record.op in SAME_SIZES else record.op
+    return of_sizes(record.op, record.sizes) if record.op in SAME_SIZES else record.op
 
 
 def _judge(group: str, seq: int | None, what: str, variants: dict[str, list[int]]) -> Mismatch:

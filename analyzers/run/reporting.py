@@ -257,6 +257,7 @@ def _weigh(
         causes=totals,
         idle=sum(breakdown.idle for breakdown in judged),
         ranks=trace.ranks,
+        killed=facts.killed,
         world_size=facts.world.size,
         world_assumed=facts.world.assumed,
         launches=events + lost,

@@ -173,7 +173,10 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     folders = run_folders(item.path for item in items)
     ends = [ended(folder) for folder in folders]
     completed = bool(ends) and all(end is not None and end.status == "completed" for end in ends)
-    facts = RunFacts(with_members(whole), lanes, attributed(results), options.steps is not None, completed)
+    over = bool(ends) and not any(end is None or end.going_on for end in ends)
+    killed = frozenset(rank for end in ends if end is not None for rank in end.killed)
+    asked = options.steps is not None
+    facts = RunFacts(with_members(whole), lanes, attributed(results), asked, completed, over, killed)
     del traces, whole
     if not options.replay:
         recorded = not_recorded(facts.trace.ranks)
@@ -269,7 +272,8 @@ def _how_it_ended(folder: Path, read: Sequence[Path]) -> Result:
     if end is not None and end.badly:
         if end.failures:
             failures = "; ".join(end.failures[:4])
-            result.problem(job.RUN_ENDED_EARLY, 1, run=folder.name, ended=end.words, failures=failures)
+            kind = job.RUN_FAILED if end.status == "failed" else job.RUN_ENDED_EARLY
+            result.problem(kind, 1, run=folder.name, ended=end.words, failures=failures)
         else:
             result.problem(job.RUN_ENDED_UNEXPLAINED, 1, run=folder.name, ended=end.words)
     if end is not None and end.going_on:

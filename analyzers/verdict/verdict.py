@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from math import floor, prod
 
@@ -64,6 +64,8 @@ class Evidence:
     """What the sources say of why no device event was recorded; empty where they don't."""
     hung: bool
     """Whether a hang was found: then the window holds the wait for it, not the steps of a run."""
+    killed: Collection[int] = ()
+    """Ranks that were killed, and left no trace."""
     slowdown: Slowdown | None = None
     """What a what-if on the job's operations found; it makes the verdict where nothing but operations is known."""
     bubble: float | None = None
@@ -421,7 +423,9 @@ def _what_to_add(evidence: Evidence) -> str:
             return "add the traces of all ranks"
         return "record which ranks form each group (distributedInfo, communicators): no file at hand says"
     missing = sorted(set(range(evidence.world_size)) - set(evidence.ranks))
-    return f"add the traces of {'rank' if len(missing) == 1 else 'ranks'} {units.ranks(missing)}"
+    if evidence.killed and set(missing) <= set(evidence.killed):
+        return f"record steps before {units.rank_words(missing)} {units.be(missing)} killed: --always, or --on-demand"
+    return f"add the traces of {units.rank_words(missing)}"
 
 
 def count_problem(problems: Sequence[ProblemEntry], kind: ProblemKind) -> int:

@@ -9,6 +9,7 @@ from gpuscope.schema.hang_section import HangCause
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
+DIFFER = "Ranks called different operations"
 OPERATIONS_NAMED = 4
 _INDEPENDENT = ("never_arrived", "device_stuck", "no_dump")
 _OWN_REASON = ("mismatch", "circular")
@@ -54,7 +55,12 @@ class Call:
     dtype: str
 
     def __str__(self) -> str:
-        return f"{self.op} of {self.sizes} {self.dtype}".rstrip()
+        return f"{of_sizes(self.op, self.sizes)} {self.dtype}".rstrip()
+
+
+def of_sizes(op: str, sizes: str) -> str:
+    """An operation and its input, which is one array or a list of them."""
+    return f"{op} of {sizes[1:-1] if sizes.count('[') == 2 else sizes}"
 
 
 def never_arrived(awaited: Awaited, sure: bool, in_flight: int) -> str:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from gpuscope.problems.problem import ProblemKind
 
+RUN_FAILED = ProblemKind(
+    "run_failed", "error",
+    "{run}: the run {ended}: {failures}",
+    about="The manifest of the run folder says that the run failed; the message, with which the report begins unless "
+    "the job hung, names the ranks with their errors, the likeliest culprit first. Its last step is then cut short.",
+)  # fmt: skip
 RUN_ENDED_EARLY = ProblemKind(
     "run_ended_early", "error",
     "{run}: the run {ended}: {failures}",
-    about="The manifest of the run folder says that the run failed or was interrupted; the message names the ranks "
-    "with their errors, the likeliest culprit first. Its last step is then cut short.",
+    about="The same of a run that was interrupted, or of one that failed without a word.",
 )  # fmt: skip
 RUN_ENDED_UNEXPLAINED = RUN_ENDED_EARLY.saying("{run}: the run {ended}: no rank recorded why")
 RUN_GOING_ON = ProblemKind(

@@ -9,9 +9,12 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.sources.source import Files, Role, all_sources, source_for, source_of, suffixes_of
 
+PAUSE = when_used.pattern(r"pause\d+")
+"""Folder of what the recorder wrote while a rank was late that came back."""
 RECORDS = (Role.RECORD, Role.HANG_RECORD)
 
 
@@ -39,8 +42,9 @@ def records_below(folder: Path, *roles: Role) -> list[Path]:
 
 
 def hang_records_below(folder: Path) -> list[Path]:
-    """What below a folder tells of a hang, whatever its name: dumps, stacks, logs."""
-    return [path for path in files_below(folder) if tells_of_hang(path)]
+    """What below a folder tells of a hang, whatever its name: dumps, stacks, logs; not those of a pause."""
+    found = (path for path in files_below(folder) if not PAUSE.fullmatch(path.parent.name) or path.parent == folder)
+    return [path for path in found if tells_of_hang(path)]
 
 
 def tells_of_hang(path: Path) -> bool:

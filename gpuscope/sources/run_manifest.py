@@ -53,12 +53,13 @@ def window_request(text: str) -> WindowRequest:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended: its status, a sentence per rank that failed (the likeliest culprit first), and what
-    the recorder itself found wrong, could not record, and saw as a pause. `hung`: ranks waited for each other for good,
-    or died of calling different things."""
+    """How a run ended: its status, a sentence per way in which ranks failed (the likeliest culprit first), those that
+    were killed, what the recorder itself found wrong, could not record, and saw as a pause. `hung`: ranks waited for
+    each other for good, or died of calling different things."""
 
     status: str
     failures: tuple[str, ...]
+    killed: tuple[int, ...]
     wrong: tuple[str, ...]
     lost: tuple[str, ...]
     paused: tuple[str, ...]
@@ -99,6 +100,9 @@ def ended(folder: Path) -> Ended | None:
     return Ended(
         status=str(manifest["status"]),
         failures=tuple(_failures(ranks)),
+        killed=tuple(
+            int(rank["rank"]) for rank in ranks if rank.get("status") == "killed" and isinstance(rank.get("rank"), int)
+        ),
         wrong=tuple(redacted(str(entry.get("message", ""))) for entry in problems),
         lost=tuple(_of_rank(entry) + redacted(str(entry.get("message", ""))) for entry in lost),
         paused=tuple(redacted(str(one.get("message", ""))) for one in all_problems if one.get("code") == "pause"),
@@ -269,17 +273,19 @@ def _order_of_failure(rank: dict[str, Any]) -> tuple[int, int]:
 
 
 def _failures(ranks: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """One sentence per rank that failed, but one for all that lost their connection to another that did."""
+    """One sentence for all ranks that failed alike, and for those that lost their connection to one that did."""
     yield from _left_early(ranks)
-    failed = [(_order_of_failure(rank)[0] == _LOST, rank, text) for rank in ranks if (text := _failure(rank))]
-    cut = [rank["rank"] for lost, rank, _ in failed if lost and isinstance(rank.get("rank"), int)]
-    known = not all(lost for lost, *_ in failed)
-    yield from (text for lost, rank, text in failed if not (known and lost and rank.get("rank") in cut))
-    if known and cut:
+    failed = [
+        (rank.get("rank"), _order_of_failure(rank)[0] == _LOST, words) for rank in ranks if (words := _failure(rank))
+    ]
+    known = not all(lost for _, lost, _ in failed)
+    alike: dict[str, list[Any]] = {}
+    for rank, lost, words in failed:
+        alike.setdefault("then lost the connection" if known and lost else words, []).append(rank)
+    for words, own in alike.items():
         from gpuscope.words import units  # a second look, which asks for run folders, needs none
 
-        one = len(cut) == 1
-        yield f"rank{'s' * (not one)} {units.ranks(cut)} then lost {'its connection' if one else 'their connections'}"
+        yield f"{units.rank_words(own) if all(isinstance(one, int) for one in own) else 'a rank'} {words}"
 
 
 def _left_early(ranks: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -297,10 +303,11 @@ def _of_rank(problem: dict[str, Any]) -> str:
 
 
 def _failure(rank: dict[str, Any]) -> str:
+    """How a rank failed, to be put after its name; empty where it did not."""
     status, error = str(rank.get("status", "")), str(rank.get("error") or "")
     if status in ("completed", "") and not error:
         return ""
     import textwrap
 
     first = textwrap.shorten(error.strip().splitlines()[0], 200, placeholder=" …") if error.strip() else ""
-    return f"rank {rank.get('rank')} {status}" + (f": {redacted(first)}" if first else "")
+    return status + (f": {redacted(first)}" if first else "")

@@ -12,6 +12,7 @@ from helpers.kineto import kernel, note, write
 
 import gpuscope
 from gpuscope.errors import InputError
+from gpuscope.report.view.first_lines import first_lines
 from gpuscope.sources.run_manifest import ended
 
 
@@ -34,7 +35,7 @@ def test_the_culprit_comes_before_those_whose_connection_it_cut(tmp_path: Path) 
     assert told.failures == (
         "rank 2 killed",
         "rank 1 failed: ValueError: my own bug",
-        "rank 0 then lost its connection",
+        "rank 0 then lost the connection",
     )
 
 
@@ -94,9 +95,23 @@ def test_the_report_says_that_the_run_failed(tmp_path: Path) -> None:
     problems = [{"severity": "error", "code": "hang", "message": "rank 1 has not joined"}]
     manifest(tmp_path, status="failed", ranks=[{"rank": 1, "status": "killed"}], problems=problems)
     write(tmp_path / "rank0.json", kernel(0, 5))
-    told = {p["code"]: p["message"] for p in gpuscope.analyze(tmp_path).report["problems"]}
-    assert told["run_ended_early"].endswith("the run failed: rank 1 killed")
+    report = gpuscope.analyze(tmp_path).report
+    told = {p["code"]: p["message"] for p in report["problems"]}
+    assert told["run_failed"].endswith("the run failed: rank 1 killed")
     assert told["run_trouble"].endswith("rank 1 has not joined")
+    lines = first_lines(report)
+    assert lines.what.startswith(told["run_failed"])
+    assert told["run_failed"] not in lines.limits
+
+
+def test_ranks_that_ended_alike_have_one_sentence(tmp_path: Path) -> None:
+    by_signal = {"status": "interrupted", "error": "terminated by SIGTERM"}
+    ranks = [{"rank": rank, **by_signal} for rank in (0, 1, 3)] + [{"rank": 2, "status": "killed"}]
+    manifest(tmp_path, status="interrupted", ranks=ranks)
+    end = ended(tmp_path)
+    assert end is not None
+    assert end.failures == ("rank 2 killed", "ranks 0-1,3 interrupted: terminated by SIGTERM")
+    assert end.killed == (2,)
 
 
 def test_a_trace_without_work_is_explained_by_what_the_recorder_lost(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from gpuscope import when_used
+from gpuscope.catalogue import hang_sentences
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import headline, shows
 from gpuscope.catalogue.prediction_sentences import bound_share, doubt, setting_words
@@ -24,6 +25,8 @@ LOW = 0.5
 """A lower confidence is called so."""
 AGREE = 1.1
 """Steps agree where nine in ten take at most this many times the median."""
+FAILED, PAUSED = "run_failed", "run_paused"
+"""Problems that stand on the first screen."""
 FEWEST_STEPS = 3
 """Of fewer steps nobody can say whether they agree."""
 _NO_VERDICT: dict[AbstainReason, str] = {
@@ -40,7 +43,7 @@ _NO_VERDICT: dict[AbstainReason, str] = {
 _BRACKETS = when_used.pattern(r"\([^()]*\)|\[[^\[\]]*\]")
 
 Label = Literal["fix", "try", "next"]
-"""`fix`: a gain for certain, against what is wrong; `try`: perhaps none, or unknown; `next`: what to record."""
+"""`fix`: a gain for certain, against what is wrong; `try`: perhaps none, or unknown; `next`: what to record or read."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,9 @@ def first_lines(report: Report) -> FirstLines:
         return _of_roles(report)
     label, fix, told = _fix(report)
     sure, grounds, limits = _sure(report)
-    return FirstLines(_what(report), why_it_is_so(report), fix, label, sure, told, tuple(limits), grounds)
+    return FirstLines(
+        _failed(report) + _what(report), why_it_is_so(report), fix, label, sure, told, tuple(limits), grounds
+    )
 
 
 def _hung(report: Report) -> FirstLines:
@@ -95,12 +100,15 @@ def _hung(report: Report) -> FirstLines:
     ranks = [cause["rank"] for cause in causes]
     if not ranks:
         what = "The job hung"
+    elif causes[0]["kind"] == "mismatch":
+        how = "unlike the others" if causes[0]["certain"] else "perhaps wrongly"
+        what = f"{hang_sentences.DIFFER}: {units.rank_words(ranks)} {how}"
     elif all(cause["certain"] for cause in causes):
         what = f"The job hung: {units.rank_words(ranks)} {units.be(ranks)} the first cause"
     else:
         what = f"The job hung, perhaps through {units.rank_words(ranks)}"
     fix = causes[0].get("remedy") if causes else None
-    return FirstLines(what, causes[0]["why"] if causes else "", fix or "", "fix", "", None, tuple(_limits(report)))
+    return FirstLines(what, causes[0]["why"] if causes else "", fix or "", "next", "", None, tuple(_limits(report)))
 
 
 def _of_roles(report: Report) -> FirstLines:
@@ -114,6 +122,11 @@ def _of_roles(report: Report) -> FirstLines:
 
 
 # -- what
+
+
+def _failed(report: Report) -> str:
+    """That the run failed, which its owner has to know before where its time went."""
+    return "".join(f"{one['message']}. " for one in report["problems"] if one["code"] == FAILED)
 
 
 def _what(report: Report) -> str:
@@ -251,8 +264,10 @@ def _limits(report: Report) -> list[str]:
     limits: list[str] = verdict.get("limits", [])  # reports of gpuscope 0.1.0 lack the key
     of_memory = memory_sentences.leading_peak(report) is not None
     found = [*limits, *([memory_sentences.NO_TIME] if of_memory else [])]
-    lost = [problem["message"] for problem in report["problems"] if problem["severity"] in ("error", "data_loss")]
+    problems = [one for one in report["problems"] if one["code"] != FAILED]
+    lost = [one["message"] for one in problems if one["severity"] in ("error", "data_loss")]
     found += [message for message in lost[:1] if of_memory or not verdict["abstained"]]
+    found += [one["message"] for one in problems if one["code"] == PAUSED]
     failed = [one["name"] for one in report["analyzers"] if one["status"] == "failed"]
     return found + (
         [f"{units.plural(len(failed), 'analysis', 'analyses')} failed: {', '.join(failed)}"] if failed else []

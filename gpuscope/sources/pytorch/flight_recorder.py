@@ -26,6 +26,8 @@ from gpuscope.trace.schema import MOST_RANKS, NA
 MAX_BYTES = 1 << 30
 """A dump of 20,000 entries with stacks takes some 50 MB."""
 FRAMES = 24
+RECORDER = "instrumented_runtime/record/"
+"""In the files of frames of gpuscope's own, through which the script's calls go."""
 _PICKLE = b"\x80"
 _TELLING = (b"pg_config", b"pg_status", b"collective_seq_id")
 _LAST_NUMBER = when_used.pattern(r"(\d+)(?:\.[a-zA-Z]\w*)*$")
@@ -193,6 +195,7 @@ class _Reader:
         if entry.get("is_p2p") and op not in POINT_TO_POINT:
             op = "send_recv"
         frames = [frame for frame in _list(entry.get("frames")) if isinstance(frame, dict)]
+        frames = [frame for frame in frames if RECORDER not in str(frame.get("filename"))]
         dtypes = _list(entry.get("input_dtypes"))
         p2p = _number(entry.get("p2p_seq_id", 0))
         return {

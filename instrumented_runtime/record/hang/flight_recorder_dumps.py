@@ -25,7 +25,7 @@ PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Variables with the path of NCCL's own dumps, without the rank; the first that is set counts."""
 ELSEWHERE = "flight_recorder_prefix"
 VERSION = "2.10"
-OURS = "instrumented_runtime/record/gloo/gloo_trace.py"
+OURS = "instrumented_runtime/record/"
 
 
 class FlightRecorder:
@@ -147,10 +147,10 @@ def filled(dump: Mapping[str, Any], groups: Iterable[Group], collectives: Sequen
 
 
 def _script_frames(frames: Any) -> Any:
-    """A stack without gpuscope's own innermost frame, through which every call to gloo goes."""
+    """A stack without the recorder's own frames."""
     if not isinstance(frames, list):
         return frames
-    return [frame for frame in frames if not str(frame.get("filename", "")).endswith(OURS)]
+    return [frame for frame in frames if OURS not in str(frame.get("filename"))]
 
 
 def _progress(entry: Collective) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from helpers.flight_recorder import Group, dump, entry
 import gpuscope
 from gpuscope.catalogue.hang_reasons import CIRCULAR
 from gpuscope.cli import cli
+from gpuscope.report.view.first_lines import first_lines
 from gpuscope.schema.document import Report
 
 WORLD: Group = ("0", "default_pg", [0, 1])
@@ -110,6 +111,8 @@ def test_the_minority_of_a_mismatch_is_the_cause(tmp_path: Path, odd: dict[str, 
     assert found["hang"]["first_cause"][0]["certain"] is True
     assert found["hang"]["mismatches"][0]["what"] == what
     assert found["hang"]["only_waited"] == [0, 1]
+    lines = first_lines(found)
+    assert (lines.what, lines.label) == ("Ranks called different operations: rank 2 unlike the others", "next")
 
 
 def test_of_two_that_disagree_neither_is_right(tmp_path: Path) -> None:
@@ -117,6 +120,20 @@ def test_of_two_that_disagree_neither_is_right(tmp_path: Path) -> None:
     found = report(tmp_path)
     assert causes(found) == [(0, "mismatch"), (1, "mismatch")]
     assert not any(cause["certain"] for cause in found["hang"]["first_cause"])
+
+
+def test_of_a_job_that_is_over_nothing_is_asked_that_nobody_can_have(tmp_path: Path) -> None:
+    """Rank 1 was killed and left no dump; the stack of rank 1 can't be taken any more either. Frames of the recorder's
+    own are left out."""
+    ours = {"name": "method", "filename": "/x/instrumented_runtime/record/gloo/gloo_trace.py", "line": 1}
+    dump(tmp_path, 0, [WORLD], [entry(WORLD, 1, frames=[ours, {"name": "f", "filename": "train.py", "line": 3}])])
+    before = report(tmp_path)["hang"]
+    assert {one["source"] for one in before["sources"] if one["missing"]} >= {"flight_recorder", "stacks"}
+    assert before["last"][0]["frames"] == ["f (train.py:3)"]
+    ranks = [{"rank": 0, "status": "failed", "error": "x"}, {"rank": 1, "status": "killed"}]
+    (tmp_path / "manifest.json").write_text(json.dumps({"run_id": "x", "status": "failed", "ranks": ranks}))
+    after = report(tmp_path)["hang"]
+    assert [one["source"] for one in after["sources"] if one["missing"]] == []
 
 
 def test_all_to_all_may_be_uneven(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_the_command(tmp_path: Path) -> None:
              {"rank": 1, "status": "killed"}]  # fmt: skip
     (tmp_path / "manifest.json").write_text(json.dumps({"run_id": "r", "status": "failed", "ranks": ranks}))
     failed = CliRunner().invoke(command, [str(tmp_path)]).output.splitlines()[-1]
-    assert failed == "failed: rank 1 killed; rank 0 then lost its connection; 3 ranks, 12 steps"
+    assert failed == "failed: rank 1 killed; rank 0 then lost the connection; 3 ranks, 12 steps"
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuscope.catalogue.hang_reasons import DOING, SOURCES
+from gpuscope.catalogue.hang_sentences import DIFFER
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.document import ProblemEntry, Report
 from gpuscope.schema.hang_section import Hang, HangLast, HangOperation
@@ -32,8 +33,9 @@ def render(report: Report, writer: Writer) -> None:
         writer.line("Nothing in these files tells of a hang.")
         return
     hung = report["hang"]["hung"]
-    ended = [] if hung else [one for one in report["problems"] if one["code"] == "run_ended_early"]
-    headline = "The job hung" if hung else "No rank waits for another: no hang in these files"
+    ended = [] if hung else [one for one in report["problems"] if one["code"] in ("run_failed", "run_ended_early")]
+    differ = [cause["kind"] for cause in report["hang"]["first_cause"]][:1] == ["mismatch"]
+    headline = (DIFFER if differ else "The job hung") if hung else "No rank waits for another: no hang in these files"
     writer.line(writer.text(headline, "bold red" if hung or ended else "bold green"))
     _problems(ended, writer)
     section(report["hang"], writer)
@@ -144,7 +146,7 @@ def _some(ranks: list[int]) -> str:
 def _mismatches(hang: Hang, writer: Writer) -> None:
     if not hang["mismatches"]:
         return
-    writer.heading("Ranks that called different operations")
+    writer.heading(DIFFER)
     for mismatch in hang["mismatches"]:
         number = "" if mismatch["seq"] is None else f"number {mismatch['seq']} of "
         described = f" ({mismatch['description']})" if mismatch["description"] else ""
