@@ -146,6 +146,7 @@ ANALYZER = FileAnalyzer(
     run,
     (Need("collectives", "a job on one device has none; else record NCCL's calls", optional=True),),
     cost=3,
+    large=True,
 )
 
 

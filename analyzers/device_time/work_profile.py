@@ -125,4 +125,4 @@ def _count(text: str) -> int:
     return sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes if shape)
 
 
-ANALYZER = FileAnalyzer("work", run, (DEVICE_EVENTS,))
+ANALYZER = FileAnalyzer("work", run, (DEVICE_EVENTS,), large=True)

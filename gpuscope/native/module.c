@@ -849,10 +849,6 @@ static PyObject *py_release_memory(PyObject *self, PyObject *args)
 {
     (void)self, (void)args;
 #ifdef __GLIBC__
-    /* From here on large columns go back as soon as they are freed; by default glibc keeps all below 32 MB once some were
-     * freed. Of these sizes numpy's come in huge pages, so that new ones cost no time. */
-    mallopt(M_MMAP_THRESHOLD, 4 << 20);
-    mallopt(M_TRIM_THRESHOLD, 8 << 20);
     Py_BEGIN_ALLOW_THREADS
     malloc_trim(0);
     Py_END_ALLOW_THREADS

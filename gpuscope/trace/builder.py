@@ -94,6 +94,7 @@ class TraceBuilder:
 
     def finish(self) -> Trace:
         """Order, link and check; the builder must not be used afterwards."""
+        release_memory()
         data = {name: self._table(name) for name in SCHEMAS if name != "threads"}
         data["threads"] = self._thread_table()
         release_memory()
