@@ -27,6 +27,7 @@ from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.setup import stacks_recorded
 from gpuscope.analyzers.run.rank_entries import Causes, judged_causes, rank_entry, step_entries
+from gpuscope.analyzers.run.rank_findings import of_run
 from gpuscope.analyzers.run.shown_clock import clock_entry
 from gpuscope.analyzers.serving.by_phase import serving_section
 from gpuscope.analyzers.serving.served_steps import batches_of, captured_sizes, served_steps
@@ -179,12 +180,14 @@ def _findings(
         clock_error=clock_error,
     )
     judged = {lane.key: judged_causes(facts.steady, lane, causes[lane.key]) for lane in facts.lanes}
-    of_analyses = (finding for result in results for finding in result.findings)
+    of_files = {analyzer.name for analyzer in analyzers_of(FileAnalyzer)}
+    of_ranks = (finding for result in results if result.analyzer in of_files for finding in result.findings)
+    of_whole = (finding for result in results if result.analyzer not in of_files for finding in result.findings)
     thinned = any(lane.thinned for lane in facts.lanes)
     compute = given.get(sections.COMPUTE)
     whole = "step" if facts.steady.steps else "window"
     of_compute = compute_findings(compute, whole) if compute and not thinned else ()
-    found = [*findings(judged, measure), *of_analyses, *of_compute]
+    found = [*findings(judged, measure), *of_run(of_ranks, measure.windows), *of_whole, *of_compute]
     step_time = facts.step_time
     return [with_per_step(one, step_time["median_ns"] if step_time else None) for one in found]
 

@@ -161,6 +161,18 @@ def test_collective_on_the_compute_stream_is_communication(tmp_path: Path) -> No
     assert [finding["cost_ns_per_step"] for finding in shared] == [50_000]
 
 
+@pytest.mark.parametrize(("streams", "told"), [((7, 7), [([0, 1], 0.5, 50_000)]), ((7, 13), [([0], 0.25, 25_000)])])
+def test_what_ranks_have_alike_is_one_finding_of_all_windows(
+    streams: tuple[int, int], told: list[tuple[list[int], float, int]], tmp_path: Path
+) -> None:
+    for rank, stream in enumerate(streams):
+        events = kernel(0, 50), kernel(50, 50, name=NCCL, stream=stream)
+        write(tmp_path / f"rank{rank}.json", *events, rank=rank, world_size=2)
+    found = [one for one in gpuscope.analyze(tmp_path).report["findings"] if one["code"] == "shared_stream"]
+    assert [(one["ranks"], one["share_frac"], one["cost_ns_per_step"]) for one in found] == told
+    assert f"{told[0][1]:.1%}".replace("%", " %") in found[0]["message"]
+
+
 def test_collective_on_its_own_stream_shares_none(tmp_path: Path) -> None:
     path = write(tmp_path / "r.json", kernel(0, 50), kernel(50, 50, name=NCCL, stream=13))
     assert "shared_stream" not in [finding["code"] for finding in gpuscope.analyze(path).report["findings"]]
