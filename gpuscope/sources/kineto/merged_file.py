@@ -49,7 +49,7 @@ def processes(columns: EventColumns) -> set[Any]:
         if table == "host_events":
             worked = (values["category"] == Category.OP) | (values["category"] == Category.RUNTIME)
             working.update(distinct_values(values["thread"][worked]).tolist())
-    return {pid for number, (pid, _) in enumerate(columns.threads) if number in working}
+    return {pid for number, (pid, _) in enumerate(columns.threads) if number in working and pid is not None}
 
 
 class Apart:
@@ -119,7 +119,7 @@ class Apart:
             self._last = f"rank {fused.rank}"
             yield self._last
             return
-        if isinstance(pid, int) and pid in self._working:
+        if pid is not None and pid in self._working:
             self._see(event, pid)
             yield pid
         elif self._last is not None:

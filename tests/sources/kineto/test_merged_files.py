@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.kineto import op, write
 from helpers.pair import write_pair
 
 import gpuscope
@@ -131,3 +132,14 @@ def test_events_mixed_by_time_are_refused_where_nothing_tells_whose_a_kernel_is(
     merged.write_text(json.dumps(document))
     with pytest.raises(InputError, match="2 processes whose events are mixed"):
         gpuscope.open_trace(merged)
+
+
+@pytest.mark.parametrize(
+    ("processes", "ranks"), [([2.5, None], [0]), (["one", 2], [0, 1]), (["one", "two", None], [0, 1]), ([None], [0])]
+)
+def test_a_process_is_what_has_an_id(processes: list[Any], ranks: list[int], tmp_path: Path) -> None:
+    events = [{**op(10 * number, 5), "pid": pid} for number, pid in enumerate(processes)]
+    path = write(
+        tmp_path / "t.json", *({key: value for key, value in one.items() if value is not None} for one in events)
+    )
+    assert gpuscope.open_trace(path).ranks == ranks
