@@ -70,7 +70,7 @@ def record(
         folder.finish("failed")
         raise InputError(f"can't run {command[0]}: {error.strerror}", hint="is it on PATH?") from None
     _list_files(folder)
-    note_mismatch(folder, failed=exit_code != 0 and not interrupted)
+    note_mismatch(folder, failed=exit_code != 0)
     told = [("change_not_applied", words) for words in [*refused, *left_out(folder.path)]]
     for code, words in told:
         folder.problem(code, words, severity="info")
@@ -124,8 +124,8 @@ def note_unclosed(folder: RunFolder) -> None:
 
 
 def note_mismatch(folder: RunFolder, *, failed: bool) -> None:
-    """Where ranks of a failed job called different things: say so in manifest and on stderr, and leave their last calls
-    as dumps to those that left none; unless the hang watch did."""
+    """Where ranks of a job that failed or was interrupted called different things: say so in manifest and on stderr, and
+    leave their last calls as dumps to those that left none; unless the hang watch did."""
     found = mismatch(folder.path / PARTS)
     if found is None or not failed or any(entry.code == "hang" for entry in read_manifest(folder.path).problems):
         return

@@ -80,7 +80,7 @@ def launch(
         status, code = "interrupted", 130 if isinstance(stop, KeyboardInterrupt) else 143
         raise
     finally:
-        note_mismatch(folder, failed=status == "failed")
+        note_mismatch(folder, failed=status != "completed")
         folder.finish(status, exit_code=code)
     if code:
         manifest = ended(out)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +18,7 @@ from gpuscope.analyzers.run.runner import analyze
 from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog, Group
 from gpuscope.instrumented_runtime.record.gloo.last_calls import mismatch, page
 
+RECORD = (sys.executable, "-c", "from gpuscope.cli import main; main()", "record")
 WORLD = Group("0", "default_pg", (0, 1, 2))
 
 
@@ -94,3 +98,32 @@ def test_record_names_the_sizes_that_gloo_dies_of(
     # What was told stays: `hang` and `analyze` read the same from the ranks' last calls.
     report = analyze(done.folder).report
     assert {(one["seq"], one["what"]) for one in report["hang"]["mismatches"]} == {(4, "size")}
+
+
+STUCK = """
+import os, pathlib, signal, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(8))
+if dist.get_rank():
+    dist.all_gather([torch.ones(8), torch.ones(8)], torch.ones(8), async_op=True)
+else:
+    dist.all_reduce(torch.ones(8), async_op=True)
+    time.sleep(0.5)
+    os.kill(int(os.environ["RECORDER"]), signal.SIGTERM)
+time.sleep(600)
+"""
+
+
+@pytest.mark.xdist_group("mismatch")
+def test_a_job_stuck_in_a_mismatch_and_interrupted_names_it(torchrun: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STUCK)
+    words = " ".join(map(shlex.quote, [*RECORD, "-o", "run", "--grace", "1", "--", *torchrun, "train.py"]))
+    command = ["sh", "-c", f"RECORDER=$$ exec {words}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 143, done.stderr
+    assert (
+        "as number 2 of group default_pg: rank 0 called all_reduce of 8 float32, rank 1 called all_gather"
+        in done.stderr
+    )
+    problems = analyze(tmp_path / "run").report["problems"]
+    assert any("called different things as number 2" in one["message"] for one in problems)
