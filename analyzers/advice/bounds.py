@@ -105,7 +105,7 @@ def _share(finding: FindingEntry, ranks: list[RankEntry]) -> float:
         if finding["cost_ns"] and own:
             # Of those that lose it: the finding's share is theirs or all ranks', its cost may be of more steps.
             share = min(finding["cost_ns"], share * sum(entry["window_ns"] for entry in ranks)) / own
-    return max([share, *shares])
+    return max([share, finding.get("worst_share_frac", 0.0), *shares])
 
 
 def _cost(entry: RankEntry, cause: str | None) -> int:

@@ -30,7 +30,7 @@ def _joined(own: list[FindingEntry], windows: Mapping[LaneKey, int]) -> FindingE
     facts = own[0]["facts"]
     words = kinds()[own[0]["code"]](**facts | ({"share": share} if "share" in facts else {}))
     evidence = sorted((item for one in own for item in one["evidence"]), key=lambda item: -item["dur_ns"])
-    return made(
+    entry = made(
         words,
         ranks={one["ranks"][0] for one in own},
         share=share,
@@ -38,6 +38,7 @@ def _joined(own: list[FindingEntry], windows: Mapping[LaneKey, int]) -> FindingE
         mean_ns=round(sum(one["cost_ns_per_step"] or 0 for one in own) / len(windows)),
         evidence=evidence[:_SHOWN],
     )
+    return {**entry, "worst_share_frac": max(one["share_frac"] for one in own)}
 
 
 def _window(rank: int, windows: Mapping[LaneKey, int]) -> float:

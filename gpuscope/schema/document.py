@@ -397,6 +397,8 @@ class FindingEntry(TypedDict):
     share_frac: float
     """`cost_ns` of a stall by the judged windows of all ranks; of the replayed step for findings of the what-if; 0 for
     what is paid once, but for a `startup` that is most of a recording without steady steps: then its share."""
+    worst_share_frac: NotRequired[float]
+    """Of what is looked for rank by rank: the largest share that it costs a rank of its own judged windows."""
     evidence: list[Evidence]
     """The longest spans that show it."""
 

@@ -124,8 +124,8 @@ def note_unclosed(folder: RunFolder) -> None:
 
 
 def note_mismatch(folder: RunFolder, *, failed: bool) -> None:
-    """Where ranks of a job that failed or was interrupted called different things: say so in manifest and on stderr, and
-    leave their last calls as dumps to those that left none; unless the hang watch did."""
+    """Where ranks of a job that failed or was interrupted called different things: say so in manifest and on stderr,
+    and leave their last calls as dumps to those that left none; unless the hang watch did."""
     found = mismatch(folder.path / PARTS)
     if found is None or not failed or any(entry.code == "hang" for entry in read_manifest(folder.path).problems):
         return
