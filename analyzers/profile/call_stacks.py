@@ -239,21 +239,17 @@ class _Lane:
         idle = self.view.parts.idle
         known = concatenated((thread_of, constant(self.home, 1, thread_of.dtype.type)))
         threads = picked(known, np.searchsorted(start, idle.end))
-        rows, lasts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        asked, spent = np.zeros(len(self.host) + 1, np.bool_), np.zeros(len(self.host) + 1, np.int64)
         for part in quarters(len(threads)):
             for thread in distinct_values(threads[part]).tolist():
                 own = threads[part] == thread
                 pieces = self._pieces(Spans(idle.start[part][own], idle.end[part][own]), thread)
                 middle = (pieces.start + pieces.end) // 2
-                found, which = distinct(self._around(np.full(len(middle), thread, threads.dtype), middle))
-                spent = np.zeros(len(found), np.int64)
-                np.add.at(spent, which, pieces.end - pieces.start)
-                rows.append(np.where(found < 0, len(self.host), found))
-                lasts.append(spent)
-        found, which = distinct(np.concatenate(rows))
-        spent = np.zeros(len(found), np.int64)
-        np.add.at(spent, which, np.concatenate(lasts))
-        return found, spent
+                row = self._around(np.full(len(middle), thread, threads.dtype), middle)
+                asked[row] = True
+                np.add.at(spent, row, pieces.end - pieces.start)
+        rows = np.flatnonzero(asked)
+        return rows, spent[rows]
 
     def _pieces(self, gaps: Spans, thread: int) -> Spans:
         """Gaps cut where a place of the thread, or of the home thread, begins or ends."""

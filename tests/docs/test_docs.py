@@ -214,6 +214,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "trace.setup.versions.{package}",  # the samples' environments are no part of them
         "trace.setup.variables.{variable}",
         *(f"findings[].evidence[].{key}" for key in ("between", "sampled")),
+        "findings[].worst_share_frac",  # none is looked for rank by rank
         "experts.not_separable",
         *(f"steps[].batch.{key}" for key in BatchEntry.__annotations__),  # none is of a server
         "verdict.reason",  # none of the samples is without a verdict

@@ -15,6 +15,9 @@ BACKENDS = ("SQLite", "parquetdir", "arrowdir")
 KERNEL, MEMCPY = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
 RUNTIME, NVTX = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 
+LOST_AGENT = ("End of file", "Local Endpoint is not available")
+"""What nsys 2022 says where it lost its own agent, as it does now and then on a busy machine: worth another try."""
+
 
 def process(pid: int) -> int:
     """globalPid: hw<<56 | vm<<48 | pid<<24 | tid."""

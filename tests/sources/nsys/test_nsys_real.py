@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers import needs
+from helpers.nsys import LOST_AGENT
 
 import gpuscope
 from gpuscope.errors import InputError
@@ -168,11 +169,11 @@ def _version() -> str:
 
 
 def _record(program: list[str], output: Path) -> None:
-    """Record a program; again where nsys lost its own agent («End of file»), as 2022 does at times."""
+    """Record a program; again where nsys lost its own agent."""
     command = ["nsys", "profile", "-t", "nvtx,osrt", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", str(output)]
     for _ in range(3):
         run = subprocess.run([*command, *program], capture_output=True, text=True, timeout=120, check=False)
-        if "End of file" not in run.stderr:
+        if not any(words in run.stderr for words in LOST_AGENT):
             break
     assert run.returncode == 0, run.stderr
 
