@@ -7,11 +7,9 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from gpuscope.analyzers.base.analyzer import LaneKey
+from gpuscope.analyzers.base.analyzer import EVIDENCE, LaneKey
 from gpuscope.catalogue.finding import kinds, made
 from gpuscope.schema.document import FindingEntry
-
-_SHOWN = 5
 
 
 def of_run(found: Iterable[FindingEntry], windows: Mapping[LaneKey, int]) -> list[FindingEntry]:
@@ -36,7 +34,7 @@ def _joined(own: list[FindingEntry], windows: Mapping[LaneKey, int]) -> FindingE
         share=share,
         cost_ns=sum(one["cost_ns"] or 0 for one in own),
         mean_ns=round(sum(one["cost_ns_per_step"] or 0 for one in own) / len(windows)),
-        evidence=evidence[:_SHOWN],
+        evidence=evidence[:EVIDENCE],
     )
     return {**entry, "worst_share_frac": max(one["share_frac"] for one in own)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuscope.analyzers.base.analyzer import Attributed, LaneKey
+from gpuscope.analyzers.base.analyzer import EVIDENCE, Attributed, LaneKey
 from gpuscope.catalogue.cause import Cause, FindingFacts
 from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import severity_of
@@ -63,5 +63,5 @@ def _finding(cause: Cause, own: Mapping[LaneKey, Attributed], share: float, run:
         "cost_ns_per_step": round(per_step),
         "cost_ns": sum(attributed.total for attributed in own.values()),
         "share_frac": share,
-        "evidence": sorted(evidence, key=lambda item: -item["dur_ns"])[:5],
+        "evidence": sorted(evidence, key=lambda item: -item["dur_ns"])[:EVIDENCE],
     }
