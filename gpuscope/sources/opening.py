@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import field, replace
+from itertools import islice
 from pathlib import Path
 
 from gpuscope import archives
@@ -14,7 +15,7 @@ from gpuscope.errors import InputError, UsageError
 from gpuscope.native import release_memory
 from gpuscope.problems import job, reading
 from gpuscope.problems.problem import Problem
-from gpuscope.sources import named_ranks, rank_numbers, remote, roles, run_manifest, windows
+from gpuscope.sources import named_ranks, rank_numbers, remote, roles, run_manifest, stream, windows
 from gpuscope.sources.companion_files import (
     files_below,
     files_of,
@@ -25,6 +26,7 @@ from gpuscope.sources.companion_files import (
     records_below,
     records_beside,
 )
+from gpuscope.sources.other_recorders import other_kind, placeholder
 from gpuscope.sources.pytorch import execution_trace
 from gpuscope.sources.restarts import last_attempt
 from gpuscope.sources.run_manifest import ended
@@ -57,6 +59,8 @@ RECORDINGS = (".gz", ".pickle", ".pkl", ".zst")
 """Suffixes of files that some profiler wrote, whatever it is."""
 NAMES_TOLD = 4
 """Files of no known format that are named one by one."""
+LOOKED_AT = 200
+"""Files of a folder without a trace that are looked at, to name what they are."""
 NOTHING_RECORDED = "record fewer steps sooner (--wait, --warmup, --active), or --whole where no optimizer steps"
 
 
@@ -295,12 +299,27 @@ def _expand(named: PathLike) -> list[Path]:
                 )
             if packed := archives.archives_in(path.iterdir()):
                 return [file for archive in packed for file in _expand(archive)]
+            if (foreign := _of_others(path)) is not None:
+                raise foreign
             raise InputError(
                 f"{path}: no trace in this folder",
                 hint=f"gpuscope reads {', '.join(f'*{suffix}' for suffix in suffixes_of(*Role))}",
             )
         return found
     return [path]
+
+
+def _of_others(folder: Path) -> InputError | None:
+    """What a folder without a trace holds instead, by the first file that is known by name: another recorder's trace, a
+    page that was saved, a pointer."""
+    for path in islice(files_below(folder), LOOKED_AT):
+        try:
+            refused = other_kind(path, stream.head(path)) if path.is_file() else None
+        except (InputError, OSError):
+            continue
+        if refused is not None:
+            return refused
+    return None
 
 
 def _in_archive(path: Path) -> list[Path]:
@@ -346,7 +365,7 @@ def _may_be_trace(path: Path) -> bool:
         return True
     try:
         check_readable(path)
-        return path.stat().st_size == 0 or _is_trace(path)
+        return path.stat().st_size == 0 or _is_trace(path) or placeholder(path, stream.head(path)) is not None
     except InputError:
         return True  # reading it will say what is wrong
 

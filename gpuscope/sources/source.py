@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from gpuscope import archives, when_used
 from gpuscope.errors import InputError, UsageError
 from gpuscope.plugins import SOURCES, listed, load, plugins
-from gpuscope.sources import stream
+from gpuscope.sources import other_recorders, stream
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.when_used import dataclass
 
@@ -164,12 +164,19 @@ def _head(path: Path) -> bytes:
     return b"" if path.is_dir() else stream.head(path)
 
 
+READS = (
+    "gpuscope reads traces of torch.profiler (.json, .json.gz, .pftrace), reports of Nsight Systems (.nsys-rep, "
+    ".sqlite), Ascend's trace_view.json, and records such as NCCL's logs and Flight Recorder dumps; docs/formats.md "
+    "lists all"
+)
 _REPORT_BEGINS = 200
 """Bytes within which a report says what wrote it."""
 
 
 def _recognised(path: Path, sources: tuple[Source, ...]) -> Source:
     head = _head(path)
+    if (elsewhere := other_recorders.placeholder(path, head)) is not None:
+        raise elsewhere
     for source in () if archives.is_tar(head) else sources:
         if source.sniff(path, head):
             return source
@@ -182,8 +189,9 @@ def _recognised(path: Path, sources: tuple[Source, ...]) -> Source:
             f"{path}: is a report of gpuscope, not a trace",
             hint="gpuscope open shows it, gpuscope diff compares it, gpuscope query asks it",
         )
-    known = ", ".join(source.name for source in sources)
-    raise InputError(f"{path}: unrecognised trace format", hint=f"known formats: {known}")
+    if path.is_file() and (refused := other_recorders.other_kind(path, head)) is not None:
+        raise refused
+    raise InputError(f"{path}: unrecognised trace format", hint=READS)
 
 
 def check_readable(path: Path) -> None:

@@ -36,7 +36,7 @@ def text_of(path: Path, *names: str) -> bytes:
         ("cut.json", b'{"schemaVersion": 1, "traceEvents": [', "contains no events|ends early"),
         ("notgz.json.gz", b"\x1f\x8b\x08garbage", "damaged|unrecognised|cut off|ends early"),
         ("report.json", b'{\n  "schema_version": 3,\n  "gpuscope_version": "0.1.0"\n}', "is a report of gpuscope"),
-        ("html.json", b"<html><body>404 Not Found</body></html>", "unrecognised trace format"),
+        ("html.json", b"<html><body>404 Not Found</body></html>", "is an HTML page"),
     ],
 )
 def test_unusable_files(tmp_path: Path, name: str, content: bytes, says: str) -> None:

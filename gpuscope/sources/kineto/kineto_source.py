@@ -20,6 +20,7 @@ from gpuscope.sources.kineto.graph_nodes import flows_of
 from gpuscope.sources.kineto.merged_file import Apart, processes
 from gpuscope.sources.kineto.recorded_run import RecordedRun
 from gpuscope.sources.kineto.text.chrome_json import Document, Losses
+from gpuscope.sources.other_recorders import marks_of
 from gpuscope.sources.source import Files, ReadOptions, Role, SeveralRanks, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 
@@ -40,13 +41,15 @@ class KinetoSource:
         start = head.lstrip()
         if start.startswith(b"["):
             # py-spy's threads begin with a process id as well.
-            return _CHROME_EVENT.match(start[1:].lstrip()) is not None and b'"owns_gil"' not in head
-        if not start.startswith(b"{"):
-            return False
-        # What a user put into the metadata can fill the beginning.
-        return _KINETO_HEAD.search(head) is not None or (
-            len(head) >= _HEAD and _KINETO_HEAD.search(stream.head(path, _LONG_HEAD)) is not None
-        )
+            chrome = _CHROME_EVENT.match(start[1:].lstrip()) is not None and b'"owns_gil"' not in head
+        elif start.startswith(b"{"):
+            # What a user put into the metadata can fill the beginning.
+            chrome = _KINETO_HEAD.search(head) is not None or (
+                len(head) >= _HEAD and _KINETO_HEAD.search(stream.head(path, _LONG_HEAD)) is not None
+            )
+        else:
+            chrome = False
+        return chrome and not marks_of(path).of_another
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:
         if _MERGED.search(head):
@@ -64,6 +67,8 @@ class KinetoSource:
             raise InputError(losses.truncated, hint="copy it again, or pass --partial to analyse what is left")
         if not losses.events:
             raise InputError(f"{path}: contains no events", hint="was the profiler stopped before it was exported?")
+        if not columns.chunks and not columns.bad_times and not (marks := marks_of(path)).kineto:
+            raise marks.refusal()
         if len(working := processes(columns)) > 1:
             raise SeveralRanks(_apart(path, working))
         report_losses(builder, losses, path)

@@ -14,6 +14,7 @@ from gpuscope.problems import reading
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.event_columns import EventColumns
 from gpuscope.sources.kineto.recorded_run import RecordedRun
+from gpuscope.sources.other_recorders import is_xplane
 from gpuscope.sources.perfetto.packets import DamagedError, begins_with_packets, texts
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
@@ -36,7 +37,7 @@ class PftraceSource:
     )
 
     def sniff(self, path: Path, head: bytes) -> bool:  # noqa: ARG002
-        return begins_with_packets(head)
+        return begins_with_packets(head) and not is_xplane(head)
 
     def peek_rank(self, path: Path, head: bytes) -> int | None:  # noqa: ARG002
         return rank_in_name(path)

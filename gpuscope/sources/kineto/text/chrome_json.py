@@ -361,6 +361,8 @@ class Document:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.losses.undecodable += 1
             return []
+        if not fields:  # `{}` closes the array where a recorder has written a comma behind each event
+            return []
         phase = _decoded(bytes(fields.get("ph", b"null")))
         label = {key: _decoded(bytes(fields[key])) for key in ("name", "cat", "pid", "tid") if key in fields}
         drawn = (label.get("pid"), label.get("tid"))
