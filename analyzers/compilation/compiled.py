@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.analyzer import EVIDENCE, Result
 from gpuscope.analyzers.base.lanes import StepWindow
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.sections import COMPILATION
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.catalogue.finding import made
-from gpuscope.catalogue.findings.compilation import CompileDivergence, GraphBreak, Recompiling
+from gpuscope.catalogue.findings.compilation import CompileDivergence, CompileFailed, GraphBreak, Recompiling
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.compilation_section import (
     CompilationSection,
@@ -71,7 +72,7 @@ class Recorded:
 
 
 def run(facts: RunFacts) -> Result:
-    """The section `compilation`; findings `recompiling`, `graph_break` and `compile_divergence`."""
+    """The section `compilation`; findings `recompiling`, `compile_failed`, `graph_break` and `compile_divergence`."""
     result = Result(ANALYZER.name)
     trace, recorded = facts.trace, _recorded(facts)
     compiles = _compiles(trace, recorded)
@@ -87,6 +88,8 @@ def run(facts: RunFacts) -> Result:
     again = [one for one in compiles if one["recompiled"]]
     if again:
         result.findings.append(_recompiling(again, recorded))
+    if failed := [one for one in compiles if one["failed"]]:
+        result.findings.append(_failed(failed))
     if breaks:
         result.findings.append(_graph_break(breaks, idle, recorded))
     if unlike:
@@ -181,11 +184,21 @@ def _recompiling(again: Sequence[CompileEntry], recorded: Recorded) -> FindingEn
     )
 
 
+def _failed(failed: Sequence[CompileEntry]) -> FindingEntry:
+    places = Counter(frame_place(one["function"], one["file"], one["line"]) for one in failed)
+    first = next(one for one in failed if frame_place(one["function"], one["file"], one["line"]) == next(iter(places)))
+    return made(
+        CompileFailed(next(iter(places)), first["failed"] or "", len(places)),
+        ranks=_ranks(failed),
+        evidence=[_evidence(one) for one in failed[:EVIDENCE]],
+    )
+
+
 def _evidence(one: CompileEntry) -> Evidence:
     return {
         "rank": one["rank"], "start_ns": one["start_ns"] or 0, "dur_ns": one["dur_ns"] or 0,
         "name": frame_place(one["function"], one["file"], one["line"]),
-        "note": f"{one['compile_id']}: {one['reason'] or 'no reason given'}",
+        "note": f"{one['compile_id']}: {one['failed'] or one['reason'] or 'no reason given'}",
     }  # fmt: skip
 
 
@@ -193,7 +206,7 @@ def _breaks(trace: Trace, recorded: Recorded, step_ns: int | None) -> tuple[list
     """Lines at which graphs break, with the time between graphs that each of them leaves; the idle time of all, ns."""
     at: dict[_Line, list[Row]] = defaultdict(list)
     for row in trace.rows("graph_breaks"):
-        at[row["file"], row["line"], row["reason"]].append(row)
+        at[row["file"], row["line"], without_addresses(row["reason"])].append(row)
     gaps = [gap for gap in trace.rows("compiled_gaps") if gap["step"] in recorded.numbers]
     times = _between(gaps, {line: {row["compile_id"] for row in rows} for line, rows in at.items()})
     known = bool(gaps) and recorded.window > 0
@@ -288,8 +301,22 @@ def _reasons(compiles: Sequence[CompileEntry]) -> dict[Place, dict[int, str]]:
     told: dict[Place, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for one in compiles:
         place = (one["file"] or "", one["line"] or 0, one["function"] or "")
-        told[place][one["rank"]].append(one["failed"] or one["reason"] or "first")
+        told[place][one["rank"]].append(without_addresses(one["failed"] or one["reason"] or "first"))
     return {place: {rank: _counted(reasons) for rank, reasons in own.items()} for place, own in told.items()}
+
+
+_ADDRESS = when_used.pattern(r"\b0x[0-9a-fA-F]+")
+_OF_AN_OBJECT = when_used.pattern(r"(?:\bid|_id|_version|\bhash)\(")
+"""What compares an object's address, or a count that each process keeps for itself (`___check_obj_id(f, 140…)`)."""
+_NUMBER_OF_PROCESS = when_used.pattern(r"(?<![\w.])\d{5,}(?![\w.])")
+_OWN_DEVICE = when_used.pattern(r"\b(cuda:|device=)\d+")
+
+
+def without_addresses(text: str) -> str:
+    """A reason without what differs between processes that do the same: addresses and ids of objects, the rank's own
+    device."""
+    masked = _OWN_DEVICE.sub(r"\1…", _ADDRESS.sub("0x…", text))
+    return _NUMBER_OF_PROCESS.sub("…", masked) if _OF_AN_OBJECT.search(masked) else masked
 
 
 def _counted(reasons: Sequence[str]) -> str:

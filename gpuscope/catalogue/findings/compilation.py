@@ -40,6 +40,29 @@ class Recompiling(Finding):
 
 
 @dataclass(frozen=True)
+class CompileFailed(Finding):
+    """torch.compile gave up on a function: it runs uncompiled, operator by operator, as if it had not been asked for.
+    What that costs can't be measured: no compiled run is there to compare with.
+    """
+
+    code = "compile_failed"
+    severity = "medium"
+    recognised = f"{_LOGS}: compilations that end with an error."
+    helps = """what the error says: the operator or the construct that it names, written in another way or kept out of
+    the compiled function (`torch.compiler.disable`)."""
+    misleads = "a frame that torch skips on purpose, because it holds nothing to compile."
+
+    place: str
+    reason: str
+    """Of the first one."""
+    places: int
+
+    def message(self) -> str:
+        others = f" (and at {units.plural(self.places - 1, 'other place')})" if self.places > 1 else ""
+        return f"torch.compile failed at {self.place}{others}, which runs uncompiled: {self.reason}"
+
+
+@dataclass(frozen=True)
 class GraphBreak(Finding):
     """torch.compile ends a graph in the middle of a compiled function and goes on in Python. Its cost is the time
     between the graphs in which the device idles; kernels that can't be fused over the break come on top and are not

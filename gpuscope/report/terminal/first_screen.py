@@ -209,12 +209,13 @@ def _gain(line: ChangeLine) -> tuple[str, str, str]:
 
 def _records(report: Report, writer: Writer) -> None:
     """What is known of a run without a timeline, down to a screenful."""
-    from gpuscope.report.terminal.sections import hang_text, memory_text, nccl_text, roles_text
+    from gpuscope.report.terminal.sections import compile_text, hang_text, memory_text, nccl_text, roles_text
 
     limited = writer.limited(RECORDS_LINES)
     if "hang" in report:
         hang_text.section(report["hang"], limited)
     roles_text.section(report, limited)
+    compile_text.section(report, limited)
     nccl_text.sections(report, limited)
     memory_text.section(report, limited, brief=True)
     limited.end("more lines: --full")

@@ -27,6 +27,8 @@ AGREE = 1.1
 """Steps agree where nine in ten take at most this many times the median."""
 FAILED, PAUSED = "run_failed", "run_paused"
 """Problems that stand on the first screen."""
+UNCOMPILED = "compile_failed"
+"""The finding that stands among the caveats: it costs time that no trace shows."""
 FEWEST_STEPS = 3
 """Of fewer steps nobody can say whether they agree."""
 _NO_VERDICT: dict[AbstainReason, str] = {
@@ -238,12 +240,12 @@ def is_typed(setting: str) -> bool:
 def _sure(report: Report) -> tuple[str, str, list[str]]:
     """The confidence with what lowers it most, or what speaks for it; that alone; and the other limits."""
     verdict = report["verdict"]
-    limits = _limits(report)
+    limits, failed = _limits(report), [one["message"] for one in report["findings"] if one["code"] == UNCOMPILED]
     if verdict["abstained"] or verdict["bound_by"] is None:
-        return "", "", limits
+        return "", "", failed + limits
     low = " (low)" if verdict["confidence"] < LOW else ""
     grounds = ", ".join(limits[:1] or _speaking_for(report))
-    return "; ".join(filter(None, (f"{verdict['confidence']:.2g}{low}", grounds))), grounds, limits[1:]
+    return "; ".join(filter(None, (f"{verdict['confidence']:.2g}{low}", grounds))), grounds, failed + limits[1:]
 
 
 def _speaking_for(report: Report) -> list[str]:

@@ -11,6 +11,7 @@ from helpers.kineto import Event, call, kernel, note, op, python, write
 
 import gpuscope
 from gpuscope.report.view import places
+from gpuscope.report.view.summary import summary
 
 US = 1000
 
@@ -28,7 +29,8 @@ def logged(path: Path, *compiles: dict[str, Any], breaks: tuple[tuple[str, int, 
         ids = {"frame_id": frame, "frame_compile_id": nth, "attempt": 0}
         add(compilation_metrics={
             "co_name": one.get("name", "f"), "co_filename": "/a/train.py", "co_firstlineno": one.get("line", 3),
-            "start_time_us": one["at"], "duration_us": one["dur"],
+            "start_time_us": one["at"], "duration_us": one["dur"], "fail_type": one.get("fails"),
+            "fail_reason": one.get("fails_for"),
         }, **ids)  # fmt: skip
         if "why" in one:
             add(f"{frame}/0: {one['why']}", artifact={"name": "recompile_reasons", "encoding": "json"}, **ids)
@@ -105,6 +107,63 @@ def test_ranks_that_compile_unlike_are_named(tmp_path: Path) -> None:
     (finding,) = (one for one in report["findings"] if one["code"] == "compile_divergence")
     assert "rank 2 differs at f (train.py:3)" in finding["message"]
     assert "alike_compiled" in {one["code"] for one in report["advice"]["unpredicted"]}
+
+
+@pytest.mark.parametrize("guard", [
+    "___check_obj_id(L['self'].act(x, 2), {address})", "___check_type_id(L['x'], {address}), type=<class 'int'>",
+    "id(G['f']) == {address}", "L['f'] is <function f at 0x{address:x}>", "___dict_version(G) == {address}",
+    "tensor 'x' device mismatch. expected cuda:{rank}",
+])  # fmt: skip
+def test_addresses_do_not_tell_ranks_apart(tmp_path: Path, guard: str) -> None:
+    for rank, address in enumerate((140439264606080, 139645370122560, 94371840)):
+        why = guard.format(address=address, rank=rank)
+        logged(tmp_path / f"dedicated_log_torch_trace_rank_{rank}_x.log", {"id": (0, 0), "at": 100, "dur": 200},
+               {"id": (0, 1), "at": 500, "dur": 100, "why": why})  # fmt: skip
+    report = gpuscope.analyze(tmp_path).report
+    assert report["compilation"]["divergence"] == []
+    (finding,) = (one for one in report["findings"] if one["code"] == "recompiling")
+    assert finding["ranks"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("guards", [
+    ("tensor 'x' size mismatch at index 0. expected 65536, actual 131072",
+     "tensor 'x' size mismatch at index 0. expected 65536, actual 262144"),
+    ("___check_obj_id(f, 140439264606080)", "___check_obj_id(g, 140439264606080)"),
+    ("L['n'] == 100000", "L['n'] == 200000"),
+])  # fmt: skip
+def test_other_guards_and_numbers_still_tell_ranks_apart(tmp_path: Path, guards: tuple[str, str]) -> None:
+    for rank, why in enumerate(guards):
+        logged(tmp_path / f"dedicated_log_torch_trace_rank_{rank}_x.log", {"id": (0, 0), "at": 100, "dur": 200},
+               {"id": (0, 1), "at": 500, "dur": 100, "why": why})  # fmt: skip
+    assert len(gpuscope.analyze(tmp_path).report["compilation"]["divergence"]) == 1
+
+
+def test_a_break_that_names_an_address_is_one_line(tmp_path: Path) -> None:
+    for rank in range(2):
+        logged(tmp_path / f"dedicated_log_torch_trace_rank_{rank}_x.log", {"id": (0, 0), "at": 1, "dur": 1},
+               breaks=(("0/0", 5, f"Unsupported: <F object at 0x7f{rank}a>"),))  # fmt: skip
+    (broken,) = gpuscope.analyze(tmp_path).report["compilation"]["graph_breaks"]
+    assert broken["ranks"] == [0, 1]
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_failed_compilation_stands_on_the_first_screen(tmp_path: Path, traced: bool) -> None:
+    if traced:
+        write(tmp_path / "rank0.json", *steps())
+    failed = {"id": (0, 0), "at": 100, "dur": 200, "fails": "BackendCompilerFailed", "fails_for": "no kernel for X"}
+    logged(tmp_path / "dedicated_log_torch_trace_rank_0_x.log", failed)
+    done = gpuscope.analyze(tmp_path)
+    (finding,) = (one for one in done.report["findings"] if one["code"] == "compile_failed")
+    assert finding["message"] == (
+        "torch.compile failed at f (train.py:3), which runs uncompiled: BackendCompilerFailed: no kernel for X"
+    )
+    assert finding["message"] in summary(done.report).limits
+
+
+def test_a_compilation_that_works_is_no_caveat(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", *steps())
+    logged(tmp_path / "dedicated_log_torch_trace_rank_0_x.log", {"id": (0, 0), "at": 100, "dur": 200})
+    assert "compile" not in summary(gpuscope.analyze(tmp_path).report).limits
 
 
 def test_alike_ranks_and_whole_graphs_are_no_finding(tmp_path: Path) -> None:
