@@ -14,11 +14,19 @@ from gpuscope.analyzers.base.sections import ROLES
 from gpuscope.analyzers.base.step_roles import Role
 from gpuscope.analyzers.facts.role_steps import RoleStep, RoleSteps
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
+from gpuscope.analyzers.roles.role_growth import growth_of
 from gpuscope.analyzers.roles.role_replay import Schedule, bounding, step_ns, times_of
 from gpuscope.averages import median
 from gpuscope.catalogue.finding import Finding, made
+from gpuscope.catalogue.findings import roles as words
 from gpuscope.problems import roles as problems
-from gpuscope.schema.roles_section import RoleEntry, RolePool, RolesSection, RoleStepEntry, RolloutTail
+from gpuscope.schema.roles_section import (
+    RoleEntry,
+    RolePool,
+    RolesSection,
+    RoleStepEntry,
+    RolloutTail,
+)
 from gpuscope.trace.trace import Trace
 from gpuscope.words import units
 from gpuscope.words.role_names import ORDER, TRAINER
@@ -43,24 +51,56 @@ def run(facts: RunFacts) -> Result:
     before = facts.step_ns
     if not judged or not before:
         return result
+    if not any(step.parts or step.beside or step.outside for step in judged):
+        result.problem(problems.TIMERS_MISSING, len(judged))
+        section: RolesSection = _without_roles(found, judged, facts)
+        result.sections[ROLES] = section
+        _add_growth(result, section)
+        return result
     beside = found.asynchronous
     job = _job(judged, found, Schedule(beside=beside), before, _framework(facts.trace))
     halved = bounding(job.steps, job.schedule)
     bound_by = next(iter(halved))
     entries = [_role(role, job, halved, judged) for role in sorted(halved, key=lambda one: ORDER.get(one, 99))]
     tail = _tail(job, judged)
-    section: RolesSection = {
+    section = {
         "framework": _framework(facts.trace),
         "steps": [_step(step, facts.steady.roles.get(step.number, Role.PARTIAL)) for step in found.steps],
         "roles": entries, "bound_by": bound_by, "asynchronous": beside,
         "replay_error_frac": job.error, "pools": list(_pools(job)), "tail": tail,
-        "staleness": _staleness(judged), "gains": list(gains(job)),
+        "staleness": _staleness(judged), "gains": list(gains(job)), "growth": growth_of(_running(found, facts)),
+        "averaged": _averaged(judged),
     }  # fmt: skip
     result.sections[ROLES] = section
     _add_findings(result, section, job)
     for name, missing in _missing_ranks(found.steps):
         result.problem(problems.RANKS_MISSING, len(missing), role=name, ranks=units.rank_words(missing))
     return result
+
+
+def _without_roles(found: RoleSteps, judged: Sequence[RoleStep], facts: RunFacts) -> RolesSection:
+    """What a log without a timer of a role still tells: how long steps were, and the responses' lengths."""
+    mean, longest = (_median(judged, name) for name in ("response_length_mean", "response_length_max"))
+    tail: RolloutTail | None = None
+    if mean and longest:
+        tail = {"mean": mean, "longest": longest, "unit": "tokens", "cost_ns": None, "shared_frac": None}
+    return {
+        "framework": _framework(facts.trace),
+        "steps": [_step(step, facts.steady.roles.get(step.number, Role.PARTIAL)) for step in found.steps],
+        "roles": [], "bound_by": "", "asynchronous": False, "replay_error_frac": None, "pools": [], "tail": tail,
+        "staleness": _staleness(judged), "gains": [], "growth": growth_of(_running(found, facts)),
+        "averaged": _averaged(judged),
+    }  # fmt: skip
+
+
+def _running(found: RoleSteps, facts: RunFacts) -> list[RoleStep]:
+    """Steps in whose course something can grow: all but the first ones, and single long ones."""
+    aside = (Role.WARMUP, Role.OUTLIER, Role.PARTIAL)
+    return [step for step in found.steps if facts.steady.roles.get(step.number) not in aside]
+
+
+def _averaged(judged: Sequence[RoleStep]) -> int:
+    return round(max((step.figures.get("steps_averaged", 1.0) for step in judged), default=1.0))
 
 
 def _job(judged: Sequence[RoleStep], found: RoleSteps, schedule: Schedule, before: int, framework: str) -> Job:
@@ -194,18 +234,17 @@ def _staleness(judged: Sequence[RoleStep]) -> dict[str, float]:
 
 
 def _add_findings(result: Result, section: RolesSection, job: Job) -> None:
-    from gpuscope.catalogue.findings import roles as words
-
     own = next(one for one in section["roles"] if one["role"] == section["bound_by"])
     share = min(own["share_frac"], 1.0)
     bound = words.RoleBound(own["role"], share, own["half_gains_ns"], section["asynchronous"])
     _found(result, bound, share, own["per_step_ns"], job)
     tail = section["tail"]
-    if tail is not None and tail["cost_ns"] >= LEAST * job.before:
+    if tail is not None and tail["cost_ns"] is not None and tail["cost_ns"] >= LEAST * job.before:
         told = words.RolloutTail(
             tail["longest"], tail["mean"], tail["unit"], tail["cost_ns"], at_most=tail["shared_frac"] is None
         )
         _found(result, told, tail["cost_ns"] / job.before, tail["cost_ns"], job)
+    _add_growth(result, section)
     for pool in section["pools"]:
         if pool["pool"] != "all" and pool["idle_frac"] >= LEAST:
             idle = words.IdleRoles(pool["pool"], pool["gpus"], pool["idle_frac"])
@@ -214,6 +253,16 @@ def _add_findings(result: Result, section: RolesSection, job: Job) -> None:
     synced = next((one for one in section["roles"] if one["role"] == "weight_sync"), None)
     if synced is not None and synced["share_frac"] >= LEAST:
         _found(result, words.SlowWeightSync(synced["per_step_ns"]), synced["share_frac"], synced["per_step_ns"], job)
+
+
+def _add_growth(result: Result, section: RolesSection) -> None:
+    for grown in section["growth"]:
+        told = words.RoleGrowth(
+            grown["role"], grown["steps"], grown["first_ns"], grown["last_ns"], grown["figure"],
+            grown["figure_times"], grown["slower_times"],
+        )  # fmt: skip
+        more_work = grown["figure"] is not None and (grown["slower_times"] or 1.0) <= words.AS_FAST
+        result.findings.append(made(told, ranks=(), severity="low" if more_work else "medium"))
 
 
 def _found(result: Result, told: Finding, share: float, per_step: int, job: Job) -> None:

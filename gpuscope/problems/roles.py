@@ -20,6 +20,13 @@ STEPS_REPEATED = ProblemKind(
     "{file}: steps that are logged more than once, as after a restart; the last one is taken",
     about="A job that resumes from a checkpoint runs some steps again.",
 )  # fmt: skip
+TIMERS_MISSING = ProblemKind(
+    "role_timers_missing", "data_loss",
+    "the log has the time of its steps, but no timer of a role",
+    about="TRL's console log and its TensorBoard files hold `step_time` and the lengths of responses; the timers "
+    "(`profiling/Time taken: …`) go to W&B, MLflow and Trackio alone. Set `report_to=[\"wandb\"]` and name the CSV or "
+    "JSON lines of the run's history.",
+)  # fmt: skip
 STEPS_CONTRADICT = ProblemKind(
     "role_steps_contradict", "data_loss",
     "steps whose timers add up to more than the step were left out",

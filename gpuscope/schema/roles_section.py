@@ -67,11 +67,30 @@ class RolloutTail(TypedDict):
     longest: float
     unit: Literal["s", "tokens"]
     """Of requests where their times are logged, else of responses."""
-    cost_ns: int
+    cost_ns: int | None
     """Of a step: what the rollout would save, were no response longer than the mean; at most this where
-    `shared_frac` is None."""
+    `shared_frac` is None. None where the rollout's time is not logged."""
     shared_frac: float | None
     """The part of the rollout that all tokens share and more GPUs divide; None where the steps don't tell."""
+
+
+class RoleGrowthEntry(TypedDict):
+    """A role, or the whole step, that takes ever longer over the recorded steps."""
+
+    role: str
+    """`step` for the whole step."""
+    steps: int
+    first_ns: int
+    last_ns: int
+    """Both on the line through the steps."""
+    figure: str | None
+    """What grows with it: `tokens`, `response_length_mean`, `response_length_max` or `prompt_length_mean`; None where
+    nothing that is logged does."""
+    figure_times: float | None
+    """How many times as large that is at the end; where nothing grows with it the mean response, if it is logged."""
+    slower_times: float | None
+    """How many times as long it takes per unit of that at the end: about 1 where there is more work, not a slower
+    job."""
 
 
 RoleChange = Literal["overlap", "split", "move", "cap", "reward_beside", "asynchronous", "weight_sync"]
@@ -101,7 +120,7 @@ class RolesSection(TypedDict):
     steps: list[RoleStepEntry]
     roles: list[RoleEntry]
     bound_by: str
-    """The role that shortens the step most where it takes half as long."""
+    """The role that shortens the step most where it takes half as long; empty where no role is timed."""
     asynchronous: bool
     """Whether rollouts run beside the training of another batch."""
     replay_error_frac: float | None
@@ -111,3 +130,7 @@ class RolesSection(TypedDict):
     staleness: dict[str, float]
     """Medians of what the job logs of it: versions of the weights between rollout and use, samples dropped."""
     gains: list[RoleGain]
+    growth: list[RoleGrowthEntry]
+    """The costliest first."""
+    averaged: int
+    """Each logged step is the mean of so many; 1 where every step is logged."""

@@ -10,6 +10,7 @@ import pytest
 
 import gpuscope
 from gpuscope.errors import InputError, UsageError
+from gpuscope.report.view.first_lines import first_lines
 from gpuscope.sources.opening import open_trace
 from gpuscope.words.role_names import role_of
 
@@ -156,6 +157,119 @@ def test_a_step_that_contradicts_itself_is_left_out_and_most_of_them_are_asynchr
     assert roles["asynchronous"]
     assert roles["steps"][0]["by_role_ns"]["waiting"] == 5_000_000_000
     assert roles["steps"][0]["beside_ns"] == {"rollout": 20_000_000_000}
+
+
+PROFILED = "profiling/Time taken: GRPOTrainer."
+
+
+def trl_rows(steps_per_row: int, *, rows: int = 4, calls: int = 1, first: int = 0) -> list[dict[str, float]]:
+    """Of each training step a row per timed call, and of every few steps one with the mean of theirs: 234 ms, of them
+    rollout 118, reward 56, loss 18 with 12 of log-probs in it."""
+    found: list[dict[str, float]] = []
+    for row in range(rows):
+        for _ in range(steps_per_row):
+            found += [{PROFILED + "transformers.generate": 0.118}, {PROFILED + "length_reward": 0.05},
+                      {PROFILED + "_calculate_rewards": 0.056}, {PROFILED + "_prepare_inputs": 0.18}]  # fmt: skip
+            for _ in range(calls):
+                found += [{PROFILED + "_get_per_token_logps_and_entropies": 0.012 / calls},
+                          {PROFILED + "compute_loss": 0.018 / calls}]  # fmt: skip
+        number = first + (row + 1) * steps_per_row
+        found.append({"train/step_time": 0.234, "train/completions/mean_length": 300.0, "train/global_step": number})
+    return found
+
+
+def as_csv(rows: list[dict[str, float]]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [",".join(["_step", *names])]
+    lines += [",".join([str(i), *(str(row.get(name, "")) for name in names)]) for i, row in enumerate(rows)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(("steps_per_row", "calls", "first"), [(1, 1, 0), (5, 1, 0), (10, 4, 0), (5, 2, 100)])
+def test_timers_of_several_steps_are_divided_by_their_number(
+    tmp_path: Path, steps_per_row: int, calls: int, first: int
+) -> None:
+    path = tmp_path / "history.csv"
+    path.write_text(as_csv(trl_rows(steps_per_row, calls=calls, first=first)))
+    report = gpuscope.analyze(path).report
+    roles = report["roles"]
+    assert roles["averaged"] == steps_per_row
+    expected = {"rollout": 0.118, "reward": 0.056, "update_actor": 0.018, "other": 0.042}
+    for step in roles["steps"]:
+        assert {role: ns / 1e9 for role, ns in step["by_role_ns"].items()} == pytest.approx(expected, rel=1e-6)
+    assert "role_timers_unknown" not in {one["code"] for one in report["problems"]}  # the reward's own function
+    assert first_lines(report).what.startswith("Rollout bounds the step: 50 %")
+
+
+def test_rows_without_step_numbers_are_divided_by_the_fewest_steps_that_fit(tmp_path: Path) -> None:
+    rows = [{key.removeprefix("train/"): value for key, value in row.items() if key != "train/global_step"}
+            for row in trl_rows(4)]  # fmt: skip
+    path = tmp_path / "history.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    roles = gpuscope.analyze(path).report["roles"]
+    assert roles["averaged"] == 4
+    assert roles["steps"][0]["by_role_ns"]["rollout"] == 118_000_000
+
+
+def test_log_probs_before_the_loss_are_their_own(tmp_path: Path) -> None:
+    rows = [{PROFILED + "generate": 0.1}, {PROFILED + "_get_per_token_logps": 0.03},
+            {PROFILED + "_prepare_inputs": 0.2}, {PROFILED + "_get_per_token_logps": 0.02},
+            {PROFILED + "compute_loss": 0.05},
+            {"step_time": 0.25, "reward": 1.0}]  # fmt: skip
+    path = tmp_path / "history.jsonl"
+    path.write_text("\n".join(json.dumps(row) for _ in range(4) for row in rows))
+    parts = gpuscope.analyze(path).report["roles"]["steps"][0]["by_role_ns"]
+    assert {role: ns / 1e6 for role, ns in parts.items()} == pytest.approx(
+        {"rollout": 100, "log_probs": 30, "update_actor": 50, "other": 70}
+    )
+
+
+def test_steps_that_all_contradict_themselves_are_told_first(tmp_path: Path) -> None:
+    rows = [{PROFILED + "generate": 0.5}, {PROFILED + "compute_loss": 0.2}, {"step_time": 0.15, "reward": 1.0}]
+    path = tmp_path / "history.jsonl"
+    path.write_text("\n".join(json.dumps(row) for _ in range(4) for row in rows))
+    lines = first_lines(gpuscope.analyze(path).report)
+    assert lines.what == "No verdict: in all 4 steps the timers add up to more than the step"
+    assert "logging_steps=1" in lines.fix
+
+
+@pytest.mark.parametrize("line", [
+    "{{'loss': '-0.2', 'completions/mean_length': '14', 'completions/max_length': '16', 'step_time': '0.1{n}'}}",
+    "{{'loss': -0.2, 'completions/mean_length': 14.0, 'completions/max_length': 16.0, 'step_time': 0.1{n}}}",
+    '{{"reward": "2.5", "step_time": "0.1{n}", "completions/mean_length": "14", "completions/max_length": "16"}}',
+    " 33%|███▎ | 2/6 [00:01<00:02]\r{{'reward': 1.5, 'completions/mean_length': 14, 'completions/max_length': 16,"
+    " 'step_time': 0.1{n}}}",
+])  # fmt: skip
+def test_trls_console_log_is_known_by_its_step_time(tmp_path: Path, line: str) -> None:
+    report = gpuscope.analyze(written(tmp_path, "train.log", line, range(10, 16))).report
+    roles = report["roles"]
+    assert (roles["framework"], roles["roles"], roles["bound_by"]) == ("trl", [], "")
+    assert [step["dur_ns"] for step in roles["steps"]] == [110_000_000 + n * 1_000_000 for n in range(6)]
+    assert roles["tail"] is not None
+    assert roles["tail"]["longest"] == 16
+    lines = first_lines(report)
+    assert lines.what == "No verdict: the log times its steps, but no role in them"
+    assert 'report_to="wandb"' in lines.fix
+
+
+def test_trls_event_file_is_known_by_its_step_time(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    writers = pytest.importorskip("torch.utils.tensorboard")
+    with writers.SummaryWriter(str(tmp_path)) as writer:
+        for step in range(1, 7):
+            writer.add_scalar("train/step_time", 0.2, step)
+            writer.add_scalar("train/completions/mean_length", 100.0, step)
+    [path] = tmp_path.iterdir()
+    assert len(gpuscope.analyze(path).report["roles"]["steps"]) == 6
+
+
+@pytest.mark.parametrize("text", [
+    "{'loss': 0.1, 'step_time': 0.2}\n", "step_time: 0.2, reward: 1\n", "{'reward': 1.5, 'epoch': 0.1}\n",
+])  # fmt: skip
+def test_another_trainers_log_is_not_taken_for_trls(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.log").write_text(text * 5)
+    with pytest.raises(InputError):
+        gpuscope.analyze(tmp_path / "train.log")
 
 
 def test_names_of_folders_and_ranges_say_their_role() -> None:

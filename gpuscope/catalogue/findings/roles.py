@@ -7,6 +7,13 @@ from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.role_names import LABELS
 
+AS_FAST = 1.15
+"""Times as long per token as in the first steps: up to that a role is as fast as before."""
+FIGURES = {
+    "tokens": "the tokens of a step", "response_length_mean": "the mean response length",
+    "response_length_max": "the longest response", "prompt_length_mean": "the mean prompt length",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class RoleBound(Finding):
@@ -61,6 +68,45 @@ class RolloutTail(Finding):
             f"The longest {each} takes {self.longest / max(self.mean, 1e-9):.1f} times the mean "
             f"({self.longest:,.0f} {self.unit}, mean {self.mean:,.0f}): {limit}{units.duration(self.cost_ns)} of a step"
         )
+
+
+@dataclass(frozen=True)
+class RoleGrowth(Finding):
+    """A role takes ever longer in the course of the run. Where the tokens or the responses grow as much, the job has
+    more work; where they do not, it gets slower at the same work."""
+
+    code = "role_growth"
+    recognised = """over eight logged steps or more a role that takes a tenth of the step grows by a quarter or more,
+    steadily; of what the log has of each step (tokens, lengths of responses), what goes with it."""
+    helps = """for more work: a limit on the response, batches by tokens instead of samples. For slower work: memory
+    that grows (fragmentation, tensors that are kept), caches that fill, logs or checkpoints that grow."""
+    misleads = """attention costs more per token in longer sequences, so that a part of slower tokens is more work."""
+
+    role: str
+    steps: int
+    first_ns: int
+    last_ns: int
+    figure: str | None
+    figure_times: float | None
+    slower_times: float | None
+
+    def message(self) -> str:
+        label = "The step" if self.role == "step" else LABELS.get(self.role, self.role).capitalize()
+        times = self.last_ns / max(self.first_ns, 1)
+        span = units.span(self.first_ns, self.last_ns, " → ")
+        return f"{label} grows {times:.1f} times over {self.steps} steps ({span}){self._with_what()}"
+
+    def _with_what(self) -> str:
+        named = FIGURES.get(self.figure or "response_length_mean", "")
+        if self.figure is None:
+            if self.figure_times is None:
+                return "; the log has neither tokens nor lengths of responses that could tell why"
+            return f", but {named} does not grow with it ({self.figure_times:.1f} times): the same work takes longer"
+        grown = f" with {named} ({self.figure_times or 1:.1f} times)"
+        slower = self.slower_times or 1.0
+        if slower <= AS_FAST:
+            return f"{grown}: more work at the same tokens/s, not a leak"
+        return f"{grown}, and takes {slower:.1f} times as long per token at the end"
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,13 @@ AGREE = 1.1
 """Steps agree where nine in ten take at most this many times the median."""
 FAILED, PAUSED = "run_failed", "run_paused"
 """Problems that stand on the first screen."""
+CONTRADICT = "role_steps_contradict"
+ONE_BY_ONE = "log every step (TRL: logging_steps=1), or name a log with the number of the training step in each row"
+TIMERS = (
+    'TRL sends its timers to W&B, MLflow and Trackio alone: train with report_to="wandb" and name the CSV of the run\'s'
+    " history"
+)
+"""What to record where a log of a job by roles answers nothing."""
 UNCOMPILED = "compile_failed"
 """The finding that stands among the caveats: it costs time that no trace shows."""
 FEWEST_STEPS = 3
@@ -88,8 +95,14 @@ def first_lines(report: Report) -> FirstLines:
         best = next((one for one in report["advice"]["unpredicted"] if "memory_bound" in one), None)
         fix = "" if best is None else f"{lower(best['action'])}: at most {memory_sentences.saving(best)} less"
         return FirstLines(what, why, fix, "try", "", best, tuple(_limits(report)))
-    if "roles" in report and not report["ranks"]:
-        return _of_roles(report)
+    if not report["ranks"]:
+        if "roles" in report:
+            return _of_roles(report)
+        if left_out := next((one for one in report["problems"] if one["code"] == CONTRADICT), None):
+            what = (
+                f"No verdict: in all {units.plural(left_out['count'], 'step')} the timers add up to more than the step"
+            )
+            return FirstLines(what, "", ONE_BY_ONE, "next", "", None, tuple(_limits(report)))
     label, fix, told = _fix(report)
     sure, grounds, limits = _sure(report)
     return FirstLines(
@@ -117,10 +130,17 @@ def _of_roles(report: Report) -> FirstLines:
     """Of a job whose timers by role are all that is known: the role that bounds the step, and what adds to it."""
     bound = next((one for one in report["findings"] if one["code"] == "role_bound"), None)
     label, fix, told = _fix(report)
-    what = "No step is whole" if bound is None else f"{headline(bound)}: {_cost(report, bound)}"
+    growth = [one for one in report["findings"] if one["code"] == "role_growth"]
+    limits = tuple(one["message"] for one in report["findings"] if one["code"] == UNCOMPILED)
+    if bound is None:
+        return FirstLines(
+            "No verdict: the log times its steps, but no role in them",
+            lower(growth[0]["message"]) if growth else "", TIMERS, "next", "", None, limits,
+        )  # fmt: skip
+    what = f"{headline(bound)}: {_cost(report, bound)}"
     beside = (one for one in report["findings"] if one["code"] in ("rollout_tail", "idle_roles"))
-    why = max(beside, key=lambda one: one["share_frac"], default=None)
-    return FirstLines(what, "" if why is None else lower(shows(why)), fix, label, "", told, ())
+    why = next(iter(growth), None) or max(beside, key=lambda one: one["share_frac"], default=None)
+    return FirstLines(what, "" if why is None else lower(shows(why)), fix, label, "", told, limits)
 
 
 # -- what

@@ -116,7 +116,9 @@ def context_line(report: Report) -> str:
     elif entries:
         pieces.append("no steps found")
     elif "roles" in report and report["step_time"] is not None:
-        pieces.append(f"{units.plural(report['step_time']['steps'], 'step')}, median {_step_time(report)}")
+        logged, averaged = report["step_time"]["steps"], report["roles"].get("averaged", 1)
+        of = f"{units.plural(logged, 'mean')} of {averaged} steps" if averaged > 1 else units.plural(logged, "step")
+        pieces.append(f"{of}, median {_step_time(report)}")
     return " · ".join([*pieces, *_shared(report)])
 
 

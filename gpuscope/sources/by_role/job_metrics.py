@@ -8,10 +8,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.problems import reading, roles
 from gpuscope.sources.by_role.metric_lines import MARKS, OF_A_TRAINER, LineReader, Placement, Row, of_table
-from gpuscope.sources.by_role.timer_names import FIGURES, OUTSIDE, PART, STEP, Framework, Timer, framework_of
+from gpuscope.sources.by_role.timer_names import (
+    COUNTS_ROWS,
+    FIGURES,
+    OUTSIDE,
+    PART,
+    STEP,
+    TRAINING_STEP_KEYS,
+    Framework,
+    Timer,
+    framework_of,
+)
 from gpuscope.sources.lines import lines
 from gpuscope.sources.pytorch.process_log import ProcessText
 from gpuscope.sources.source import Files, ReadOptions, Role, Source
@@ -23,7 +34,12 @@ ALONE = "timers of roles show what bounds a step, not what the GPUs do in it: ad
 _TAIL = 1 << 20
 _NS = 1_000_000_000
 _LONGEST_S = 1e7
+_STEP_TIME = when_used.pattern(rb"""(?:["']|\btrain/)step_time\b""")
+_OF_RESPONSES = when_used.pattern(rb"""completions/m\w+_length|["']reward["']|\btrain/reward\b""")
+"""TRL's console log and its event file have the time of a step beside what the responses were like, and no timer."""
 NAMES_TOLD = 6
+_ROUNDED = 0.01
+"""By what part timers may add up to more than their step: logs round them."""
 RECORD = "verl logs timing_s/… with trainer.logger=[console,file]; name its console log or its JSON lines"
 
 
@@ -38,7 +54,15 @@ class _Steps:
     unknown: Counter[str] = field(default_factory=Counter)
     unreadable: int = 0
     repeated: int = 0
+    averaged: int = 0
+    """Over how many steps rows are means, the most of all rows."""
     _pending: dict[str, float] = field(default_factory=dict)
+    _since: list[tuple[str, float]] = field(default_factory=list)
+    """What was timed since the last timer that ends a stretch of the step."""
+    _calls: int = 0
+    """Of the timer that each step has as often."""
+    _calls_per_step: float | None = None
+    _last_number: int | None = None
 
     def add(self, row: Row) -> None:
         """Take a row; rows of a framework whose timers come one by one wait for the step's own."""
@@ -50,11 +74,13 @@ class _Steps:
         own = {FIGURES[key]: value for key, value in row.metrics.items() if key in FIGURES and math.isfinite(value)}
         number = row.step
         if self.framework.adds_up:
-            for name, value in found.items():
-                self._pending[name] = self._pending.get(name, 0.0) + value
+            for name in row.metrics:
+                self._time_call(name, found, self.framework)
             if self.framework.step_key not in self._pending:
                 return
-            found, self._pending = self._pending, {}
+            found, steps = self._mean_step(row, self.framework)
+            own["steps_averaged"] = steps
+            self.averaged = max(self.averaged, steps)
         if number is None:
             number = max(self.timers, default=0) + bool(found)
         before = self.timers.get(number, {})
@@ -71,7 +97,10 @@ class _Steps:
                 continue
             name, timer = told
             if timer is None:
-                self.unknown[name] += 1
+                if framework.adds_up:
+                    self._since.append((name, value))
+                else:
+                    self.unknown[name] += 1
             elif not 0 <= value < _LONGEST_S:  # neither is what is not a number
                 self.unreadable += 1
             else:
@@ -80,6 +109,57 @@ class _Steps:
             found[framework.step_key] = found.pop("Total step time")
             self.known[framework.step_key] = Timer("step", STEP)
         return found
+
+    def _time_call(self, metric: str, found: Mapping[str, float], framework: Framework) -> None:
+        """Add a call to the step; what ran within a longer one that is known counts once, there."""
+        name, timer = framework.timer(metric) or ("", None)
+        if timer is None or name not in found:
+            return
+        self._pending[name] = self._pending.get(name, 0.0) + found[name]
+        self._calls += name == framework.counted
+        if name not in framework.holds:
+            self._since.append((name, found[name]))
+            return
+        within = framework.holds[name]
+        for other, value in self._since:
+            if other not in self.known:
+                if not within:
+                    self.unknown[other] += 1
+            elif within == "log_probs" and self.known[other].role == within and timer.place == PART:
+                self._pending[other] -= value
+        self._since = []
+
+    def _mean_step(self, row: Row, framework: Framework) -> tuple[dict[str, float], int]:
+        """The timers of one step since the last row with a step's time, which is the mean of all steps in between; and
+        how many these are."""
+        for other, _ in self._since:
+            if other not in self.known:
+                self.unknown[other] += 1
+        spent = {name: value for name, value in self._pending.items() if value > 0 or name == framework.step_key}
+        steps = self._steps_between(row, spent, framework)
+        key, calls = framework.step_key, self._calls
+        self._pending, self._since, self._calls = {}, [], 0
+        if calls:
+            self._calls_per_step = calls / steps
+        self._last_number = _training_step(row)
+        return {name: value if name == key else value / steps for name, value in spent.items()}, steps
+
+    def _steps_between(self, row: Row, spent: Mapping[str, float], framework: Framework) -> int:
+        """By the number of the training step, where rows have it; of the first such row, which may follow a restart,
+        by calls; else the fewest steps in which the calls fit."""
+        number, calls = _training_step(row), self._calls
+        if number is not None and self._last_number is not None and number > self._last_number:
+            return number - self._last_number
+        if not calls:
+            return 1
+        if self._calls_per_step:
+            return max(round(calls / self._calls_per_step), 1)
+        parts = sum(value for name, value in spent.items() if self.known[name].place == PART)
+        most = spent[framework.step_key] * (1 + _ROUNDED)
+        possible = [steps for steps in range(1, calls + 1) if calls % steps == 0]
+        if number in possible and parts <= number * most:
+            return number
+        return next((steps for steps in possible if parts <= steps * most), 1)
 
     @property
     def asynchronous(self) -> bool:
@@ -124,6 +204,14 @@ class JobMetricsSource(Source):
         builder.problem(roles.STEPS_REPEATED, steps.repeated, file=path.name)
         names = ", ".join(name for name, _ in steps.unknown.most_common(NAMES_TOLD))
         builder.problem(roles.TIMERS_UNKNOWN, len(steps.unknown), file=path.name, names=names)
+
+
+def _training_step(row: Row) -> int | None:
+    """The number of the training step that a row is of; None where only rows are counted."""
+    value = next((row.metrics[key] for key in TRAINING_STEP_KEYS if key in row.metrics), None)
+    if value is not None and float(value).is_integer():
+        return int(value)
+    return None if not COUNTS_ROWS.isdisjoint(row.metrics) else row.step
 
 
 def _rows(
@@ -199,7 +287,9 @@ def _is_event_file(head: bytes) -> bool:
 
 
 def _is_telling(text: bytes) -> bool:
-    return any(mark in text for mark in (*MARKS, *OF_A_TRAINER))
+    return any(mark in text for mark in (*MARKS, *OF_A_TRAINER)) or (
+        _STEP_TIME.search(text) is not None and _OF_RESPONSES.search(text) is not None
+    )
 
 
 def _tail(path: Path) -> bytes:

@@ -101,7 +101,15 @@ def _of_object(found: Mapping[str, Any]) -> Row:
     """A JSON line: metrics by name, or within `data` as verl's file logger writes them."""
     data = found.get("data")
     flat = {**found, **data} if isinstance(data, dict) else found
-    return _numbered({key: value for key, value in flat.items() if isinstance(value, int | float)})
+    return _numbered({key: number for key, value in flat.items() if (number := _number(value)) is not None})
+
+
+def _number(value: Any) -> float | None:
+    """Of a value, which transformers 5 writes as text."""
+    if isinstance(value, int | float):
+        return value
+    match = _VALUE.match(value.strip()) if isinstance(value, str) else None
+    return None if match is None else float(match[1])
 
 
 def _numbered(metrics: dict[str, float]) -> Row:

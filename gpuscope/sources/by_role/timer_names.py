@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import field
+from typing import Literal
 
 from gpuscope import when_used
 from gpuscope.trace.schema import RolePlace
@@ -38,7 +40,13 @@ class Framework:
     step_key: str
     """The timer of the step, without which a step was cut off."""
     adds_up: bool = False
-    """Whether a step's timers come one by one before it, several of a name added up."""
+    """Whether a step's timers come one by one before it, several of a name added up; the step's own time may then be
+    the mean of several steps (`logging_steps`)."""
+    holds: Mapping[str, Literal["unknown", "log_probs", ""]] = field(default_factory=dict)
+    """Of such a framework the timers that end a stretch of the step, and what was timed since the last of them lies
+    within them: timers of no known role; those and log-probs; nothing."""
+    counted: str = ""
+    """The timer of which each step has the same number of calls."""
 
     def timer(self, metric: str) -> tuple[str, Timer | None] | None:
         """A metric's timer: its name and, where it is known, its role; None for what is no timer."""
@@ -104,7 +112,9 @@ FRAMEWORKS = (
               when_used.pattern(r"^broadcast_|_idle_wait$"), "step_total"),
     Framework("slime", when_used.pattern(r"perf/(\w+)_time$"), _SLIME, when_used.pattern(r"^update_weights_"), "step"),
     Framework("trl", when_used.pattern(r"(?:train/)?(step_time)$|profiling/Time taken: \w+\.(.+)"), _TRL,
-              when_used.pattern(r"^(?:_prepare_inputs|_generate|training_step)"), "step_time", adds_up=True),
+              when_used.pattern(r"^(?:_prepare_inputs|_generate|training_step)"), "step_time", adds_up=True,
+              holds={"_calculate_rewards": "unknown", "_prepare_inputs": "", "compute_loss": "log_probs"},
+              counted="compute_loss"),
 )  # fmt: skip
 
 FIGURES = {
@@ -132,7 +142,10 @@ FIGURES = {
 }  # fmt: skip
 """Metrics beside the timers, by the frameworks' names."""
 
-STEP_KEYS = ("training/global_step", "train/global_step", "global_step", "rollout/step", "step", "_step", "Step")
+TRAINING_STEP_KEYS = ("training/global_step", "train/global_step", "global_step")
+COUNTS_ROWS = frozenset({"_step", "Step"})
+"""What numbers the rows of a table, however many steps lie between them."""
+STEP_KEYS = (*TRAINING_STEP_KEYS, "rollout/step", "step", "_step", "Step")
 """Metrics that number a row, the one that counts training steps first."""
 
 

@@ -15,6 +15,7 @@ from benchmarks.roles.drawn import judged
 from gpuscope.analyzers.roles.role_replay import Schedule, bounding, durations, times_of
 from gpuscope.analyzers.roles.rollout_model import Lengths, fitted
 from gpuscope.dashboards.figures.roles_figure import timeline
+from gpuscope.report.view.first_lines import first_lines
 from gpuscope.schema.document import Report
 from gpuscope.sources.opening import open_trace
 
@@ -163,3 +164,74 @@ def test_unlogged_rollouts_take_what_the_training_and_the_wait_do(tmp_path: Path
     found = times_of(role_steps(open_trace(log)).steps, beside=True)
     assert [step["rollout"] for step in found] == [14 * S] * 5
     assert durations(found, Schedule(beside=True)) == [15 * S] * 4
+
+
+def grown(tmp_path: Path, update: list[float], lengths: list[float] | None, line: str = "") -> Report:
+    """A log with these times of the update, a rollout of 4 s, and these lengths of responses."""
+    lines = []
+    for n, (took, length) in enumerate(zip(update, lengths or update, strict=True), 1):
+        told = f" - response_length/mean:{length:.1f}" if lengths else ""
+        plain = f"step:{n} - timing_s/gen:4.0 - timing_s/update_actor:{took:.3f} - timing_s/step:{took + 5:.3f}{told}"
+        lines.append(line.format(n=n, took=took, whole=took + 5, length=length) if line else plain)
+    (tmp_path / "job.log").write_text("\n".join(lines))
+    return gpuscope.analyze(tmp_path / "job.log").report
+
+
+def noisy(values: list[float], spread: float = 0.03, seed: int = 1) -> list[float]:
+    random = Random(seed)
+    return [value * random.gauss(1, spread) for value in values]
+
+
+OPENRLHF = (
+    "Global step {n}: {{'response_length': {length}, 'timing/generation': 4.0, 'timing/ppo_train': {took}, "
+    "'timing/step_total': {whole}}}"
+)
+SLIME = (
+    "perf {n}: {{'rollout/response_len/mean': {length}, 'perf/rollout_time': 4.0, 'perf/actor_train_time': {took}, "
+    "'perf/step_time': {whole}}}"
+)
+
+
+@pytest.mark.parametrize("line", ["", OPENRLHF, SLIME], ids=["verl", "openrlhf", "slime"])
+@pytest.mark.parametrize("steps", [10, 40, 200])
+def test_growth_with_the_responses_is_more_work(tmp_path: Path, line: str, steps: int) -> None:
+    lengths = [400 + 800 * n / steps for n in range(steps)]
+    report = grown(tmp_path, noisy([length / 40 for length in lengths]), lengths, line)
+    (finding,) = (one for one in report["findings"] if one["code"] == "role_growth")
+    assert finding["severity"] == "low"
+    assert "more work at the same tokens/s, not a leak" in finding["message"]
+    (entry,) = report["roles"]["growth"]
+    assert entry["role"] == "update_actor"
+    assert entry["last_ns"] / entry["first_ns"] == pytest.approx(3, rel=0.15)
+    assert entry["figure"] == "response_length_mean"
+    assert first_lines(report).why.startswith("actor update grows")
+
+
+def test_growth_at_the_same_lengths_is_slower_work(tmp_path: Path) -> None:
+    report = grown(tmp_path, noisy([10.0 + n for n in range(30)]), noisy([500.0] * 30, seed=2))
+    (finding,) = (one for one in report["findings"] if one["code"] == "role_growth")
+    assert finding["severity"] == "medium"
+    assert "the same work takes longer" in finding["message"]
+
+
+def test_growth_beyond_the_responses_tells_both(tmp_path: Path) -> None:
+    lengths = [500 * (1 + n / 60) for n in range(30)]
+    report = grown(tmp_path, noisy([length * (1 + n / 15) / 50 for n, length in enumerate(lengths)]), lengths)
+    (entry,) = report["roles"]["growth"]
+    assert entry["slower_times"] == pytest.approx(3, rel=0.15)
+    (message,) = (one["message"] for one in report["findings"] if one["code"] == "role_growth")
+    assert "times as long per token" in message
+
+
+def test_growth_without_lengths_says_what_the_log_lacks(tmp_path: Path) -> None:
+    report = grown(tmp_path, noisy([10.0 + n for n in range(30)]), None)
+    (message,) = (one["message"] for one in report["findings"] if one["code"] == "role_growth")
+    assert "neither tokens nor lengths" in message
+
+
+@pytest.mark.parametrize("update", [
+    noisy([10.0] * 40, 0.2), [10.0 + n for n in range(6)], noisy([20 - n / 4 for n in range(40)]),
+    [0.1 + n / 100 for n in range(30)], [10.0] * 29 + [40.0],
+], ids=["noise", "few steps", "shorter", "a small role", "a single long step"])  # fmt: skip
+def test_what_does_not_grow_is_no_finding(tmp_path: Path, update: list[float]) -> None:
+    assert grown(tmp_path, update, [500.0] * len(update))["roles"]["growth"] == []

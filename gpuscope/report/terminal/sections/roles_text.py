@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpuscope.catalogue.findings.roles import RoleGrowth
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.document import Report
 from gpuscope.schema.roles_section import RoleGain, RolePool, RolesSection
@@ -25,12 +26,17 @@ def section(report: Report, writer: Writer) -> None:
         return
     roles = report["roles"]
     writer.heading("A step by role")
+    if not roles["roles"]:
+        longest = max((step["dur_ns"] for step in roles["steps"]), default=0)
+        shortest = min((step["dur_ns"] for step in roles["steps"]), default=0)
+        writer.line(f"no role is timed; steps took {units.span(shortest, longest, ' to ')}", hang=2)
     rows = [
         (label(one["role"]), units.duration(one["per_step_ns"]), units.share(one["share_frac"]),
          units.duration(one["half_gains_ns"]))
         for one in roles["roles"] if one["share_frac"] >= FAINT
     ]  # fmt: skip
-    writer.rows(("<role", ">per step", ">share", ">half of it saves"), rows)
+    if rows:
+        writer.rows(("<role", ">per step", ">share", ">half of it saves"), rows)
     for sentence in sentences(roles):
         writer.line(sentence, hang=2)
 
@@ -42,7 +48,23 @@ def label(role: str) -> str:
 
 def sentences(roles: RolesSection) -> list[str]:
     """What the table does not say."""
-    return [*map(_idle, roles["pools"]), *_tail(roles), *_staleness(roles), *filter(None, map(_limit, roles["gains"]))]
+    return [
+        *_averaged(roles), *_growth(roles), *map(_idle, roles["pools"]), *_tail(roles), *_staleness(roles),
+        *filter(None, map(_limit, roles["gains"])),
+    ]  # fmt: skip
+
+
+def _averaged(roles: RolesSection) -> Iterator[str]:
+    if roles.get("averaged", 1) > 1:  # absent in reports of versions before
+        yield f"each logged step is the mean of {roles['averaged']} steps, and timers are divided by that"
+
+
+def _growth(roles: RolesSection) -> Iterator[str]:
+    for one in roles.get("growth", []):
+        yield RoleGrowth(
+            one["role"], one["steps"], one["first_ns"], one["last_ns"], one["figure"], one["figure_times"],
+            one["slower_times"],
+        ).message()  # fmt: skip
 
 
 def _idle(pool: RolePool) -> str:
@@ -56,10 +78,12 @@ def _tail(roles: RolesSection) -> Iterator[str]:
     if tail is None:
         return
     least = "at most " if tail["shared_frac"] is None else ""
-    yield (
-        f"responses: the longest {tail['longest']:,.0f} {tail['unit']}, the mean {tail['mean']:,.0f}; were none longer "
-        f"than the mean, the rollout would save {least}{units.duration(tail['cost_ns'])} of a step"
-    )
+    lengths = f"responses: the longest {tail['longest']:,.0f} {tail['unit']}, the mean {tail['mean']:,.0f}"
+    if tail["cost_ns"] is None:
+        yield lengths
+        return
+    saved = f"{least}{units.duration(tail['cost_ns'])} of a step"
+    yield f"{lengths}; were none longer than the mean, the rollout would save {saved}"
     if tail["shared_frac"] is not None:
         yield f"{units.share(tail['shared_frac'])} of the rollout is shared by all tokens, so that more GPUs divide it"
 
