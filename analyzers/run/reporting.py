@@ -249,7 +249,7 @@ def _weigh(
     losses = [p for p in problems if p["severity"] == "data_loss" and p["code"] not in counted_apart]
     # That kernels were lost says more than that there are none.
     reasons = (
-        _messages(problems, completeness.KERNELS_NOT_RECORDED)
+        _messages(problems, completeness.RECORDER_DELIVERED_NOTHING)
         or _messages(problems, completeness.CUDA_NOT_TRACED)
         or _messages(problems, job.RECORDING_LOST)
     )
@@ -275,6 +275,7 @@ def _weigh(
         thinned=next((lane.thinned for lane in lanes if lane.thinned), ""),
         assumed=[cause for result in results for cause in result.assumed],
         sizes_estimated=verdict.count_problem(problems, collectives.SIZES_ESTIMATED) > 0,
+        nothing_delivered=_nothing_delivered(problems),
         why_no_device="; ".join(reasons) or _no_timeline(trace, given.get(sections.MEMORY)),
         hung=any(finding["code"] == "hang" for result in results for finding in result.findings),
         slowdown=given.get(sections.SLOWDOWN),
@@ -316,6 +317,16 @@ def _without_core(given: Sections) -> float:
     if any(one["reason"] not in ("cores", None) for one in own):
         return 0.0
     return given.get(sections.WAITS_WITHOUT_CORE) or 0.0
+
+
+def _nothing_delivered(problems: Sequence[ProblemEntry]) -> str:
+    """That launches were recorded without one kernel, and what the hosts did; empty where that is not so."""
+    lost = [problem["count"] for problem in problems if problem["code"] == completeness.KERNELS_NOT_RECORDED.code]
+    if not lost:
+        return ""
+    ranks = f" on {len(lost)} ranks" if len(lost) > 1 else ""
+    hosts = _messages(problems, completeness.HOST_ALONE)[:1]
+    return "; ".join([f"{sum(lost):,} launches were recorded{ranks} and none of their kernels", *hosts])
 
 
 def _messages(problems: Sequence[ProblemEntry], kind: ProblemKind) -> list[str]:

@@ -93,6 +93,8 @@ class Evidence:
     unjudged: Sequence[int] = ()
     """Ranks that are here without a step of those that are judged: cut off early, say."""
     unexplained: Unexplained = field(default_factory=Unexplained)
+    nothing_delivered: str = ""
+    """That launches were recorded without one of their kernels; empty where that is not so."""
 
     @property
     def cores_held(self) -> bool:
@@ -220,6 +222,8 @@ def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
         lacks = "and what is left holds no device events; they may be in the missing part"
         return "cut_off", f"{cut} cut off, {lacks}", again
     if evidence.window <= 0 or not evidence.events:
+        if evidence.nothing_delivered:
+            return "kernels_lost", evidence.nothing_delivered, evidence.why_no_device
         record = "record the device too (ProfilerActivity.CUDA in torch.profiler, `nsys -t cuda`)"
         return "no_device_events", "no device events", evidence.why_no_device or record
     if evidence.worked is not None and (evidence.worked < LITTLE_WORK or evidence.copies_alone):

@@ -102,15 +102,34 @@ NSYS_DIAGNOSTIC = ProblemKind(
 )  # fmt: skip
 KERNELS_NOT_RECORDED = ProblemKind(
     "kernels_not_recorded", "data_loss",
-    "rank {rank}: kernels were launched but none was recorded",
-    about="A rank launched kernels and none was recorded: the GPU's activity could not be traced (WSL, a container "
-    "without access to the GPU's counters, a process killed before its buffers were written). It does not mean that "
-    "the GPU was idle. The verdict abstains if no rank has device events.",
+    "rank {rank}: {launches} launches were recorded and none of their kernels",
+    about="A rank launched kernels and none was recorded: the recorder was given nothing by the GPU. It does not mean "
+    "that the GPU was idle. The verdict abstains if no rank has device events.",
 )  # fmt: skip
-WHY_NOT_RECORDED = KERNELS_NOT_RECORDED.saying(
-    "the GPU's activity could not be traced (under WSL, in a container or VM without access to the GPU's counters, or "
-    f"the process was killed before its buffers were written). It does not mean that the GPU was idle; {_RECORD}"
-)
+RECORDER_DELIVERED_NOTHING = ProblemKind(
+    "recorder_delivered_nothing", "info",
+    "the recorder was given nothing by the GPU, which does not mean that it was idle. Let the user read its activity "
+    "(NVreg_RestrictProfilingToAdminUsers=0, in a container --cap-add SYS_ADMIN; not under WSL), stop other profilers "
+    "of the process (nsys, ncu, DCGM's profiling), give torch.profiler warm-up steps (schedule(wait=1, warmup=1, "
+    "active=3)), let the process end by itself, and record again",
+    about="Why launches may be recorded without their kernels: the user may not read the GPU's activity (CUPTI's "
+    "permissions, a container, a VM, WSL), another profiler is attached, the schedule has no warm-up, or the process "
+    "was killed before its buffers were written.",
+)  # fmt: skip
+HOST_ALONE = ProblemKind(
+    "host_alone", "info",
+    "the launching thread of rank {rank} spent {operators:.1f} % of {window_ms:.2f} ms in operators and {calls:.1f} % "
+    "in runtime calls ({waits:.1f} % waiting), most in {most}",
+    about="What the host did, of a rank whose launches were recorded without their kernels: where the time of the "
+    "thread with most runtime calls went.",
+)  # fmt: skip
+DEVICE_UNUSED = ProblemKind(
+    "device_unused", "info",
+    "nothing ran on the {device}: no launch and no copy is among the runtime calls; if the model belongs there, move "
+    'it and its batches (.to("cuda"))',
+    about="The file names a device, and among the recorded runtime calls is no launch and no copy: the run is judged "
+    "as one on the CPU.",
+)  # fmt: skip
 
 CUDA_NOT_TRACED = ProblemKind(
     "no_device_events", "info",

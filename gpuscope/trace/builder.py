@@ -18,6 +18,7 @@ from gpuscope.trace.columns.row_order import order_rows, select_rows
 from gpuscope.trace.columns.table import Array, Table, Times, concatenated, joined, rows_of_rank, stored
 from gpuscope.trace.cpu_run import host_device
 from gpuscope.trace.graph_captures import while_capturing, with_captures
+from gpuscope.trace.host_alone import what_the_host_did
 from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
 from gpuscope.trace.launched_communication import with_launched
 from gpuscope.trace.naming import kinds
@@ -110,6 +111,7 @@ class TraceBuilder:
         data["device_events"], data["collectives"] = with_launched(data, self.names)
         data["collectives"] = from_launching_ranges(data, self.names)
         data["steps"] = self._steps(data)
+        self._report_hosts_alone(data)
         trace = Trace(data, self.names, self.sources, [])
         self._compare_totals(trace)
         trace.problems = merged(self._problems)
@@ -219,6 +221,16 @@ class TraceBuilder:
         data["recording"] = Table.build(SCHEMAS["recording"], 1, values)
         self.problem(completeness.KERNEL_MISSING, counts[3])
         self.problem(completeness.RECORDS_DROPPED, self._recording.get("dropped", 0))
+
+    def _report_hosts_alone(self, data: dict[str, Table]) -> None:
+        """Of ranks that launched kernels of which none was recorded, what their hosts did."""
+        if not self._has(completeness.KERNELS_NOT_RECORDED):
+            return
+        worked = set(distinct_values(data["device_events"]["rank"]).tolist())
+        for rank in distinct_values(data["host_events"]["rank"]).tolist():
+            did = what_the_host_did(data["host_events"], self.names, rank) if rank not in worked else None
+            if did is not None:
+                self.problem(completeness.HOST_ALONE, 1, rank=rank, **did)
 
     def _layers_only(self, basis: str) -> bool:
         """A capture cut to a window may hold less than a step: what repeats in it are layers."""

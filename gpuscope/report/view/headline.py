@@ -104,7 +104,7 @@ def context_line(report: Report) -> str:
         pieces.append(f"{present} of {world} ranks" if world and world > present else units.plural(present, "rank"))
     pieces += trace["frameworks"] + [f"{kind} {size}" for kind, size in trace["parallelism"].items()]
     pieces += sorted({crop(entry["device_name"], NAME) for entry in entries if entry["device_name"]})
-    pieces += ["CPU only: no GPU was used or recorded"] if on_cpu(report) else []
+    pieces += [_cpu_only(report)] if on_cpu(report) else []
     steps = sorted({entry["steps"] for entry in entries})
     if entries and not steps[-1]:
         pieces.append("window " + _range([entry["window_ns"] for entry in entries]))
@@ -120,6 +120,11 @@ def context_line(report: Report) -> str:
         of = f"{units.plural(logged, 'mean')} of {averaged} steps" if averaged > 1 else units.plural(logged, "step")
         pieces.append(f"{of}, median {_step_time(report)}")
     return " · ".join([*pieces, *_shared(report)])
+
+
+def _cpu_only(report: Report) -> str:
+    unused = any(one["code"] == "device_unused" for one in report["problems"])
+    return "CPU only: nothing ran on the GPU" if unused else "CPU only: no GPU was used or recorded"
 
 
 def _shared(report: Report) -> list[str]:

@@ -75,7 +75,8 @@ class KinetoSource:
         link(columns, builder, options.linked)
         if columns.has_short_nodes:
             columns.join(flows_of(path))
-        run = RecordedRun(builder, columns, path, document.header, named_rank=options.first_rank)
+        cut_off = bool(losses.truncated)
+        run = RecordedRun(builder, columns, path, document.header, named_rank=options.first_rank, cut_off=cut_off)
         run.finish(losses.events)
 
 
@@ -84,7 +85,8 @@ def _apart(path: Path, working: set[Any]) -> list[TraceBuilder]:
     apart = Apart(path, working)
     ranks = apart.read()
     for rank, key in ranks.items():
-        run = RecordedRun(apart.builders[key], apart.columns[key], path, apart.header_of(rank), named_rank=rank)
+        header, cut_off = apart.header_of(rank), bool(apart.losses.truncated)
+        run = RecordedRun(apart.builders[key], apart.columns[key], path, header, named_rank=rank, cut_off=cut_off)
         run.finish(apart.events[key])
     builders = [apart.builders[key] for key in ranks.values()]
     report_losses(builders[0], apart.losses, path)

@@ -42,11 +42,13 @@ class RecordedRun:
         dropped_records: int = 0,
         on_device: bool = False,
         named_rank: int | None = None,
+        cut_off: bool = False,
     ) -> None:
         """`dropped_records` are those that the file itself counts; `on_device` says that a device was recorded even
-        where it did nothing; `named_rank` is the rank by the names of all files, where the header has none."""
+        where it did nothing; `named_rank` is the rank by the names of all files, where the header has none. Of a file
+        that is `cut_off` kernels may be in the missing part."""
         self.builder, self.columns, self.path, self.header, self.format = builder, columns, path, header, fmt
-        self.dropped_records, self.on_device = dropped_records, on_device
+        self.dropped_records, self.on_device, self.cut_off = dropped_records, on_device, cut_off
         info = header.get("distributedInfo")
         self.info: dict[str, Any] = info if isinstance(info, dict) else {}
         self.rank = _rank(self.info, path, named_rank)
@@ -97,9 +99,8 @@ class RecordedRun:
         world = integer(info.get("world_size"))
         listed = ",".join(str(device) for device in sorted(models))
         devices = sorted({int(d) for t, _, c in chunks if t == "device_events" for d in distinct_values(c["device"])})
-        trained_on_cpu = not devices and not self.on_device and _trained_on_cpu(header, info, chunks, builder)
-        if trained_on_cpu:
-            builder.host_is_device(self.rank)
+        if not devices:
+            self._without_device(models)
         # A process that sees some of its host's devices lists these from 0 on; events may have the host's numbers.
         alike = set(models.values())
         only = alike.pop() if len(alike) == 1 else None
@@ -120,6 +121,32 @@ class RecordedRun:
         for group in as_list(info.get("pg_config")):
             if isinstance(group, dict):
                 self._group(group)
+
+    def _without_device(self, models: dict[int, str]) -> None:
+        """A rank without one device row: it trained on the CPU, or the recorder delivered nothing."""
+        host = [columns for table, _, columns in self.columns.chunks if table == "host_events"]
+        calls, calls_for_work, launches, operators = 0, 0, 0, 0
+        works, launching = (self.builder.names.matching(says) for says in (kinds.asks_for_work, kinds.is_kernel_launch))
+        for columns in host:
+            runtime = columns["name"][columns["category"] == Category.RUNTIME]
+            calls += len(runtime)
+            calls_for_work += int(np.count_nonzero(works[runtime]))
+            launches += int(np.count_nonzero(launching[runtime]))
+            operators += int(np.count_nonzero(columns["category"] == Category.OP))
+        if launches and not self.cut_off:
+            self.builder.problem(completeness.KERNELS_NOT_RECORDED, launches, rank=self.rank, launches=launches)
+            self.builder.problem(completeness.RECORDER_DELIVERED_NOTHING, 1)
+        # A job on NCCL ran on GPUs, whatever was recorded of it.
+        if not operators or calls_for_work or "nccl" in str(self.info.get("backend", "")).lower():
+            return
+        if not self.cut_off:
+            on_cpu = calls > 0 or not (self.header.get("deviceProperties") or self.on_device)
+        else:
+            on_cpu = self.header.get("deviceProperties") == [] or "gloo" in str(self.info.get("backend", "")).lower()
+        if on_cpu:
+            self.builder.host_is_device(self.rank)
+            present = " and ".join(sorted(set(models.values()))) or ("a GPU" if self.on_device else "")
+            self.builder.problem(completeness.DEVICE_UNUSED, int(bool(present)), device=present)
 
     def _group(self, group: dict[str, Any]) -> None:
         code = self.builder.names.code
@@ -161,20 +188,3 @@ def _rank(info: dict[str, Any], path: Path, by_all_names: int | None) -> int:
 def _device_names(header: dict[str, Any]) -> dict[int, str]:
     properties = [one for one in as_list(header.get("deviceProperties")) if isinstance(one, dict)]
     return {integer(one.get("id")): str(one["name"]) for one in properties if one.get("name")}
-
-
-def _trained_on_cpu(
-    header: dict[str, Any],
-    info: dict[str, Any],
-    chunks: list[tuple[str, int, dict[str, Any]]],
-    builder: TraceBuilder,
-) -> bool:
-    """No device, no sign of one: then the host is what trained. A job on NCCL whose kernels are missing
-    is not that."""
-    if header.get("deviceProperties") or "nccl" in str(info.get("backend", "")).lower():
-        return False
-    host = [columns for table, _, columns in chunks if table == "host_events"]
-    if not any((columns["category"] == Category.OP).any() for columns in host):
-        return False
-    launching = builder.names.matching(kinds.is_launch_call)
-    return not any(launching[columns["name"]].any() for columns in host)

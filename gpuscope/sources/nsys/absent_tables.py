@@ -43,8 +43,8 @@ def _report_ranks_without_kernels(builder: TraceBuilder, events: Events, ranks: 
         if not any(process in distinct_values(events[table]["process"]).tolist() for table in _ON_DEVICE):
             launched = kinds_of_calls(events, builder.names, kinds.is_kernel_launch) & (calls["returnValue"] <= 0)
             lost = int(np.count_nonzero(launched & (calls["process"] == process)))
-            builder.problem(completeness.WHY_NOT_RECORDED, int(bool(lost)))
-            builder.problem(completeness.KERNELS_NOT_RECORDED, lost, rank=own[0])
+            builder.problem(completeness.KERNELS_NOT_RECORDED, lost, rank=own[0], launches=lost)
+            builder.problem(completeness.RECORDER_DELIVERED_NOTHING, int(bool(lost)))
 
 
 def _why_no_device_events(events: Events, facts: Facts, names: NamePool) -> ProblemKind:

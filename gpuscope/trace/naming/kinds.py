@@ -48,6 +48,8 @@ _LAUNCH = when_used.pattern(
 _KERNEL_LAUNCH = when_used.pattern(
     r"(cuda|hip)\w*Launch(Cooperative)?Kernel|cuLaunch\w*Kernel|(cuda|cu|hip)GraphLaunch"
 )
+_WORK = when_used.pattern(r"launch|mem_?(cpy|set)|enqueue|append|execut|submit|copy|fill", re.IGNORECASE)
+"""Part of the name of a call that gives a device something to do, whatever the device is called; rather too wide."""
 _ALLOCATOR = when_used.pattern(
     r"(cuda|hip)(Malloc|Free|HostAlloc|HostMalloc|HostFree|HostRegister|HostUnregister|FreeHost|MemPool)"
     r"|cuMem(Alloc|Free|HostAlloc|HostRegister|Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)"
@@ -134,6 +136,11 @@ def is_launch_call(name: str) -> bool:
 def is_kernel_launch(name: str) -> bool:
     """A runtime call that must leave a kernel (or graph) on the device."""
     return _KERNEL_LAUNCH.match(name) is not None
+
+
+def asks_for_work(name: str) -> bool:
+    """A runtime call that may put a kernel, a graph, a copy or a memset on any kind of device."""
+    return _WORK.search(name) is not None
 
 
 def is_allocator_call(name: str) -> bool:
