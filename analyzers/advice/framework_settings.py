@@ -7,6 +7,7 @@ from typing import Literal
 
 from gpuscope.analyzers.advice.rule import Case
 from gpuscope.analyzers.advice.settings import torch_settings
+from gpuscope.analyzers.advice.settings.other_settings import OF_LIGHTNING
 from gpuscope.analyzers.allocator.allocator_settings import merged, variable
 from gpuscope.catalogue.optimizers import FUSED_ON_SHARDED
 from gpuscope.report.view.per_step import per_step_ns
@@ -51,6 +52,20 @@ def in_dialect(case: Case, names: Mapping[str, Setting]) -> Setting | None:
 def by_framework(case: Case, otherwise: Setting, **names: Setting) -> Setting:
     """The same, `otherwise` where the framework has no name for it."""
     return in_dialect(case, names) or otherwise
+
+
+def of_wrapper(case: Case, setting: Setting) -> Setting:
+    """An argument of DDP as Lightning's strategy takes it, which wraps the model itself."""
+    known = OF_LIGHTNING.get(setting["name"])
+    if known is None or "lightning" not in case.frameworks:
+        return setting
+    value = setting["value"]
+    if setting["name"] == torch_settings.COMM_HOOK.name:
+        state, _, hook = value.removeprefix("(").removesuffix(")").rpartition(", ")
+        value = hook if state == "None" else f"{hook}, ddp_comm_state={state}"
+    elif setting["name"] == torch_settings.NO_SYNC.name:
+        value = "the micro-batches of a step"
+    return {**setting, "kind": known.kind, "name": known.name, "value": value}
 
 
 def fusable(case: Case, optimizers: Iterable[str]) -> list[str]:

@@ -45,6 +45,8 @@ class Proposal:
     """Codes of suggestions after which `changes` can be made, though `outcome` refuses them as the run is now."""
     if_unused: tuple[Change, ...] = ()
     """The changes where the host does not need the values that `changes` carefully brings it later."""
+    differs: bool = False
+    """Whether the rule has seen that the run has another value, where this one is the library's default."""
     gains_time: bool = True
     """False for what saves something else than time (memory): kept though the step takes as long."""
     at_most: int | None = None

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from gpuscope.analyzers.advice.bounds import beyond, explained, step_bound
 from gpuscope.analyzers.advice.combining import Plan, best_plan
+from gpuscope.analyzers.advice.framework_settings import of_wrapper
 from gpuscope.analyzers.advice.rule import Case, Estimate, Predict, Proposal, Rule, is_startup, rules_for
 from gpuscope.analyzers.advice.settings.settings import KNOWN
 from gpuscope.analyzers.advice.tries import (
@@ -139,16 +140,25 @@ def _proposals(case: Case, among: Sequence[Rule]) -> Iterator[list[Proposal]]:
             if finding["code"] not in rule.answers or not worth_answering(case.report, finding):
                 continue
             knobs: dict[tuple[str, str, str], list[Proposal]] = {}
-            for proposal in rule.propose(case, finding):
+            for one in rule.propose(case, finding):
+                proposal = replace(one, setting=of_wrapper(case, one.setting))
                 if _fits(case, proposal) and not _needs_others(case, proposal):
                     knobs.setdefault((proposal.code, proposal.record.subject, proposal.path), []).append(proposal)
             yield from knobs.values()
 
 
 def _fits(case: Case, proposal: Proposal) -> bool:
-    """Whether the recorded version has the setting, and another value than this by default."""
+    """Whether the recorded version has the setting, and another value than this by default. To go back to the default
+    is advice where the rule has seen another value, or the replay shows that the run is not as the default makes it."""
     known = KNOWN.get(proposal.setting["name"])
-    return known is None or known.fits(proposal.setting["value"], case.version(known.package))
+    if known is None:
+        return True
+    version = case.version(known.package)
+    if not known.exists(version):
+        return False
+    if known.restores or proposal.differs or not known.is_default(proposal.setting["value"], version):
+        return True
+    return bool(proposal.changes) and not isinstance(case.estimate(proposal.changes), Refused)
 
 
 def _needs_others(case: Case, proposal: Proposal) -> bool:

@@ -7,7 +7,7 @@ from gpuscope.analyzers.advice.settings.known import File
 _ZERO = File("deepspeed", "deepspeed/runtime/zero/config.py", "config")
 STAGE = _ZERO("zero_optimization.stage", "0")
 REDUCE_BUCKET_SIZE = _ZERO("zero_optimization.reduce_bucket_size", "500000000")
-OVERLAP_COMM = _ZERO("zero_optimization.overlap_comm")  # true with stage 3 alone
+OVERLAP_COMM = _ZERO("zero_optimization.overlap_comm", "true")  # of stage 3; false below it
 PREFETCH_BUCKET_SIZE = _ZERO("zero_optimization.stage3_prefetch_bucket_size", "50000000")
 OFFLOAD_OPTIMIZER = _ZERO("zero_optimization.offload_optimizer.device", "none")
 HPZ_PARTITION_SIZE = _ZERO("zero_optimization.zero_hpz_partition_size", "1", (0, 10))

@@ -27,6 +27,10 @@ class Known:
     """The first version that has it; () where all in use do, or no source says which."""
     restores: bool = False
     """Whether rules propose it only where the trace shows another value than the default, to go back to it."""
+    same: tuple[str, ...] = ()
+    """Other ways to write the default: what the framework makes of None."""
+    default_since: tuple[int, ...] = ()
+    """The first version that has this default; () where all have it."""
 
     def to(self, value: str) -> Setting:
         """The setting with a value, as a suggestion names it."""
@@ -36,9 +40,20 @@ class Known:
         """Whether that version has it; () where it is not recorded, which is taken for the newest."""
         return not version or version >= self.since
 
-    def fits(self, value: str, version: tuple[int, ...]) -> bool:
-        """Whether it is worth proposing with this value to a job of that version."""
-        return self.exists(version) and (self.restores or value != self.default)
+    def is_default(self, value: str, version: tuple[int, ...] = ()) -> bool:
+        """Whether a job of that version has this value where nobody sets it, however it is written."""
+        if self.default is None or (version and version < self.default_since):
+            return False
+        return _plain(value) in {_plain(one) for one in (self.default, *self.same)}
+
+
+def _plain(value: str) -> str:
+    """A value without what is said about it; numbers, quotes and truth as they compare."""
+    bare = value.partition(";")[0].partition("  #")[0].strip().strip("\"'").lower()
+    try:
+        return repr(float(bare))
+    except ValueError:
+        return bare
 
 
 @dataclass(frozen=True)
@@ -50,9 +65,10 @@ class File:
     kind: Literal["env", "python", "config"]
 
     def __call__(
-        self, name: str, default: str | None = None, since: tuple[int, ...] = (), *, restores: bool = False
-    ) -> Known:
-        return Known(self.kind, name, default, self.path, self.package, since, restores)
+        self, name: str, default: str | None = None, since: tuple[int, ...] = (), *, restores: bool = False,
+        same: tuple[str, ...] = (), default_since: tuple[int, ...] = (),
+    ) -> Known:  # fmt: skip
+        return Known(self.kind, name, default, self.path, self.package, since, restores, same, default_since)
 
 
 def settings_of(module: ModuleType) -> Iterator[Known]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpuscope.analyzers.advice.settings.known import File
+from gpuscope.analyzers.advice.settings import torch_settings
+from gpuscope.analyzers.advice.settings.known import File, Known
 
 PIPELINE_SCHEDULE = File("torchtitan", "torchtitan/config/job_config.py", "config")(
     "parallelism.pipeline_parallel_schedule", "1F1B", restores=True
@@ -11,10 +12,11 @@ PIPELINE_SCHEDULE = File("torchtitan", "torchtitan/config/job_config.py", "confi
 _TRAINER = File("transformers", "src/transformers/training_args.py", "python")
 TRAINER_HALF = {half: _TRAINER(f"TrainingArguments.{half}", "False") for half in ("bf16", "fp16")}
 """By precision."""
-TRAINER_BUCKET_CAP_MB = _TRAINER("TrainingArguments.ddp_bucket_cap_mb", "None")
+TRAINER_BUCKET_CAP_MB = _TRAINER("TrainingArguments.ddp_bucket_cap_mb", "None", same=("25",))
 TRAINER_WORKERS = _TRAINER("TrainingArguments.dataloader_num_workers", "0")
 TRAINER_COMPILE = _TRAINER("TrainingArguments.torch_compile", "False")
-TRAINER_OPTIM = _TRAINER("TrainingArguments.optim", None, (4, 26))
+# Where the optimizer is seen not to be fused.
+TRAINER_OPTIM = _TRAINER("TrainingArguments.optim", "adamw_torch_fused", (4, 26), restores=True, default_since=(5,))
 # Off again, where it recomputes for nothing.
 TRAINER_CHECKPOINTING = _TRAINER("TrainingArguments.gradient_checkpointing", "False", restores=True)
 TRAINER_BATCH_SIZE = _TRAINER("TrainingArguments.per_device_train_batch_size", "8")
@@ -28,6 +30,19 @@ ACCUMULATION = File("accelerate", "src/accelerate/accelerator.py", "python")(
 ACCELERATE_BUCKET_VIEW = File("accelerate", "src/accelerate/utils/dataclasses.py", "python")(
     "DistributedDataParallelKwargs.gradient_as_bucket_view", "False"
 )
+
+_STRATEGY = File("lightning", "src/lightning/pytorch/strategies/ddp.py", "python")
+OF_LIGHTNING: dict[str, Known] = {
+    torch_settings.BUCKET_CAP_MB.name: _STRATEGY("DDPStrategy.bucket_cap_mb", "None", same=("25",)),
+    torch_settings.BROADCAST_BUFFERS.name: _STRATEGY("DDPStrategy.broadcast_buffers", "None", same=("True",)),
+    torch_settings.GRADIENT_AS_BUCKET_VIEW.name: _STRATEGY("DDPStrategy.gradient_as_bucket_view", "False"),
+    torch_settings.FIND_UNUSED_PARAMETERS.name: _STRATEGY("DDPStrategy.find_unused_parameters", "False", restores=True),
+    torch_settings.COMM_HOOK.name: _STRATEGY("DDPStrategy.ddp_comm_hook", "None"),
+    torch_settings.NO_SYNC.name: File("lightning", "src/lightning/pytorch/trainer/trainer.py", "python")(
+        "Trainer.accumulate_grad_batches", "1"
+    ),
+}
+"""What Lightning's user sets in place of an argument of DistributedDataParallel, which only Lightning itself calls."""
 
 FUSION_THRESHOLD = File("horovod", "docs/tensor-fusion.rst", "env")("HOROVOD_FUSION_THRESHOLD", str(128 << 20))
 COMPRESSION = File("horovod", "horovod/torch/optimizer.py", "python")(

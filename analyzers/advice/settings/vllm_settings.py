@@ -14,7 +14,8 @@ ENFORCE_EAGER = File("vllm", "vllm/config/model.py", "config")("vllm serve --enf
 
 _SCHEDULER = File("vllm", "vllm/config/scheduler.py", "config")
 BATCHED_TOKENS = _SCHEDULER("vllm serve --max-num-batched-tokens")  # by device and use: 2048 to 16384
-ASYNC_SCHEDULING = _SCHEDULER("vllm serve --async-scheduling", None, (0, 10))  # on from 0.14 on where it can be
+# Off, where the trace shows steps that wait for the scheduler; on by default where it can be.
+ASYNC_SCHEDULING = _SCHEDULER("vllm serve --async-scheduling", "true", (0, 10), restores=True, default_since=(0, 14))
 
 _PASSES = File("vllm", "vllm/config/compilation.py", "config")
 FUSE_ALL_REDUCE = _PASSES("vllm serve --compilation-config.pass_config.fuse_allreduce_rms", None, (0, 12))

@@ -243,8 +243,10 @@ def _change(one: SuggestionEntry) -> str:
 
 def _named(one: SuggestionEntry | UnpredictedEntry) -> str:
     """A change as it is typed, where it is something to type; else in words."""
-    typed = setting_words(one, now=True).split("  #")[0]
-    return typed if is_typed(typed) else lower(one["action"]).rstrip(".")
+    typed, _, remark = setting_words(one, now=True).partition("  #")
+    if not is_typed(typed):
+        return lower(one["action"]).rstrip(".")
+    return f"{typed} ({remark.strip()})" if remark else typed
 
 
 def is_typed(setting: str) -> bool:

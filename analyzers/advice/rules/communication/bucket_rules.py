@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuscope.analyzers.advice.framework_settings import in_dialect, megabytes
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, other_settings, torch_settings
-from gpuscope.analyzers.changes import BucketSize
+from gpuscope.analyzers.changes import BucketSize, Refused
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
 from gpuscope.when_used import dataclass
@@ -78,12 +78,41 @@ class GradientBuckets(Suggestion):
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The default, larger and smaller buckets, as far as the framework has a name for them."""
+    if _in_one_bucket(case):
+        return
     now = messages(case)
     same = ((size, size) for size in SIZES)
     for size, first in ((DEFAULT, DEFAULT_FIRST), *same, *((size, DEFAULT_FIRST) for size in LISTED)):
         setting = _named(case, size, first)
         if setting is not None:
-            yield Proposal(finding, GradientBuckets(size, first, *now), setting, (BucketSize(size, first),))
+            yield Proposal(
+                finding, GradientBuckets(size, first, *now), setting, (BucketSize(size, first),),
+                differs=size == DEFAULT and _far_smaller(case),
+            )  # fmt: skip
+
+
+DEFAULT_BUCKETS = 2
+"""A small first bucket and one of all the rest: of these other sizes could hardly gather more."""
+
+
+def _in_one_bucket(case: Case) -> bool:
+    """Whether there may be nothing to gather: sizes are not known, and a step reduces no more often than that."""
+    if not isinstance(case.estimate((BucketSize(SIZES[0], SIZES[0]),)), Refused):
+        return False
+    steps = len({step["step"] for step in case.report["steps"] if step["step"] is not None})
+    count = sum(row["count"] for row in case.report["collectives"] if row["op"] in GRADIENTS)
+    return 0 < count <= DEFAULT_BUCKETS * steps
+
+
+def _far_smaller(case: Case) -> bool:
+    """Whether a step's gradients come in far more messages than DDP's default makes of as many bytes."""
+    _, count, size = messages(case)
+    steps = len({step["step"] for step in case.report["steps"] if step["step"] is not None})
+    return bool(steps) and count / steps > FAR_SMALLER * (size * count / steps / DEFAULT + DEFAULT_BUCKETS)
+
+
+FAR_SMALLER = 3
+"""Times the messages of the default: a program reduces its losses and norms beside the gradients."""
 
 
 def _named(case: Case, size: int, first: int) -> Setting | None:
