@@ -203,6 +203,19 @@ class EventColumns:
         columns = {"event": own[known] + first, "node": low_half(ids[known]), "annotation": annotation[known]}
         self._builder.add("graph_nodes", int(known.sum()), columns)
 
+    def whole(self, table: str) -> dict[str, npt.NDArray[Any]] | None:
+        """The columns of a table so far; None where it has no rows."""
+        parts = [columns for name, _, columns in self.chunks if name == table]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else None
+
+    def replace(self, table: str, column: str, values: npt.NDArray[Any]) -> None:
+        """Other values for a column of all rows so far."""
+        first = 0
+        for name, length, columns in self.chunks:
+            if name == table:
+                columns[column] = values[first : first + length]
+                first += length
+
     def join(self, flows: Flows) -> None:
         """Take in the arrows between nodes of graphs, after all events."""
         device = [columns for table, _, columns in self.chunks if table == "device_events"]

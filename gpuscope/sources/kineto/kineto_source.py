@@ -20,6 +20,7 @@ from gpuscope.sources.kineto.graph_nodes import flows_of
 from gpuscope.sources.kineto.merged_file import Apart, processes
 from gpuscope.sources.kineto.recorded_run import RecordedRun
 from gpuscope.sources.kineto.text.chrome_json import Document, Losses
+from gpuscope.sources.kineto.uncorrelated import correlate
 from gpuscope.sources.other_recorders import marks_of
 from gpuscope.sources.source import Files, ReadOptions, Role, SeveralRanks, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
@@ -73,6 +74,7 @@ class KinetoSource:
             raise SeveralRanks(_apart(path, working))
         report_losses(builder, losses, path)
         link(columns, builder, options.linked)
+        correlate(columns, builder.names, path)
         if columns.has_short_nodes:
             columns.join(flows_of(path))
         cut_off = bool(losses.truncated)

@@ -194,6 +194,8 @@ def working_processes(tables: Tables, named: Path) -> Processes:
         own["process"] = np.where(own["globalPid"] == NA, NA, own["globalPid"] & ~0xFFFFFF)
         rows.append(own)
     devices = devices_by_process(rows)
+    if NA in devices and len(launching := _launching(tables)) == 1:  # as `read_events` fills it in
+        devices.setdefault(next(iter(launching)), []).extend(devices.pop(NA))
     variables = environment(tables)
     known = len(devices) == 1 and 0 in variables.rank  # then nothing has to be numbered, and the calls need not be read
     processes = set(devices) | (set() if known else _launching(tables))

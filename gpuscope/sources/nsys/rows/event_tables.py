@@ -44,6 +44,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     NVTX: ("start", "end", "eventType", "globalTid", "textId", "domainId", "jsonTextId"),
     **dict.fromkeys(MPI, ("start", "end", "globalTid", "textId", "commHandle", "size", "recvSize", "remoteRank")),
 }
+_ON_GPU = (KERNEL, MEMCPY, MEMSET, GRAPH, SYNC, CUDA_EVENT)
 _STRINGS = ("demangledName", "shortName", "mangledName", "nameId", "textId", "jsonTextId")
 
 # Values of NVTX_EVENTS.eventType (ENUM_NSYS_EVENT_TYPE).
@@ -100,6 +101,7 @@ def read_events(tables: Tables, names: NamePool, status: Callable[[str], None]) 
         else:
             rows["process"] = compact(process_of(rows[thread].astype(np.int64, copy=False)))
         events.tables[table] = rows
+    _fill_processes(events)
     needed = (rows[column] for rows in events.tables.values() for column in _STRINGS if column in rows)
     strings = events.strings = StringTable(tables, names, needed)
     _name_kernels(events[KERNEL], strings)
@@ -110,6 +112,20 @@ def read_events(tables: Tables, names: NamePool, status: Callable[[str], None]) 
     _name_ranges(events, tables, strings, names)
     events.tables[RUNTIME] = _without_backtraces(events[RUNTIME])
     return events
+
+
+def _fill_processes(events: Events) -> None:
+    """An export reduced to some columns may not tell the process of its work, or of its calls: where the calls hold
+    exactly one (without calls the other work, else the ranges), it is that."""
+    known = [
+        {process for table in group for process in distinct(events[table]["process"])[0].tolist()} - {NA}
+        for group in ((RUNTIME,), _ON_GPU, (NVTX, OSRT))
+    ]
+    told = next((processes for processes in known if processes), set())
+    for rows in events.tables.values() if len(told) == 1 else ():
+        if len(rows["process"]) and not (rows["process"] != NA).any():
+            for column in ("process", "globalPid" if "globalPid" in rows else "globalTid"):
+                rows[column] = constant(next(iter(told)), len(rows[column]), np.int64)
 
 
 def absences(column: Array) -> int:
