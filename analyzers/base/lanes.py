@@ -197,6 +197,9 @@ class LaneSummary:
     once: Mapping[int, tuple[HostWork, ...]] = field(default_factory=dict)
     """What the host did longest where no steady step is, by place in `steps`; `RECORDING` for all that is judged
     where too few steps are steady."""
+    lost_work: int | None = None
+    """Of a thinned lane: how long the kernels that the recording lacks may have run, ns; None where that is not
+    known."""
 
     def check(self) -> None:
         """Raise `ValueError` where what is said of each step is not said of so many steps."""
@@ -212,9 +215,11 @@ class LaneSummary:
 
 
 def summarise(
-    trace: Trace, view: LaneView, thinned: str = "", once: Mapping[int, tuple[HostWork, ...]] | None = None
-) -> LaneSummary:
-    """The summary of a lane; `thinned` says what shows that events were dropped, `once` what is not done every step."""
+    trace: Trace, view: LaneView, thinned: str = "", once: Mapping[int, tuple[HostWork, ...]] | None = None,
+    lost_work: int | None = None,
+) -> LaneSummary:  # fmt: skip
+    """The summary of a lane; `thinned` says what shows that events were dropped, `lost_work` how long these may have
+    run, `once` what is not done every step."""
     return LaneSummary(
         rank=view.lane.rank,
         device=view.lane.device,
@@ -225,6 +230,7 @@ def summarise(
         basis=view.basis,
         facts=view.facts,
         thinned=thinned,
+        lost_work=lost_work,
         exposed_communication=view.parts.exposed_communication,
         events=len(view.rows),
         once=once or {},

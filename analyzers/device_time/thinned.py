@@ -1,7 +1,8 @@
 """Whether a recording is whole, or someone dropped events from it (definitions: «Is the trace whole?»).
 
 A thinned trace keeps its breakdown: what is there took the time that it took. But idle time may be work that was
-dropped, and a gap's cause an event that was: it supports no cause and no gain.
+dropped, and a gap's cause an event that was: it supports no cause of idle time. Where the kernels that are missing
+could change what bounds the run, it supports no verdict either (`verdict.class_stands`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times
-from gpuscope.trace.schema import NA
+from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 from gpuscope.words import units
 
@@ -33,7 +34,7 @@ READY_AT_LEAST = 20
 
 def why_thinned(trace: Trace, view: LaneView) -> str:
     """What shows that events of a lane were dropped; empty where nothing does."""
-    density, without_launch, without_kernel = _of_file(trace, view)
+    density, without_launch, without_kernel, _ = _of_file(trace, view)
     if density is not None and density < ID_DENSITY:
         return f"only {units.share(density)} of the operators' External ids are there"
     if without_launch > UNLINKED and without_kernel > UNLINKED:
@@ -47,14 +48,30 @@ def why_thinned(trace: Trace, view: LaneView) -> str:
     return ""
 
 
-def _of_file(trace: Trace, view: LaneView) -> tuple[float | None, float, float]:
+def lost_work(trace: Trace, view: LaneView) -> int | None:
+    """How long the kernels that a lane's file lacks may have run, ns: as many as launching calls have none, and as many
+    as the operators that are missing would have launched, each as long as the mean of those that are there. None where
+    only the kernels' late starts show that some are missing."""
+    density, without_launch, without_kernel, idle_calls = _of_file(trace, view)
+    sparse = density is not None and density < ID_DENSITY
+    if not sparse and not (without_launch > UNLINKED and without_kernel > UNLINKED):
+        return None
+    device, rows = trace["device_events"], view.rows
+    kernels = rows[device["kind"][rows] != Kind.MEMORY]
+    if not len(kernels):
+        return 0
+    lost = max(idle_calls, len(kernels) * (1 / density - 1) if sparse and density else 0)
+    return round(lost * float((device["end"][kernels] - device["start"][kernels]).mean()))
+
+
+def _of_file(trace: Trace, view: LaneView) -> tuple[float | None, float, float, int]:
     """Of the file a lane is from: density of its operators' External ids (None where there are too few), shares of
-    its kernels without a launching call and of its launching calls without a kernel."""
+    its kernels without a launching call and of its launching calls without a kernel, and how many these are."""
     ranks, table = trace["ranks"], trace["recording"]
     source = ranks["source"][np.flatnonzero(ranks["rank"] == view.lane.rank)]
     rows = np.flatnonzero(np.isin(table["source"], source))
     if not len(rows):
-        return None, 0.0, 0.0
+        return None, 0.0, 0.0, 0
     row = int(rows[0])
     ids, span, kernels, launches, alone, idle = (
         int(table[name][row])
@@ -62,7 +79,7 @@ def _of_file(trace: Trace, view: LaneView) -> tuple[float | None, float, float]:
                      "launches_without_kernel")
     )  # fmt: skip
     density = ids / span if ids != NA and ids >= IDS_AT_LEAST * (1 - 2 * TRIMMED) else None
-    return density, alone / max(kernels, 1), idle / max(launches, 1)
+    return density, alone / max(kernels, 1), idle / max(launches, 1), idle
 
 
 def start_delay_when_ready(trace: Trace, view: LaneView) -> float | None:

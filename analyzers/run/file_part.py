@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, run_one
 from gpuscope.analyzers.base.lanes import LaneSummary, no_such_steps, summarise, views
 from gpuscope.analyzers.base.self_check import breaches_without_causes
-from gpuscope.analyzers.device_time.thinned import why_thinned
+from gpuscope.analyzers.device_time.thinned import lost_work, why_thinned
 from gpuscope.analyzers.facts.message_sizes.estimated_sizes import ESTIMATED_SIZES
 from gpuscope.analyzers.host_time.work_done_once import work_done_once
 from gpuscope.analyzers.replay.from_trace.recording import Recorded, not_recorded, record, with_fixed_shares
@@ -141,7 +141,11 @@ def reduce_trace(trace: Trace, options: Options) -> Part:
     def beside() -> tuple[list[LaneSummary], list[Recorded]]:
         ranks = (view.lane.rank for view in lanes)
         recorded = record(trace, lanes, options.files) if options.replay else not_recorded(ranks)
-        return [summarise(trace, one, why_thinned(trace, one), work_done_once(trace, one)) for one in lanes], recorded
+        summaries = [
+            summarise(trace, one, why_thinned(trace, one), work_done_once(trace, one), lost_work(trace, one))
+            for one in lanes
+        ]
+        return summaries, recorded
 
     found = results_of(trace, lanes, options.files == 1, beside) if options.analyses else ([], beside())
     results, (summaries, recorded) = found

@@ -77,10 +77,13 @@ def build(
     checked, wrong = self_check(facts.lanes, causes, _unsettled(results))
     results = [*results, checked]
     causes = {key: {} if key in wrong else causes.get(key, {}) for key in (lane.key for lane in facts.lanes)}
-    thinned = {lane.key for lane in facts.lanes if lane.thinned}
-    causes = {key: undetermined(own) if key in thinned else own for key, own in causes.items()}
     problems = _problems(facts, results)
-    diagnosis = _diagnosis(facts, causes, problems, results, parallelism or {})
+    thinned = {lane.key for lane in facts.lanes if lane.thinned}
+    stands = _class_stands(facts, causes)
+    shown = {key: undetermined(own, stands) if key in thinned else own for key, own in causes.items()}
+    given = merged(result.sections for result in results)
+    weighed = _weigh(facts, causes if stands else shown, problems, results, given, stands)
+    diagnosis = _diagnosis(facts, shown, weighed, results, given, parallelism or {})
     if about is not None:
         diagnosis["trace"]["setup"] = about
     for gap in diagnosis["gaps"]:
@@ -99,11 +102,10 @@ def build(
 
 
 def _diagnosis(
-    facts: RunFacts, causes: Mapping[LaneKey, Causes], problems: Sequence[ProblemEntry], results: Sequence[Result],
-    parallelism: Mapping[str, int],
+    facts: RunFacts, causes: Mapping[LaneKey, Causes], weighed: verdict.Evidence, results: Sequence[Result],
+    given: Sections, parallelism: Mapping[str, int],
 ) -> Diagnosis:  # fmt: skip
     lanes = facts.lanes
-    given = merged(result.sections for result in results)
     clock_error = given.get(sections.CLOCK_ERROR)
     basis = next((lane.basis for lane in lanes if lane.basis), None)
     batches = batches_of(facts.trace)
@@ -111,7 +113,7 @@ def _diagnosis(
         "schema_version": SCHEMA_VERSION,
         "gpuscope_version": __version__,
         "trace": _trace(facts, given, parallelism, serves=bool(batches)),
-        "verdict": verdict.decide(_weigh(facts, causes, problems, results, given)),
+        "verdict": verdict.decide(weighed),
         "ranks": [rank_entry(facts, lane, causes[lane.key]) for lane in lanes],
         "steps": [step for lane in lanes for step in step_entries(facts.steady, lane, causes[lane.key], batches)],
         "step_time": facts.step_time,
@@ -132,7 +134,7 @@ def _diagnosis(
         "streams": [],
         "gaps": [],
         "call_tree": [],
-        "findings": _findings(facts, causes, results, given, clock_error),
+        "findings": _findings(facts, causes, results, given, clock_error, stands=weighed.stands),
     }
     # What no analysis gave is empty, or left out where the schema says so.
     diagnosis = cast(Diagnosis, {**found, **given.printed()})
@@ -149,11 +151,30 @@ def _diagnosis(
     return diagnosis
 
 
-def undetermined(causes: Causes) -> dict[str, Attributed]:
-    """The causes of a thinned recording: what was dropped may be the cause of any idle or exposed time that is left."""
+def _class_stands(facts: RunFacts, causes: Mapping[LaneKey, Causes]) -> bool:
+    """Whether lanes are thinned, but what was dropped could not change the class."""
+    thinned = [lane for lane in facts.lanes if lane.thinned]
+    if not thinned:
+        return False
+    totals = verdict.totals([judged_causes(facts.steady, lane, causes[lane.key]) for lane in facts.lanes])
+    judged = {lane.key: facts.steady.breakdown(lane) for lane in facts.lanes}
+    left = {
+        "idle": sum(judged[lane.key].idle for lane in thinned),
+        "exposed_communication": sum(judged[lane.key].exposed_communication for lane in thinned),
+    }
+    known = [lane.lost_work for lane in thinned if lane.lost_work is not None]
+    lost = sum(known) if len(known) == len(thinned) else None
+    window, idle = (sum(getattr(one, part) for one in judged.values()) for part in ("window", "idle"))
+    return verdict.class_stands(totals, window, left, lost, idle)
+
+
+def undetermined(causes: Causes, stands: bool = False) -> dict[str, Attributed]:
+    """The causes of a thinned recording: what was dropped may be the cause of any idle or exposed time that is left; of
+    idle time alone where the class `stands`."""
     found: dict[str, Attributed] = {}
     for cause, one in causes.items():
-        code = _UNDETERMINED.get(BY_CODE[cause].part, cause)
+        part = BY_CODE[cause].part
+        code = cause if stands and part != "idle" else _UNDETERMINED.get(part, cause)
         so_far = found.get(code)
         found[code] = (
             Attributed(one.total, one.per_step) if so_far is None
@@ -168,9 +189,9 @@ _UNDETERMINED = {"idle": UNATTRIBUTED, "exposed_communication": UNDIVIDED_COMMUN
 
 def _findings(
     facts: RunFacts, causes: Mapping[LaneKey, Causes], results: Sequence[Result], given: Sections,
-    clock_error: int | None,
+    clock_error: int | None, *, stands: bool,
 ) -> list[FindingEntry]:  # fmt: skip
-    """Those of causes, the costliest first, then those of each analysis."""
+    """Those of causes, the costliest first, then those of each analysis; `stands` as in `verdict.Evidence`."""
     late = given.get(sections.STRAGGLERS)
     measure = Run(
         windows={lane.key: facts.steady.breakdown(lane).window for lane in facts.lanes},
@@ -183,7 +204,7 @@ def _findings(
     of_files = {analyzer.name for analyzer in analyzers_of(FileAnalyzer)}
     of_ranks = (finding for result in results if result.analyzer in of_files for finding in result.findings)
     of_whole = (finding for result in results if result.analyzer not in of_files for finding in result.findings)
-    thinned = any(lane.thinned for lane in facts.lanes)
+    thinned = any(lane.thinned for lane in facts.lanes) and not stands
     compute = given.get(sections.COMPUTE)
     whole = "step" if facts.steady.steps else "window"
     of_compute = compute_findings(compute, whole) if compute and not thinned else ()
@@ -240,12 +261,13 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int], *, serves
 
 def _weigh(
     facts: RunFacts, causes: Mapping[LaneKey, Causes], problems: Sequence[ProblemEntry], results: Sequence[Result],
-    given: Sections,
+    given: Sections, stands: bool,
 ) -> verdict.Evidence:  # fmt: skip
     trace, lanes = facts.trace, facts.lanes
     events = sum(lane.events for lane in lanes)
     lost = verdict.count_problem(problems, completeness.KERNEL_MISSING)
-    counted_apart = (completeness.KERNEL_MISSING.code, reading.TRUNCATED.code)
+    counted_apart = (completeness.KERNEL_MISSING.code, reading.TRUNCATED.code, reading.OVERRUNS_STREAM.code)
+    dropped = [p for p in problems if p["code"] in _DROPPED]
     losses = [p for p in problems if p["severity"] == "data_loss" and p["code"] not in counted_apart]
     # That kernels were lost says more than that there are none.
     reasons = (
@@ -273,6 +295,8 @@ def _weigh(
         members_unknown=verdict.count_problem(problems, collectives.GROUP_UNKNOWN) > 0,
         why_whole=facts.steady.why_whole,
         thinned=next((lane.thinned for lane in lanes if lane.thinned), ""),
+        stands=stands,
+        exposed=sum(breakdown.exposed_communication for breakdown in judged),
         assumed=[cause for result in results for cause in result.assumed],
         sizes_estimated=verdict.count_problem(problems, collectives.SIZES_ESTIMATED) > 0,
         nothing_delivered=_nothing_delivered(problems),
@@ -289,7 +313,18 @@ def _weigh(
         unexplained=unexplained(given.get(sections.GAPS) or [], stacks_recorded(trace)),
         contradiction="; ".join(one.why for one in results if one.analyzer == CHECK and one.status == "failed"),
         timelines_cut=_timelines_cut(trace, problems),
+        overruns=verdict.count_problem(problems, reading.OVERRUNS_STREAM),
+        dropped=sum(p["count"] for p in dropped),
+        why_dropped=max(dropped, key=lambda p: p["count"])["message"] if dropped else "",
+        recorded=sum(source.events for source in trace.sources),
     )
+
+
+_DROPPED = {
+    kind.code
+    for kind in (reading.BAD_TIME, reading.NEGATIVE_DURATION, reading.IMPOSSIBLE_TIME, reading.UNDECODABLE_EVENT)
+}
+"""Problems whose count is of events that were left out."""
 
 
 def _bubble(facts: RunFacts, given: Sections) -> float | None:

@@ -9,7 +9,7 @@ from math import floor, prod
 from gpuscope.analyzers.base.analyzer import Attributed
 from gpuscope.analyzers.verdict.unexplained import Unexplained
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
-from gpuscope.catalogue.cause_table import cause_label, class_of
+from gpuscope.catalogue.cause_table import BY_CODE, cause_label, class_of
 from gpuscope.problems.problem import ProblemKind
 from gpuscope.schema.document import AbstainReason, Class, ProblemEntry, Slowdown, Verdict
 from gpuscope.when_used import dataclass
@@ -31,10 +31,20 @@ UNKNOWN_KERNELS = 0.6
 """Confidence that remains where kernels that may communicate are counted as compute."""
 CORES_HELD = 0.7
 """Confidence that remains where most of the waiting may be for cores that other processes held."""
+THINNED = 0.8
+"""Confidence that remains where events were dropped, but not enough to change the class."""
+OVERRUNS = 0.9
+"""Confidence that remains where ends of device events can't be right and were cut: the rest came from that recorder."""
+DROPPED = 0.5
+"""Share of a recording's events that, left out, leaves nothing to judge."""
+DROPPED_DEVICE = 0.01
+"""… where no event of a device is left: those may be what had to be left out."""
 ASSUMED_WORLD = 0.9
 """What an assumed world takes off the confidence: as much as ranks that are known to be missing."""
 
 
+WHOLE = "keep every event (activities=[CPU, CUDA], the file unfiltered; nsys: --trace=cuda,nvtx)"
+"""How a recording is whole."""
 LITTLE_WORK = 10_000
 """ns of device work in all that is judged under which nothing can be said of it (definitions: «Verdict»)."""
 
@@ -95,6 +105,17 @@ class Evidence:
     unexplained: Unexplained = field(default_factory=Unexplained)
     nothing_delivered: str = ""
     """That launches were recorded without one of their kernels; empty where that is not so."""
+    stands: bool = False
+    """Whether the class of a thinned recording stands whatever was dropped: only the causes of idle time are open."""
+    exposed: int = 0
+    """ns of exposed communication, all lanes."""
+    overruns: int = 0
+    """Device events that were recorded to run on after their successor on the stream had ended."""
+    dropped: int = 0
+    """Events that were left out because their times are impossible or unreadable."""
+    why_dropped: str = ""
+    recorded: int = 0
+    """Events in the files, those left out among them."""
 
     @property
     def cores_held(self) -> bool:
@@ -125,6 +146,29 @@ def bound(causes: Mapping[str, int], window: int) -> tuple[Class, str | None, fl
     return top, cause if cause is not None and own[cause] >= unknown else None, share
 
 
+def class_stands(causes: Mapping[str, int], window: int, left: Mapping[str, int], lost: int | None, idle: int) -> bool:
+    """Whether the class stays what it is, however long kernels ran that the recording lacks.
+
+    `lost` is how long they may have run, ns, None where that is not known: then it stays where the device idles
+    (`idle`) for less than what makes a class. `left` is the idle time and the exposed communication, ns by part, that
+    they may have run in; `causes` are all, as they were attributed.
+    """
+    if lost is None:
+        return idle < VERDICT_SHARE * window
+    top, _, _ = bound(causes, window)
+    for parts in (("idle",), ("exposed_communication",), ("idle", "exposed_communication")):
+        fewer = dict(causes)
+        for part in parts:
+            taken = min(left.get(part, 0), lost)
+            own = [cause for cause in causes if BY_CODE[cause].part == part]
+            for cause in sorted(own, key=lambda cause: class_of(cause) != top):  # where it hurts the class most
+                fewer[cause] -= min(fewer[cause], taken)
+                taken -= causes[cause] - fewer[cause]
+        if bound(fewer, window)[0] != top:
+            return False
+    return True
+
+
 def decide(evidence: Evidence) -> Verdict:
     """The verdict, or an abstention that says what to record."""
     if not evidence.events and evidence.slowdown is not None and not evidence.contradiction:
@@ -139,14 +183,17 @@ def decide(evidence: Evidence) -> Verdict:
     top, cause, share = bound(evidence.causes, evidence.window)
     if cause == "straggler" and evidence.cores_held:
         cause = _with_cores(evidence, top)
-    cause_abstained = top == "communication" and cause is None
+    if evidence.thinned and cause is not None and BY_CODE[cause].part == "idle":
+        cause = None
+    cause_abstained = cause is None and (top == "communication" or (top != "compute" and evidence.thinned != ""))
     doubts = _doubts(evidence, top, cause, share)
     confidence = _confidence(doubts)
     why = _why(evidence, top, cause, share) + _world_taken(evidence)
     if evidence.why_whole:
         why += f"; {evidence.why_whole}"
-    limits = [doubt.why for doubt in sorted(doubts, key=lambda doubt: doubt.factor) if doubt.factor <= TOLD]
-    record = _what_to_add(evidence) if cause_abstained else ""
+    by_weight = sorted(doubts, key=lambda doubt: (not doubt.of_loss, doubt.factor))  # what was dropped comes first
+    limits = [doubt.why for doubt in by_weight if doubt.factor <= TOLD]
+    record = "" if not cause_abstained else _what_to_add(evidence) if top == "communication" else WHOLE
     return _verdict(top, cause, share, confidence, why, limits=limits, record=record)
 
 
@@ -218,6 +265,12 @@ def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
         return "hung", why, ""
     cut = "the file is" if evidence.timelines_cut == 1 else f"{evidence.timelines_cut} files are"
     again = "copy the whole file again, or record again and let the profiler finish"
+    if evidence.dropped > (DROPPED if evidence.events else DROPPED_DEVICE) * evidence.recorded:
+        left_out = (
+            f"{units.count(evidence.dropped)} of {units.plural(max(evidence.recorded, evidence.dropped), 'event')}"
+        )
+        why = f"{left_out} had to be left out ({evidence.why_dropped})"
+        return "events_dropped", why, "export the trace again, and change no times in it (ts and dur are in µs)"
     if not evidence.events and evidence.timelines_cut:
         lacks = "and what is left holds no device events; they may be in the missing part"
         return "cut_off", f"{cut} cut off, {lacks}", again
@@ -230,17 +283,18 @@ def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
         done = f"{units.plural(evidence.events, 'operation')}, {units.duration(evidence.worked)} together"
         why = f"the device's work in all that is judged is {done}{', no kernel' if evidence.copies_alone else ''}"
         return "little_work", why, "record several whole steps"
-    if evidence.thinned:
+    if evidence.thinned and not evidence.stands:
         why = (
             f"{evidence.thinned}, as if the recording were sampled or filtered; shares are of the events that are left"
         )
-        record = "keep every event (activities=[CPU, CUDA], the file unfiltered; nsys: --trace=cuda,nvtx)"
-        return "thinned", why, record
+        return "thinned", why, WHOLE
     unattributed = evidence.causes.get(UNATTRIBUTED, 0)
     sums = class_sums(evidence.causes)
     idle_dominates = evidence.idle >= max(VERDICT_SHARE * evidence.window, *sums.values())
     lost_work = evidence.kernels_lost * (evidence.window - evidence.idle) / evidence.events
-    if idle_dominates and lost_work > LOST_WORK * evidence.idle:
+    left = {"idle": evidence.idle, "exposed_communication": evidence.exposed}
+    may_change = not class_stands(evidence.causes, evidence.window, left, round(lost_work), evidence.idle)
+    if idle_dominates and lost_work > LOST_WORK * evidence.idle and may_change:
         why = (
             f"{evidence.kernels_lost} of {evidence.launches} kernel launches have no kernel in the trace, so idle time "
             "may be work that was not recorded"
@@ -366,6 +420,12 @@ def _of_recording(evidence: Evidence, top: Class) -> list[Doubt]:
             of_loss=True,
         ),
     ]
+    if evidence.overruns:
+        late = f"{units.plural(evidence.overruns, 'device event')} of {evidence.events:,} can't have ended as recorded"
+        factor = OVERRUNS * evidence.events / (evidence.events + evidence.overruns)
+        doubts.append(Doubt(factor, f"{late}, after the next one on the stream: cut where that begins", of_loss=True))
+    if evidence.thinned:
+        doubts.append(Doubt(THINNED, f"{evidence.thinned}: why the device idles is left open"))
     if evidence.totals_differ:
         doubts.append(Doubt(TOTALS_DIFFER, "the trace's own totals differ from those of the events as read"))
     if top == "cpu":
@@ -388,6 +448,11 @@ def _why(evidence: Evidence, top: Class, cause: str | None, share: float) -> str
         return (
             f"the device computes {units.share(share)} of the time and no class of stalls reaches "
             f"{units.share(VERDICT_SHARE)} ({worst}: {units.share(sums[worst] / evidence.window)})"
+        )
+    if cause is None and top != "communication":
+        return (
+            f"{CLASSES[top]} stalls take {units.share(share)} of the time; through what is left open, since "
+            f"{evidence.thinned}: {WHOLE}"
         )
     if cause is None and evidence.cores_held:
         return (

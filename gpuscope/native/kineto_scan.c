@@ -34,7 +34,7 @@ static int rows_room(gs_rows *rows, int device)
         || !GROW(rows->route, room) || !GROW(rows->arguments, room) || !GROW(rows->correlation, room))
         return 0;
     if (device && (!GROW(rows->stream, room) || !GROW(rows->device, room) || !GROW(rows->bytes, room)
-                   || !GROW(rows->graph, room)))
+                   || !GROW(rows->graph, room) || !GROW(rows->context, room)))
         return 0;
     rows->room = room;
     return 1;
@@ -56,7 +56,7 @@ static void rows_free(gs_rows *rows)
 {
     free(rows->start), free(rows->end), free(rows->name), free(rows->thread), free(rows->route);
     free(rows->arguments), free(rows->correlation), free(rows->stream), free(rows->device), free(rows->bytes);
-    free(rows->graph);
+    free(rows->graph), free(rows->context);
 }
 
 static void distinct_free(gs_distinct *found)
@@ -477,7 +477,7 @@ unusual:
 /* ---- events ---- */
 
 typedef struct {
-    int64_t correlation, stream, device, bytes, graph, now, before, sequence, record;
+    int64_t correlation, stream, device, bytes, graph, context, now, before, sequence, record;
     int shaped;
 } arguments;
 
@@ -488,7 +488,7 @@ typedef struct {
     int64_t start, duration;
 } event;
 
-static const arguments NO_ARGUMENTS = {GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, 0};
+static const arguments NO_ARGUMENTS = {GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, GS_NA, 0};
 
 #define IS(word) (found.length == sizeof(word) - 1 && memcmp(letters, word, sizeof(word) - 1) == 0)
 
@@ -516,7 +516,7 @@ static place arguments_of(place at, place end, place text, int8_t route, argumen
             target = &into->correlation;
         else if (device)
             target = IS("stream") ? &into->stream : IS("device") ? &into->device : IS("bytes") ? &into->bytes
-                     : IS("graph id") ? &into->graph : NULL;
+                     : IS("graph id") ? &into->graph : IS("context") ? &into->context : NULL;
         at = target ? argument(at, end, route != GS_RUNTIME, target) : value(at, end, 1);
         if (!at || !(at = next(at, end, &closed)))
             return NULL;
@@ -686,6 +686,7 @@ static enum gs_status keep(const scan *in, const event *one, const arguments *ow
     if (device) {
         rows->stream[row] = own->stream, rows->device[row] = own->device;
         rows->bytes[row] = own->bytes, rows->graph[row] = own->graph;
+        rows->context[row] = own->context;
     }
     block->shaped += route == GS_OP && own->shaped;
     return route != GS_OP || operator_add(block, row, own) ? GS_OK : GS_NO_MEMORY;

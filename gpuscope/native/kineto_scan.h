@@ -43,7 +43,7 @@ typedef struct {
     uint32_t *name, *thread;                           /* places in `names`, in `threads` */
     int8_t *route;
     gs_span *arguments;                                /* length 0 where there are none */
-    int64_t *correlation, *stream, *device, *bytes, *graph; /* GS_NA where absent; the last four of devices only */
+    int64_t *correlation, *stream, *device, *bytes, *graph, *context; /* GS_NA where absent; the last five of devices only */
 } gs_rows;
 
 typedef struct {

@@ -75,7 +75,8 @@ static PyObject *rows_dict(const gs_rows *rows, int device)
                && put(dict, "correlation", COPIED(rows->correlation, count));
     if (good && device)
         good = put(dict, "stream", COPIED(rows->stream, count)) && put(dict, "device", COPIED(rows->device, count))
-               && put(dict, "bytes", COPIED(rows->bytes, count)) && put(dict, "graph", COPIED(rows->graph, count));
+               && put(dict, "bytes", COPIED(rows->bytes, count)) && put(dict, "graph", COPIED(rows->graph, count))
+               && put(dict, "context", COPIED(rows->context, count));
     if (good)
         return dict;
     Py_DECREF(dict);

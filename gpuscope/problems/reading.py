@@ -34,10 +34,10 @@ RUN_FILE_REFUSED = RECORD_UNREADABLE.saying("{run}: {why}")
 
 BAD_TIME = ProblemKind(
     "bad_time", "data_loss",
-    "{file}: events whose time is not a number",
-    about="Events whose start or duration is no number were left out.",
+    "{file}: events whose time is not a number, or too large for a clock",
+    about="Events whose start or duration is no number, or too large for a clock in ns, were left out.",
 )  # fmt: skip
-BAD_TIME_OF_EVENTS = BAD_TIME.saying("events whose time is not a number")
+BAD_TIME_OF_EVENTS = BAD_TIME.saying("events whose time is not a number, or too large for a clock")
 BAD_TIME_OF_OPERATION = BAD_TIME.saying("{file}: operations without a time were left out")
 BAD_OPERATION = ProblemKind(
     "bad_operation", "data_loss",
@@ -79,6 +79,17 @@ IMPOSSIBLE_TIME = ProblemKind(
     "{table}: events more than a day from all others were dropped",
     about="Events more than a day away from all others were left out: a broken clock, and one of them would stretch "
     "the window to years.",
+)  # fmt: skip
+OVERRUNS_STREAM = ProblemKind(
+    "overruns_stream", "data_loss",
+    "device events of {of:,} that end after their successor on the same stream has ended: {cut_ms:,.1f} ms too late in "
+    "all, at most {most_ms:,.1f} ms ({name}); each was cut where its successor begins",
+    about="Work on one stream is serial, so an event that ends more than 2 µs after the next one on its stream (of one "
+    "process, device and context) has ended can't be right: recorders are known to write ends seconds late. Such an "
+    "event ends where its successor begins, in every table and figure, and the confidence falls. Nodes of one launch "
+    "of a graph, graphs recorded as a whole and rows without a stream are left as they are; where the stream is a "
+    "hardware queue (ROCm, Intel, MTIA), only events that outlast three successors and last ten times the median of "
+    "their name are cut.",
 )  # fmt: skip
 TOTALS_DIFFER = ProblemKind(
     "totals_differ", "data_loss",

@@ -18,7 +18,7 @@ class ComputePart(TypedDict):
     category: str
     """As in `kernels[]`."""
     dur_ns: int
-    """Per step, summed over streams."""
+    """Per step; kernels beside each other on several streams count once."""
     known_ns: int
     """Of these, those whose FLOPs or bytes are known."""
     floor_ns: int

@@ -54,6 +54,7 @@ AbstainReason = Literal[
     "hung",
     "cut_off",
     "no_device_events",
+    "events_dropped",
     "thinned",
     "kernels_lost",
     "no_host_events",

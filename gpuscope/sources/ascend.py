@@ -63,6 +63,8 @@ _LAUNCHED_BY = "async_npu"
 """Arrows from an operator to its device task; their id is the task's start in ns."""
 _ROWS = when_used.pattern(rb'"name"\s*:\s*"(Ascend Hardware|CANN)"|"async_npu"|"AscendCL@')
 _TIME_AS_TEXT = when_used.pattern(rb'"ts"\s*:\s*"\d')
+_ON_HARDWARE, _OF_GROUP = 0, 1
+"""What numbers streams: the hardware does, and whole collectives stand in rows numbered by their group."""
 _HOST = {
     "cpu_op": Category.OP,
     "python_function": Category.PYTHON,
@@ -179,6 +181,7 @@ class _Rows:
         self.builder.add("device_events", len(work), {
             "rank": self.rank, "device": self.device, "start": starts, "end": ends,
             "stream": np.array([integer(e.tid) for e in work], np.int64),
+            "context": _ON_HARDWARE,
             "kind": np.array([kind for kind in kinds if kind is not None], np.int8),
             "name": self.builder.names.codes([e.name for e in work]),
             "copy_kind": np.where(memory, copy, NO_NAME),
@@ -202,6 +205,7 @@ class _Rows:
         first = self.builder.add("device_events", len(whole), {
             "rank": self.rank, "device": self.device, "start": starts, "end": ends,
             "stream": np.array([integer(e.tid) for e in whole], np.int64), "kind": Kind.COMMUNICATION,
+            "context": _OF_GROUP,
             "name": self.builder.names.codes([e.name for e in whole]),
         })  # fmt: skip
         communication = []

@@ -25,11 +25,16 @@ from gpuscope.trace.naming import kinds
 from gpuscope.trace.naming.communication_ops import from_launching_ranges
 from gpuscope.trace.recorded_totals import Part, RecordedTotal, differences
 from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
+from gpuscope.trace.serial_streams import overruns
 from gpuscope.trace.steps import KERNEL_SEQUENCE, FoundSteps, find_steps
 from gpuscope.trace.trace import SourceFile, Trace
 
 ONE_DAY_NS = 86_400 * 10**9
 """No profiling session pauses so long: events that far from the rest carry a broken clock."""
+
+
+NAME_TOLD = 60
+"""Characters of a kernel's name that a problem quotes."""
 
 
 class TraceBuilder:
@@ -102,6 +107,8 @@ class TraceBuilder:
         self._drop_impossible(data)
         data["host_events"] = with_captures(data["host_events"], self.names)
         order_rows(data, "host_events")
+        order_rows(data, "device_events")
+        self._clip_overruns(data)
         data["device_events"] = self._with_host_devices(data)
         order_rows(data, "device_events")
         self._time_collectives(data)
@@ -164,6 +171,23 @@ class TraceBuilder:
             self.problem(reading.IMPOSSIBLE_TIME, int(np.count_nonzero(astray)), table=name)
             if bool(negative.any()) or bool(astray.any()):
                 select_rows(data, name, np.flatnonzero(~(negative | astray)))
+
+    def _clip_overruns(self, data: dict[str, Table]) -> None:
+        """Work on one stream is serial: what runs on after its successor has ended ends where that begins."""
+        device = data["device_events"]
+        found = overruns(device, data["host_events"], data["ranks"], self.names)
+        if not len(found.rows):
+            return
+        end = device["end"].copy()
+        cut = end[found.rows] - found.ends
+        longest = int(found.rows[int(np.argmax(cut))])
+        name = self.names[int(device["name"][longest])]
+        self.problem(
+            reading.OVERRUNS_STREAM, len(found.rows), of=len(device), cut_ms=int(cut.sum()) / 1e6,
+            most_ms=int(cut.max()) / 1e6, name=name if len(name) <= NAME_TOLD else f"{name[:NAME_TOLD]}…",
+        )  # fmt: skip
+        end[found.rows] = found.ends
+        data["device_events"] = Table(device.schema, {**device.columns, "end": end})
 
     def _with_host_devices(self, data: dict[str, Table]) -> Table:
         device, host = data["device_events"], data["host_events"]

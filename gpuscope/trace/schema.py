@@ -197,6 +197,7 @@ DEVICE_EVENTS = TableSchema(
         _RANK_OF_EVENT,
         Column("device", "int", "device ordinal", True, narrow=True),
         Column("stream", "int", "stream on the device", True, narrow=True),
+        Column("context", "int", "context that numbers the stream, where it matters", True, narrow=True),
         _START,
         _END,
         Column("kind", "enum", "what the event is: compute, communication or memory", enum=Kind),

@@ -22,6 +22,7 @@ from gpuscope.hardware.link_rates import compute_capability
 from gpuscope.schema.compute_section import ComputeEntry, ComputePart, Generation, ReducibleEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask, Times, looked_up, picked
+from gpuscope.trace.intervals import intersect, union
 from gpuscope.trace.naming import precisions
 from gpuscope.trace.trace import Trace
 
@@ -44,8 +45,8 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[ComputeEntry]:
         "rank": view.lane.rank, "device": view.lane.device, "device_name": model or None,
         "generation": _generation(trace, facts, rows, model),
         "steps": len(steps), "window_ns": sum(step.end - step.start for step in steps),
-        "parts": _parts(trace, facts, rows, len(steps)),
-        "reducible": list(_reducible(trace, facts, rows, model)), "why": _why(facts, rows, model),
+        "parts": _parts(trace, view, facts, rows),
+        "reducible": list(_reducible(trace, view, facts, rows, model)), "why": _why(facts, rows, model),
     }  # fmt: skip
 
 
@@ -57,17 +58,28 @@ def _generation(trace: Trace, facts: KernelFacts, rows: Times, model: str) -> Ge
     return compiled_for(trace.names[code] for code in np.unique(trace["device_events"]["name"][products]).tolist())
 
 
-def _parts(trace: Trace, facts: KernelFacts, rows: Times, steps: int) -> list[ComputePart]:
+def _covered(trace: Trace, view: LaneView, rows: Times) -> int:
+    """ns of the judged steps in which any of some kernels ran: those beside each other on several streams, or twice in
+    a file, count once."""
     device = trace["device_events"]
+    return intersect(union(device["start"][rows], device["end"][rows]), view.judged_spans).total
+
+
+def _parts(trace: Trace, view: LaneView, facts: KernelFacts, rows: Times) -> list[ComputePart]:
+    device, steps = trace["device_events"], len(view.judged_steps)
     category, floor = facts.category[rows], picked(facts.floor, rows)
     spent = device.at("end", rows) - device.at("start", rows)
     found: list[ComputePart] = []
     for code in distinct_values(category).tolist():
         own = category == code
         known = own & (floor > 0)
+        covered = _covered(trace, view, rows[own])
+        # Of kernels beside each other each has its part of the time that they cover together.
+        alone = covered / max(int(spent.sum(where=own)), 1)
         found.append({
-            "category": label(code), "dur_ns": int(spent.sum(where=own)) // steps,
-            "known_ns": int(spent.sum(where=known)) // steps, "floor_ns": int(floor.sum(where=known)) // steps,
+            "category": label(code), "dur_ns": covered // steps,
+            "known_ns": int(alone * int(spent.sum(where=known))) // steps,
+            "floor_ns": int(alone * int(floor.sum(where=known))) // steps,
         })  # fmt: skip
     return sorted(found, key=lambda part: -part["dur_ns"])
 
@@ -84,33 +96,33 @@ def _why(facts: KernelFacts, rows: Times, model: str) -> str:
     return ""
 
 
-def _reducible(trace: Trace, facts: KernelFacts, rows: Times, model: str) -> Iterator[ReducibleEntry]:
+def _reducible(trace: Trace, view: LaneView, facts: KernelFacts, rows: Times, model: str) -> Iterator[ReducibleEntry]:
     """What other settings would shorten; nothing where the kernels show that it is set already."""
     device, names = trace["device_events"], trace.names
     category, precision, name = facts.category[rows], facts.precision[rows], device.at("name", rows)
     products = is_multiplying(category)
     for code, precise in (("single_precision", precisions.SINGLE), ("tf32_products", "tf32")):
-        yield from _entry(trace, code, rows, products & (precision == PRECISIONS.index(precise)), precise)
+        yield from _entry(trace, view, code, rows, products & (precision == PRECISIONS.index(precise)), precise)
     spent = device.at("end", rows) - device.at("start", rows)
     triton = int(spent[category == codes("triton_fused")[0]].sum())
     chained = picked(facts.chain, rows) >= 0
     if triton < COMPILED * max(int(spent[chained].sum()) + triton, 1):
-        yield from _entry(trace, "unfused_kernels", rows, chained, "")
+        yield from _entry(trace, view, "unfused_kernels", rows, chained, "")
     odd = facts.odd[rows] > 0
     sizes = sorted({size for place in distinct_values(facts.odd[rows]).tolist() for size in facts.sizes[place]})
-    yield from _entry(trace, "odd_sizes", rows, odd, ", ".join(map(str, sizes[:SIZES_SHOWN])))
+    yield from _entry(trace, view, "odd_sizes", rows, odd, ", ".join(map(str, sizes[:SIZES_SHOWN])))
     if "fp8" in peaks_of(model):
         halves = [PRECISIONS.index(name) for name in ("bf16", "fp16")]
         busy = products & np.isin(precision, halves) & (picked(facts.floor, rows) >= NEAR_PEAK * spent)
-        yield from _entry(trace, "half_precision_products", rows, busy, "")
-    yield from _entry(trace, "layout_conversion", rows, facts.layout[rows], "")
-    yield from _entry(trace, "unfused_attention", rows, facts.attention[rows] & ~products, "")
+        yield from _entry(trace, view, "half_precision_products", rows, busy, "")
+    yield from _entry(trace, view, "layout_conversion", rows, facts.layout[rows], "")
+    yield from _entry(trace, view, "unfused_attention", rows, facts.attention[rows] & ~products, "")
     if _generation(trace, facts, rows, model) == "hopper":
-        yield from _entry(trace, "flash_attention_2", rows, facts.flash_2[rows], "")
+        yield from _entry(trace, view, "flash_attention_2", rows, facts.flash_2[rows], "")
     optimizer = category == codes("optimizer")[0]
     passes = optimizer & ~looked_up(names.matching(lambda text: _ONE_PASS.search(text) is not None), name)
     if int(spent[passes].sum()) * 2 > int(spent[optimizer].sum()):
-        yield from _entry(trace, "optimizer_passes", rows, passes, ", ".join(_optimizers(trace)))
+        yield from _entry(trace, view, "optimizer_passes", rows, passes, ", ".join(_optimizers(trace)))
 
 
 def _optimizers(trace: Trace) -> list[str]:
@@ -122,7 +134,7 @@ def _optimizers(trace: Trace) -> list[str]:
 _STEP = when_used.pattern(r"Optimizer\.step#(\w+)\.step")
 
 
-def _entry(trace: Trace, code: str, rows: Times, own: Mask, detail: str) -> Iterator[ReducibleEntry]:
+def _entry(trace: Trace, view: LaneView, code: str, rows: Times, own: Mask, detail: str) -> Iterator[ReducibleEntry]:
     if not own.any():
         return
     device = trace["device_events"]
@@ -130,7 +142,7 @@ def _entry(trace: Trace, code: str, rows: Times, own: Mask, detail: str) -> Iter
     spent = device["end"][rows] - device["start"][rows]
     longest = int(np.argmax(spent))
     yield {
-        "code": code, "dur_ns": int(spent.sum()), "count": len(rows), "detail": detail,
+        "code": code, "dur_ns": _covered(trace, view, rows), "count": len(rows), "detail": detail,
         "name": trace.names[int(device["name"][rows[longest]])], "start_ns": int(device["start"][rows[longest]]),
         "longest_ns": int(spent[longest]), "event": identity(trace, "device_events", int(rows[longest])),
     }  # fmt: skip

@@ -36,6 +36,8 @@ TIMERS = (
 """What to record where a log of a job by roles answers nothing."""
 UNCOMPILED = "compile_failed"
 """The finding that stands among the caveats: it costs time that no trace shows."""
+OVERRUNS = "overruns_stream"
+"""A problem that the verdict's limits tell in full."""
 FEWEST_STEPS = 3
 """Of fewer steps nobody can say whether they agree."""
 _NO_VERDICT: dict[AbstainReason, str] = {
@@ -43,6 +45,7 @@ _NO_VERDICT: dict[AbstainReason, str] = {
     "hung": "the job hung",
     "cut_off": "the recording is cut off",
     "no_device_events": "no device events are recorded",
+    "events_dropped": "events had to be left out",
     "thinned": "events are missing from this recording",
     "kernels_lost": "kernels were launched that were not recorded",
     "no_host_events": "the device idles, and no host events are recorded",
@@ -288,7 +291,7 @@ def _limits(report: Report) -> list[str]:
     limits: list[str] = verdict.get("limits", [])  # reports of gpuscope 0.1.0 lack the key
     of_memory = memory_sentences.leading_peak(report) is not None
     found = [*limits, *([memory_sentences.NO_TIME] if of_memory else [])]
-    problems = [one for one in report["problems"] if one["code"] != FAILED]
+    problems = [one for one in report["problems"] if one["code"] not in (FAILED, OVERRUNS)]
     lost = [one["message"] for one in problems if one["severity"] in ("error", "data_loss")]
     found += [message for message in lost[:1] if of_memory or not verdict["abstained"]]
     found += [one["message"] for one in problems if one["code"] == PAUSED]

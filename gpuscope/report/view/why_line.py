@@ -37,6 +37,8 @@ def why_it_is_so(report: Report) -> str:
         return lower(verdict.get("reason", verdict["why"])).rstrip(".")
     if startup := blame.startup(report):
         return shows(startup)
+    if verdict["cause_abstained"] and verdict["bound_by"] != "communication":
+        return "events are missing that would show why the device idles"
     if verdict["cause_abstained"] and (main is None or main["code"] == _OPEN):
         return "these files do not show whether ranks wait or transfer"
     if main is not None and main["code"] == "straggler":

@@ -30,6 +30,7 @@ class DeviceArguments(msgspec.Struct, gc=False):
     device: Loose = None
     bytes: Loose = None
     graph: Loose = msgspec.field(default=None, name="graph id")
+    context: Loose = None
 
 
 class _PlainDeviceArguments(msgspec.Struct, gc=False):
@@ -40,6 +41,7 @@ class _PlainDeviceArguments(msgspec.Struct, gc=False):
     device: _Plain = NA
     bytes: _Plain = NA
     graph: _Plain = msgspec.field(default=NA, name="graph id")
+    context: _Plain = NA
 
 
 class SyncArguments(msgspec.Struct, gc=False):
@@ -145,6 +147,7 @@ def device_columns(texts: Sequence[msgspec.Raw]) -> dict[str, Column]:
         "device": np.array([a.device for a in plain], np.int64),
         "bytes": np.array([a.bytes for a in plain], np.int64),
         "graph": np.array([a.graph for a in plain], np.int64),
+        "context": np.array([a.context for a in plain], np.int64),
     }
 
 

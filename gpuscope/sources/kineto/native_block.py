@@ -22,7 +22,7 @@ from gpuscope.trace.columns.name_pool import NamePool
 from gpuscope.trace.schema import NA
 
 _KNOWN = {category.encode(): int(route) for category, route in CATEGORIES.items()}
-_NUMBERS = ("start", "end", "correlation", "stream", "device", "bytes", "graph")
+_NUMBERS = ("start", "end", "correlation", "stream", "device", "bytes", "graph", "context")
 _NULL = bytes(NULL)
 _metadata = msgspec.json.Decoder(list[Metadata])
 _instants = msgspec.json.Decoder(list[Instant])

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.kineto import Event, call, copy, kernel, write
+from helpers.kineto import Event, call, copy, kernel, op, write
 
 import gpuscope
 from gpuscope.analyzers.verdict.unexplained import Unexplained
 from gpuscope.analyzers.verdict.verdict import Evidence, bound, decide
-from gpuscope.schema.document import Slowdown
+from gpuscope.schema.document import Report, Slowdown
 
 CLEAR = Evidence(
     window=1000,
@@ -222,3 +222,34 @@ def test_idle_time_around_copies_holds_up_no_kernel(tmp_path: Path, work: Callab
     verdict = gpuscope.analyze(write(tmp_path / "rank0.json", *events)).report["verdict"]
     told = ("little_work", None) if work is copy else (None, "allocator")
     assert (verdict["abstain_reason"], verdict["cause"]) == told
+
+
+def test_what_was_dropped_is_said_before_what_to_record(tmp_path: Path) -> None:
+    """Kernels with negative durations, and events whose times are times 10¹⁵: none of them can be used."""
+    calls = [call(100 * place, 5, place) for place in range(30)]
+    told: dict[str, Report] = {}
+    for name, scale, lasts in (("negative", 1, -70), ("large", 10**15, 70)):
+        kernels = [kernel(100 * place + 20, lasts, place) for place in range(30)]
+        events = [{**event, "ts": (event["ts"] + 10) * scale} for event in (*calls, *kernels)]
+        told[name] = gpuscope.analyze(write(tmp_path / name / "rank0.json", *events), advice=False).report
+    for name, dropped in (("negative", "30 of 60 events"), ("large", "60 of 60 events")):
+        verdict = told[name]["verdict"]
+        assert (verdict["abstained"], verdict.get("abstain_reason")) == (True, "events_dropped")
+        assert verdict["why"].startswith(f"{dropped} had to be left out")
+        assert "ProfilerActivity" not in verdict["why"]
+
+
+def test_a_few_dropped_events_change_no_reason(tmp_path: Path) -> None:
+    """One operator in 200 has a negative duration; that nothing of a device was recorded is no matter of it."""
+    events = [call(10, 5, 1), *(op(100 * place, -5 if place == 3 else 50) for place in range(200))]
+    verdict = gpuscope.analyze(write(tmp_path / "rank0.json", *events), advice=False).report["verdict"]
+    assert verdict.get("abstain_reason") != "events_dropped"
+
+
+def test_half_of_the_kernels_dropped_is_a_limit(tmp_path: Path) -> None:
+    """A third of all events: a verdict, but the first limit is what was dropped."""
+    events = [call(100 * place, 5, place) for place in range(40)]
+    events += [kernel(100 * place + 20, -1 if place % 2 else 95, place) for place in range(40)]
+    verdict = gpuscope.analyze(write(tmp_path / "rank0.json", *events), advice=False).report["verdict"]
+    if not verdict["abstained"]:
+        assert verdict["limits"][0] == "20 events could not be read"

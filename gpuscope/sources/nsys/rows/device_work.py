@@ -101,6 +101,7 @@ def _add(builder: TraceBuilder, ranks: Ranks, rows: Rows, values: dict[str, Any]
         "rank": rank_of(ranks, rows),
         "device": compact(rows["deviceId"]),
         "stream": compact(rows["streamId"]),
+        "context": compact(rows["contextId"]),
         "start": rows["start"],
         "end": rows["end"],
         "correlation": _correlation(rows),

@@ -29,12 +29,13 @@ OSRT = "OSRT_API"
 MPI = ("MPI_COLLECTIVES_EVENTS", "MPI_P2P_EVENTS", "MPI_START_WAIT_EVENTS", "MPI_OTHER_EVENTS")
 
 _ON_DEVICE = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId")
+_WORK = (*_ON_DEVICE, "contextId")
 GRID, BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
 _COLUMNS: dict[str, tuple[str, ...]] = {
-    KERNEL: (*_ON_DEVICE, "demangledName", "shortName", "mangledName", "graphNodeId", "graphId", *GRID, *BLOCK),
-    MEMCPY: (*_ON_DEVICE, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId", "migrationCause"),
-    MEMSET: (*_ON_DEVICE, "bytes", "graphNodeId"),
-    GRAPH: (*_ON_DEVICE, "graphId"),
+    KERNEL: (*_WORK, "demangledName", "shortName", "mangledName", "graphNodeId", "graphId", *GRID, *BLOCK),
+    MEMCPY: (*_WORK, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId", "migrationCause"),
+    MEMSET: (*_WORK, "bytes", "graphNodeId"),
+    GRAPH: (*_WORK, "graphId"),
     SYNC: (*_ON_DEVICE, "syncType", "eventId", "eventSyncId"),
     CUDA_EVENT: ("globalPid", "streamId", "correlationId", "eventId", "eventSyncId"),
     RUNTIME: ("start", "end", "globalTid", "correlationId", "nameId", "eventClass", "returnValue"),
