@@ -35,7 +35,7 @@ def opened(folder: Path, *events: Event) -> Trace:
 def row_of(lasts: float, number: int = 5, first: str = "late", **told: object) -> list[Event]:
     """Kernels of 80 every 100 on one stream, of which the first is written to last longer."""
     return [
-        kernel(100 * place, lasts if place == 0 else 80, place, name=first if place == 0 else "gemm", **told)  # type: ignore[arg-type]
+        kernel(100 * place, lasts if place == 0 else 80, place, name=first if place == 0 else "gemm", **told)
         for place in range(number)
     ]
 

@@ -24,7 +24,7 @@ from gpuscope.trace.trace import Trace
 
 NOT_IN_PFTRACE = {
     ("ranks", "host"), ("ranks", "backend"), ("ranks", "world_size"), ("ranks", "world_basis"),
-    ("device_events", "copy_kind"), ("threads", "name"),
+    ("device_events", "copy_kind"), ("device_events", "context"), ("threads", "name"),
 }  # fmt: skip
 """Columns that torch's encoder has no place for, or fills otherwise (docs/formats.md)."""
 
