@@ -24,8 +24,9 @@ NOTHING_TO_WAIT_FOR = 5_000
 _VERSION = when_used.pattern(r"(_v\d+)+$")
 """nsys appends the version of the interface: `cudaMemcpy_v3020`."""
 
-_Site = tuple[bool, int, int, int]
-"""Whether it copies; codes of the kind of copy (else of the call), of the operator and of the outermost range."""
+_Site = tuple[bool, int, int, int, int]
+"""Whether it copies; codes of the kind of copy (else of the call), of the operator, of the outermost range and of the
+collective operation that it waits for."""
 
 
 def blocking_sites(trace: Trace, view: LaneView, judged: Judged) -> list[BlockingCallEntry]:
@@ -42,6 +43,7 @@ def blocking_sites(trace: Trace, view: LaneView, judged: Judged) -> list[Blockin
     rows = np.arange(*rows_of_rank(host, view.lane.rank))
     inner, outer = _around(trace, rows, calls)
     copy = _copies(trace, view, calls, inner)
+    behind = _collectives(trace, view, calls)
     waited = (copy != NA) | (host["end"][calls] - host["start"][calls] > NOTHING_TO_WAIT_FOR)
     device = trace["device_events"]
     sites: dict[_Site, list[int]] = {}
@@ -50,7 +52,7 @@ def blocking_sites(trace: Trace, view: LaneView, judged: Judged) -> list[Blockin
         # The call that copies and the one that waits for it are one place.
         copies = copy[place] != NA
         own = int(device["copy_kind"][copy[place]] if copies else host["name"][calls[place]])
-        sites.setdefault((bool(copies), own, *around), []).append(place)
+        sites.setdefault((bool(copies), own, *around, NO_NAME if copies else int(behind[place])), []).append(place)
     found = [_entry(trace, site, calls[places], copy[places], len(judged)) for site, places in sites.items()]
     return sorted(found, key=lambda entry: -entry["dur_ns"])[:KEPT]
 
@@ -61,6 +63,7 @@ def sites(trace: Trace, view: LaneView, rows: Times, calls: Times) -> list[str]:
         return []
     inner, outer = _around(trace, rows, calls)
     copy = _copies(trace, view, calls, inner)
+    behind = _collectives(trace, view, calls)
     host, device, names = trace["host_events"], trace["device_events"], trace.names
     found: list[str] = []
     for place, call in enumerate(calls.tolist()):
@@ -72,14 +75,42 @@ def sites(trace: Trace, view: LaneView, rows: Times, calls: Times) -> list[str]:
                 plain(names[own]),
                 names[operator] if operator != NO_NAME else None,
                 names[within] if within not in (NO_NAME, operator) else None,
+                names[int(behind[place])] if not copies and behind[place] != NO_NAME else None,
             )
         )
     return found
 
 
-def site(what: str, operator: str | None, within: str | None) -> str:
-    """A place of the program in one string: the copy it makes (else the call), and the ranges around it."""
-    return " | ".join((what, operator or "", within or ""))
+def site(what: str, operator: str | None, within: str | None, behind: str | None = None) -> str:
+    """A place of the program in one string: the copy it makes (else the call), the ranges around it, and the collective
+    it waits for."""
+    return " | ".join((what, operator or "", within or "", *filter(None, (behind,))))
+
+
+def _collectives(trace: Trace, view: LaneView, calls: Times) -> Times:
+    """The operation of the collective that the thread of each blocking call launched last before it; NO_NAME where it
+    launched something else, or has waited already."""
+    host, device, table = trace["host_events"], trace["device_events"], trace["collectives"]
+    found = np.full(len(calls), NO_NAME, np.int64)
+    op_of = np.full(len(device), NO_NAME, np.int32)
+    rows = np.flatnonzero(table["event"] != NA)
+    op_of[table["event"][rows]] = table["op"][rows]
+    events = view.rows[device.at("launch", view.rows) != NA]
+    launch = device.at("launch", events)
+    for which in distinct_values(host["thread"][calls]).tolist():
+        own = np.flatnonzero(host["thread"][calls] == which)
+        mine = host["thread"][launch] == which
+        begins, ops = host["start"][launch[mine]], op_of[events[mine]]
+        if not len(begins):
+            continue
+        order = np.argsort(begins, kind="stable")
+        at = host["start"][calls[own]]
+        last = np.searchsorted(begins[order], at, "left") - 1
+        waits = np.sort(at)
+        before = np.searchsorted(waits, at, "left") - 1
+        waited = (before >= 0) & (waits[np.maximum(before, 0)] > begins[order][np.maximum(last, 0)])
+        found[own] = np.where((last >= 0) & ~waited, ops[order][np.maximum(last, 0)], NO_NAME)
+    return found
 
 
 def _name(trace: Trace, row: int) -> int:
@@ -138,12 +169,12 @@ def _crossing(trace: Trace, events: Times) -> Mask:
 
 def _entry(trace: Trace, site: _Site, calls: Times, copies: Times, steps: int) -> BlockingCallEntry:
     host, device, names = trace["host_events"], trace["device_events"], trace.names
-    copying, own, operator, within = site
+    copying, own, operator, within, behind = site
     duration = host["end"][calls] - host["start"][calls]
     found = np.unique(copies) if copying else calls
     sizes = device["bytes"][found] if copying else found[:0]
     sizes = sizes[sizes != NA]
-    return {
+    entry: BlockingCallEntry = {
         "call": plain(names[int(host["name"][calls[np.argmax(duration)]])]),
         "operator": names[operator] if operator != NO_NAME else None,
         "within": names[within] if within not in (NO_NAME, operator) else None,
@@ -153,6 +184,9 @@ def _entry(trace: Trace, site: _Site, calls: Times, copies: Times, steps: int) -
         "per_step": len(found) / max(steps, 1),
         "dur_ns": int(duration.sum()),
     }
+    if behind != NO_NAME:
+        entry["behind"] = names[behind]
+    return entry
 
 
 def plain(call: str) -> str:

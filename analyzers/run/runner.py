@@ -33,6 +33,7 @@ from gpuscope.sources.by_role import intervals
 from gpuscope.sources.opening import (
     Input,
     PathLike,
+    asked_ranks,
     check_any_read,
     check_one_run,
     check_ranks_present,
@@ -53,7 +54,7 @@ PARALLEL_FROM = 64 << 20
 
 def analyze(
     *paths: PathLike,
-    ranks: Collection[int] | None = None,
+    ranks: Collection[int] | str | int | None = None,
     steps: tuple[int, int] | None = None,
     partial: bool = False,
     nsys: str | None = None,
@@ -83,8 +84,9 @@ def analyze(
     """
     read = ReadOptions(partial=partial, nsys=nsys, cache=cache)
     replayed = advice if replay is None else replay or advice
-    options = Options(ranks, steps, workers, read, advice, replayed, world_size=world_size)
-    return run(inputs(paths, ranks, window, role), options)
+    asked = asked_ranks(ranks)
+    options = Options(asked, steps, workers, read, advice, replayed, world_size=world_size)
+    return run(inputs(paths, asked, window, role), options)
 
 
 def run(

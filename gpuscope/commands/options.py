@@ -33,14 +33,10 @@ class RankSet(click.ParamType[frozenset[int]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[int]:
         if isinstance(value, frozenset):
             return value
-        spans: list[range] = []
+        from gpuscope.sources.rank_numbers import rank_spans
+
         try:
-            for part in str(value).split(","):
-                low, _, high = part.partition("-")
-                first, last = int(low), int(high or low)
-                if not 0 <= first <= last < 1 << 20:
-                    raise ValueError(part)
-                spans.append(range(first, last + 1))
+            spans = rank_spans(str(value))
         except ValueError:
             self.fail(f"{value!r} is not a set of ranks; use for example 0-7,64", param, ctx)
         if sum(map(len, spans)) > self.most:

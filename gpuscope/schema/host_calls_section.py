@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired
 
 from gpuscope.when_used import TypedDict
 
@@ -25,6 +25,8 @@ class BlockingCallEntry(TypedDict):
     per_step: float
     dur_ns: int
     """Time in these calls over the judged part; the device may compute meanwhile."""
+    behind: NotRequired[str]
+    """The collective that its thread had launched last, which it waits for; absent where that was none."""
 
 
 class HostCallsEntry(TypedDict):

@@ -111,6 +111,36 @@ class Input:
         return self.url_bytes if self.url else self.path.stat().st_size
 
 
+def _listed(paths: Iterable[PathLike | Sequence[PathLike]]) -> list[PathLike]:
+    """The paths, also those that a caller gives as a list of them. Raises `UsageError` where one is no path."""
+    found: list[PathLike] = []
+    for named in paths:
+        if isinstance(named, list | tuple):
+            found += _listed(named)
+        elif not isinstance(named, str | os.PathLike):
+            raise UsageError(f"{named!r} is not a path", hint="give paths as text or pathlib.Path")
+        elif not str(named):
+            raise UsageError("an empty path", hint="name a file, a folder or a glob; . is this folder")
+        else:
+            found.append(named)
+    return found
+
+
+def asked_ranks(ranks: Collection[int] | str | int | None) -> Collection[int] | None:
+    """The ranks that a caller asks for: numbers, one number, or text as for `--ranks`. Raises `UsageError` else."""
+    try:
+        if ranks is None:
+            return None
+        if isinstance(ranks, str):
+            return frozenset(rank for span in rank_numbers.rank_spans(ranks) for rank in span)
+        found = frozenset({ranks} if isinstance(ranks, int) else ranks)
+    except (TypeError, ValueError):
+        found = frozenset()
+    if not found or not all(isinstance(rank, int) for rank in found):
+        raise UsageError(f"{ranks!r} is not a set of ranks", hint="give numbers, for example {0, 1}, or text: '0-7,64'")
+    return found
+
+
 def inputs(
     paths: Sequence[PathLike],
     ranks: Collection[int] | None = None,
@@ -127,6 +157,7 @@ def inputs(
     unless reading it may say so (`skip_unreadable`); `roles.SeveralRoles` where none is chosen, `UsageError` where no
     folder has that role or window.
     """
+    paths = _listed(paths)
     found = [item for named in paths if remote.is_url(named) for item in _remote(str(named), ranks)]
     paths = [named for named in paths if not remote.is_url(named)]
     outright = {Path(named) for named in paths}
@@ -444,7 +475,7 @@ def total_size(items: Iterable[Input]) -> int:
 
 def open_trace(
     *paths: PathLike,
-    ranks: Collection[int] | None = None,
+    ranks: Collection[int] | str | int | None = None,
     partial: bool = False,
     nsys: str | None = None,
     cache: bool = False,
@@ -458,7 +489,8 @@ def open_trace(
     Raises `InputError` for what is missing or can't be read, `UsageError` where two files claim one rank or belong to
     different jobs.
     """
-    return open_inputs(inputs(paths, ranks), ranks, ReadOptions(partial=partial, nsys=nsys, cache=cache))
+    asked = asked_ranks(ranks)
+    return open_inputs(inputs(paths, asked), asked, ReadOptions(partial=partial, nsys=nsys, cache=cache))
 
 
 def open_inputs(

@@ -134,3 +134,18 @@ def peeked(items: Iterable[tuple[Path, object]], options: ReadOptions) -> dict[P
         if isinstance(source, HoldsProcesses) and (own := source.processes(path, options)) is not None:
             found[path] = own
     return found
+
+
+MOST_RANK = 1 << 20
+
+
+def rank_spans(text: str) -> list[range]:
+    """The ranks of `0-7,64`. Raises `ValueError` where it says none."""
+    spans: list[range] = []
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        first, last = int(low), int(high or low)
+        if not 0 <= first <= last < MOST_RANK:
+            raise ValueError(part)
+        spans.append(range(first, last + 1))
+    return spans

@@ -6,11 +6,22 @@ from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import recorded_world
 
+TIMELINES = ("kineto", "nsys", "ascend", "pftrace")
+"""How formats begin whose files should hold what ran when: the others are records of something else."""
+
+
+def _records(trace: Trace) -> str:
+    """The formats of a trace without a timeline, in words; empty where one should be there."""
+    formats = sorted({source.format for source in trace.sources})
+    return "" if any(one.startswith(TIMELINES) for one in formats) else ", ".join(formats)
+
 
 def missing(trace: Trace) -> list[str]:
     """A sentence for each kind of record that is absent, with how to get it; empty for a full trace."""
     found: list[str] = []
     host = trace["host_events"]
+    if not len(trace["device_events"]) and not len(host) and (formats := _records(trace)):
+        return [f"no timeline ({formats} holds none): name it together with a trace of the same run"]
     if not len(trace["device_events"]):
         found.append("no device events: record the device too (ProfilerActivity.CUDA, `nsys profile -t cuda`)")
     if not len(host):

@@ -9,6 +9,7 @@ STAGE = _ZERO("zero_optimization.stage", "0")
 REDUCE_BUCKET_SIZE = _ZERO("zero_optimization.reduce_bucket_size", "500000000")
 OVERLAP_COMM = _ZERO("zero_optimization.overlap_comm", "true")  # of stage 3; false below it
 PREFETCH_BUCKET_SIZE = _ZERO("zero_optimization.stage3_prefetch_bucket_size", "50000000")
+PERSISTENCE_THRESHOLD = _ZERO("zero_optimization.stage3_param_persistence_threshold", "100000")
 OFFLOAD_OPTIMIZER = _ZERO("zero_optimization.offload_optimizer.device", "none")
 HPZ_PARTITION_SIZE = _ZERO("zero_optimization.zero_hpz_partition_size", "1", (0, 10))
 

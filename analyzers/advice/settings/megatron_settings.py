@@ -15,6 +15,7 @@ NUM_WORKERS = _ARGUMENTS("--num-workers", "2")
 # Switches: off unless given.
 DISTRIBUTED_OPTIMIZER = _ARGUMENTS("--use-distributed-optimizer")
 OVERLAP_GRAD_REDUCE = _ARGUMENTS("--overlap-grad-reduce")
+OVERLAP_PARAM_GATHER = _ARGUMENTS("--overlap-param-gather")
 GRAD_REDUCE_IN_BF16 = _ARGUMENTS("--grad-reduce-in-bf16")
 HALF = {half: _ARGUMENTS(f"--{half}") for half in ("bf16", "fp16")}
 """By precision."""

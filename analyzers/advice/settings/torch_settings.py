@@ -21,6 +21,7 @@ FORWARD_PREFETCH_1 = _FSDP1("FullyShardedDataParallel.forward_prefetch", "False"
 LIMIT_ALL_GATHERS = _FSDP1("FullyShardedDataParallel.limit_all_gathers", "True")
 MIXED_PRECISION = _FSDP1("FullyShardedDataParallel.mixed_precision", "None")
 SHARDING_STRATEGY = _FSDP1("FullyShardedDataParallel.sharding_strategy", "ShardingStrategy.FULL_SHARD")
+AUTO_WRAP_POLICY = _FSDP1("FullyShardedDataParallel.auto_wrap_policy", "None")
 FSDP1_NO_SYNC = _FSDP1("FullyShardedDataParallel.no_sync")
 
 _FSDP2 = File("torch", "torch/distributed/fsdp/_fully_shard/_fully_shard.py", "python")

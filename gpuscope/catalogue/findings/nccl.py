@@ -283,7 +283,7 @@ class WrongResults(Finding):
     def message(self) -> str:
         return (
             f"nccl-tests found wrong values in {units.plural(self.rows, 'row')}: {self.elements} elements of "
-            f"{self.op} at {units.size(self.bytes)}"
+            f"{self.op} at {units.memory(self.bytes)}"
         )
 
 

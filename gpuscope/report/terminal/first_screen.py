@@ -75,7 +75,7 @@ def places(report: Report, writer: Writer, shown: int) -> None:
     writer.line("")
     stepped = ["<step"] if any(place.step for place in found) else []
     rows = [(place.rank, *([place.step] if stepped else []), place.at, place.lasts, place.said) for place in found]
-    writer.rows(("<rank", *stepped, ">at", ">lasts", "~what the trace shows there"), rows)
+    writer.rows(("<rank", *stepped, ">at", ">lasts", "<what the trace shows there"), rows)
 
 
 def rank_bars(found: Summary, writer: Writer) -> None:
@@ -147,7 +147,7 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
         _savings(found, writer)
         return
     if all(line.predicted is None for line in found.changes):
-        tried = writer.table(f"~{'Also' if found.first_row > 1 else 'What'} to try", ">gain")
+        tried = writer.table(f"<{'Also' if found.first_row > 1 else 'What'} to try", ">gain")
         for line in found.changes:
             tried.add_row(writer.words(line.setting), writer.text(line.bound or "unknown"))
         writer.show(tried)
@@ -156,7 +156,7 @@ def _changes(report: Report, found: Summary, writer: Writer) -> None:
         return
     numbered = [">"] if found.together or found.order else []
     title = "Other changes" if found.first_row > 1 else "What to change"
-    table = writer.table(*numbered, f"~{title}", f">new {whole(report)}", ">gain", ">90 % range")
+    table = writer.table(*numbered, f"<{title}", f">new {whole(report)}", ">gain", ">90 % range")
     for i, line in enumerate(found.changes, found.first_row):
         table.add_row(
             *(writer.text(cell) for cell in ([str(i)] * len(numbered))),
@@ -185,7 +185,7 @@ def _beside_changes(found: Summary, writer: Writer) -> None:
 def _savings(found: Summary, writer: Writer) -> None:
     """What shrinks the peak of memory, and by how much at most."""
     whose, more = found.changes[0].whose, "else " if found.first_row > 1 else ""
-    title = f"~What {more}would shrink the peak" + (f" of {whose}" if whose else "")
+    title = f"<What {more}would shrink the peak" + (f" of {whose}" if whose else "")
     table = writer.table(title, ">saves at most")
     for line in found.changes:
         table.add_row(writer.words(line.setting), writer.text(line.saves or "time"))

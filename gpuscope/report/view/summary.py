@@ -226,7 +226,10 @@ def _together(report: Report, shown: Sequence[ChangeLine], lines: FirstLines) ->
     shown_above = sorted((number[one] for one in words if one in number), key=lambda one: (one != ABOVE, one))
     settings = " + ".join([*shown_above, *(one for one in words if one not in number)])
     change = units.span(predicted["step_ns_before"], predicted["step_ns_after"], " → ")
-    return f"{settings}: {change} ({gain_share(predicted)})"
+    unsure = {setting_words(one) for one in report["suggestions"] if not one.get("certain", True)}
+    doubtful = [number.get(one, one) for one in words if one in unsure]
+    doubt = f"; of these {' and '.join(sorted(doubtful))} may gain nothing" if doubtful else ""
+    return f"{settings}: {change} ({gain_share(predicted)}){doubt}"
 
 
 def rank_lines(report: Report, some: Sequence[RankEntry]) -> tuple[list[RankLine], int]:

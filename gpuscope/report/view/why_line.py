@@ -139,7 +139,7 @@ def _small(report: Report, main: FindingEntry) -> str:  # noqa: ARG001 - one of 
     found = max(report["collectives"], key=lambda one: one[by] or 0, default=None)  # type: ignore[literal-required]
     if found is None or not found["bytes"] or not found["count"]:
         return ""
-    each = units.size(round(found["bytes"] / found["count"]))
+    each = units.memory(round(found["bytes"] / found["count"]))
     return f"{found['count']:,} {found['op']} in the recording, of {each} each on average"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.framework_settings import in_dialect, on_cpu
+from gpuscope.analyzers.advice.framework_settings import config, in_dialect, on_cpu
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
 from gpuscope.analyzers.advice.rules.communication.bucket_rules import GRADIENTS
 from gpuscope.analyzers.advice.settings import deepspeed_settings, megatron_settings, torch_settings
@@ -19,6 +19,7 @@ from gpuscope.analyzers.host_time.fsdp_options import LIMITER
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.nccl_sections import BandwidthEntry
+from gpuscope.trace.naming.frameworks import SERVERS, WRAPPERS, parallelism_of
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
@@ -80,6 +81,39 @@ class LargerUnits(Suggestion):
 
 
 @dataclass(frozen=True)
+class FewerGathers(Suggestion):
+    """Small all-gathers of shards put together, in the words of whoever may have issued them."""
+
+    code = "small_gathers"
+    answers = ("latency",)
+    sets = """ZeRO-3 `stage3_param_persistence_threshold` and `stage3_prefetch_bucket_size`, FSDP1 `auto_wrap_policy` \
+with larger units, Megatron `--overlap-param-gather`; all of these where no framework left a mark"""
+    action = "Gather small parameters at once and ahead of their use"
+    why = "{cost}; each step has {gathers} of {size} each{awaited}"
+    why_not = "which parameters travel together is not in the trace: how many gathers are left only a run shows"
+    grounds = "{gathers} per step, of {size} each{awaited}"
+    risk = "what is gathered at once, early or for good is held unsharded by every rank"
+    verify = "record again: fewer, larger all-gathers, and compute beside them"
+
+    per_step: float
+    bytes: int
+    blocks: bool
+    """Whether the host waits for each."""
+
+    @property
+    def gathers(self) -> str:
+        return f"{self.per_step:,.0f} all-gathers"
+
+    @property
+    def size(self) -> str:
+        return units.memory(self.bytes)
+
+    @property
+    def awaited(self) -> str:
+        return ", and the host waits for each before it launches what follows" if self.blocks else ""
+
+
+@dataclass(frozen=True)
 class HybridShard(Suggestion):
     """Hybrid sharding, where the gathers of a job with several GPUs per host cross the network."""
 
@@ -107,7 +141,7 @@ class HybridShard(Suggestion):
 
     @property
     def gathered(self) -> str:
-        return units.size(self.bytes_per_step)
+        return units.memory(self.bytes_per_step)
 
 
 @dataclass(frozen=True)
@@ -147,7 +181,9 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         places = (place for rank in case.host_calls for place in rank["blocking_calls"])
         limiters = [one for one in places if LIMITER in (one["operator"], one["within"])]
         sites = tuple(
-            dict.fromkeys(site(one["copy"] or one["call"], one["operator"], one["within"]) for one in limiters)
+            dict.fromkeys(
+                site(one["copy"] or one["call"], one["operator"], one["within"], one.get("behind")) for one in limiters
+            )
         )
         unknown = None if sites else Refused("the call that waits within the limiter is not recorded")
         setting = torch_settings.LIMIT_ALL_GATHERS.to("False")
@@ -156,9 +192,60 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         setting = torch_settings.BACKWARD_PREFETCH.to("BackwardPrefetch.BACKWARD_PRE")
         yield Proposal(finding, GatheredBeforeBackward(), setting, (Prefetch(1),))
     else:
+        if finding["code"] in FewerGathers.answers:
+            yield from _small_gathers(case, finding)
         yield from _on_request(case, finding)
         if finding["code"] in ("latency", "bandwidth"):
             yield from _within_hosts(case, finding)
+
+
+SMALL_GATHER = 4 << 20
+"""Bytes up to which the fixed cost of a gather between two or more GPUs is a noticeable part of it on any link."""
+MANY_GATHERS = 8
+"""Per step: fewer are of layers, not of single parameters."""
+ANY_FRAMEWORK = config(
+    "whoever gathers the shards",
+    "DeepSpeed ZeRO-3: stage3_param_persistence_threshold and stage3_prefetch_bucket_size larger, or FSDP2: one "
+    "fully_shard for several layers and set_modules_to_forward_prefetch, or FSDP1: auto_wrap_policy with larger units "
+    "and forward_prefetch=True, or Megatron: --overlap-param-gather",
+)
+
+
+def _small_gathers(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """Where most of the messages are small all-gathers that may be of parameters: of tensor, sequence and expert
+    parallelism they are of activations, in servers too."""
+    rows = [
+        row for row in case.report["collectives"] if row["op"] == "all_gather" and not _of_activations(row["group"])
+    ]
+    count, spent = sum(row["count"] for row in rows), sum(row["dur_ns"] for row in rows)
+    steps = len({step["step"] for step in case.report["steps"] if step["step"] is not None}) or 1
+    size = sum(row["bytes"] or 0 for row in rows) // max(count, 1)
+    most = 2 * spent > sum(row["dur_ns"] for row in case.report["collectives"])
+    if count < MANY_GATHERS * steps or not 0 < size <= SMALL_GATHER or not most or SERVERS & set(case.frameworks):
+        return
+    elements = max(10 * int(str(deepspeed_settings.PERSISTENCE_THRESHOLD.default)), size)
+    setting = in_dialect(
+        case,
+        {
+            "deepspeed": deepspeed_settings.PERSISTENCE_THRESHOLD.to(str(elements)),
+            "fsdp": torch_settings.AUTO_WRAP_POLICY.to(
+                "functools.partial(size_based_auto_wrap_policy, min_num_params=100_000_000)"
+            ),
+            "megatron": megatron_settings.OVERLAP_PARAM_GATHER.to(""),
+        },
+    )
+    if setting is None:
+        if WRAPPERS & set(case.frameworks):  # FSDP2 has units and prefetch of its own below; DDP gathers no parameters
+            return
+        setting = ANY_FRAMEWORK
+    places = (place for rank in case.host_calls for place in rank["blocking_calls"])
+    waits = sum(place["count"] for place in places if place.get("behind") == "all_gather")
+    record = FewerGathers(count / steps, size, 2 * waits > count)
+    yield Proposal(finding, record, setting)
+
+
+def _of_activations(group: str | None) -> bool:
+    return parallelism_of(group or "") in ("tp", "sp", "ep", "cp", "pp")
 
 
 def _on_request(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
@@ -243,7 +330,7 @@ def _kept(case: Case) -> bool:
 
 RULE = Rule(
     "fsdp",
-    (GatheredAhead, KeptParameters, LargerUnits, HybridShard, UnlimitedGathers, GatheredBeforeBackward),
+    (GatheredAhead, KeptParameters, LargerUnits, FewerGathers, HybridShard, UnlimitedGathers, GatheredBeforeBackward),
     propose,
     place=90,
 )

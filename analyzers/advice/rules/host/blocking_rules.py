@@ -25,6 +25,8 @@ SHOWN = 3
 """Places that a suggestion names."""
 TOGETHER = (1, 2, 4)
 """Places that are done without at once, those that block longest first; then all that the report names."""
+GATHERS = ("all_gather", "reduce_scatter")
+"""Collectives by which sharded parameters and gradients travel."""
 PER_KERNEL = 0.5
 """Waits per kernel from which one stands behind each."""
 _VALUES = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "unique", "masked_select")
@@ -45,11 +47,19 @@ class Place:
     steady: bool
     blocked: int
     """ns over all ranks."""
+    behind: str | None = None
+    """The collective that it waits for."""
 
     @property
     def site(self) -> str:
         """As a change names it."""
-        return site(self.copy or self.call, self.operator, self.within)
+        return site(self.copy or self.call, self.operator, self.within, self.behind)
+
+    @property
+    def of_library(self) -> bool:
+        """Whether it is the wait of whoever issued a collective: a program that waits for all of its device's work
+        (`torch.cuda.synchronize()`) calls another function."""
+        return self.behind is not None and not self.call.endswith("DeviceSynchronize")
 
     @property
     def bulk(self) -> bool:
@@ -99,7 +109,7 @@ def places(case: Case) -> list[Place]:
     found: dict[tuple[str | None, ...], list[tuple[bool, int | None, float, int, str]]] = {}
     for rank in case.host_calls:
         for one in rank["blocking_calls"]:
-            key = (one["copy"] or one["call"], one["operator"], one["within"], one["copy"])
+            key = (one["copy"] or one["call"], one["operator"], one["within"], one["copy"], one.get("behind"))
             place = (rank["steady"], one["bytes"], one["per_step"], one["dur_ns"], one["call"])
             found.setdefault(key, []).append(place)
     merged = [
@@ -108,8 +118,9 @@ def places(case: Case) -> list[Place]:
             bytes=max((size for _, size, _, _, _ in own if size is not None), default=None),
             per_rank=sum(count for _, _, count, _, _ in own) / len(own),
             steady=all(steady for steady, _, _, _, _ in own), blocked=sum(spent for _, _, _, spent, _ in own),
+            behind=behind,
         )
-        for (_, operator, within, copy), own in found.items()
+        for (_, operator, within, copy, behind), own in found.items()
     ]  # fmt: skip
     return sorted(merged, key=lambda place: -place.blocked)
 
@@ -184,6 +195,20 @@ class CallRemoved(NoBlocking):
     action = "Do without {call} within a step"
 
 
+class AwaitedOnStream(NoBlocking):
+    """The host's wait for a collective."""
+
+    action = "Let the stream wait for the {collective}, not the host"
+    risk = (
+        "a library that waits for its own collectives has a setting of its own for it, or none; what reads the result "
+        "on another stream has to wait for it there"
+    )
+
+    @property
+    def collective(self) -> str:
+        return (self.places[0].behind or "").replace("_", "-")
+
+
 class ReadOutsideStep(NoBlocking):
     """A value that a program of JAX reads."""
 
@@ -211,7 +236,9 @@ class OrderOfStreamForEach(NoBlocking):
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The waiting calls gone or moved; for copies of data pinned memory is enough (memory/copy_rules.py), and FSDP1's
     limit of gathers is a setting of its own (communication/fsdp_rules.py)."""
+    # Who gathers shards waits for them too: that is answered by gathering more at once, and earlier (fsdp_rules.py).
     where = [one for one in in_loop(case) if LIMITER not in (one.operator, one.within)]
+    where = [one for one in where if not (one.of_library and one.behind in GATHERS)]
     if case.host_calls and not where:
         return
     to_device = batches(where)
@@ -278,6 +305,9 @@ def _in_pytorch(place: Place) -> tuple[type[NoBlocking], Setting]:
             "kept as a tensor (torch.where, a mask); for the host: copied into a pinned tensor with non_blocking=True "
             "and read a step later, or only in the steps that log it",
         )
+    if place.of_library:
+        value = "async_op=True, and work.wait() where the result is used, which makes the stream wait"
+        return AwaitedOnStream, python(f"the wait for {place.behind} ({place.call})", value)
     name = f"{place.call} in {around}" if around != place.call else f"torch.cuda.synchronize() ({place.call})"
     return CallRemoved, python(name, "only around measurements, outside the loop of steps")
 
@@ -295,8 +325,8 @@ def _in_native(case: Case, place: Place) -> tuple[type[NoBlocking], Setting]:
 
 RULE = Rule(
     "blocking_calls",
-    (NoBlocking, BuiltOnDevice, KeptOnDevice, CallRemoved, ReadOutsideStep, CopiedAsynchronously, OrderOfStream,
-     OrderOfStreamForEach),
+    (NoBlocking, BuiltOnDevice, KeptOnDevice, CallRemoved, AwaitedOnStream, ReadOutsideStep, CopiedAsynchronously,
+     OrderOfStream, OrderOfStreamForEach),
     propose,
     programs=("pytorch", "jax", "native"),
     place=30,
