@@ -38,11 +38,9 @@ def check_free(paths: Iterable[Path], force: bool, inputs: Iterable[str] = (), f
             raise UsageError(f"{path} exists already", hint="name another, or pass --force to overwrite it")
         if path.exists() and not _may_write(path):
             raise InputError(f"{path}: can't be written: it is read-only", hint="name another file, or chmod u+w it")
-        if not path.parent.exists():
-            raise UsageError(
-                f"{path.parent}: no such folder", hint=f"make it (mkdir -p {path.parent}), or mend the path"
-            )
         _check_writable(path, _existing(path.parent))
+        if not path.parent.exists():
+            raise InputError(f"{path}: can't be written: no such folder", hint=f"mkdir -p {path.parent}")
     for path in folders:
         if path.is_file():
             raise UsageError(f"{path} is a file", hint="name a folder")

@@ -51,8 +51,8 @@ def test_the_hook_gives_the_long_description(hatch_build: ModuleType) -> None:
 
 
 def test_the_readme_counts_the_samples_as_they_are() -> None:
-    numbers = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"]  # fmt: skip
+    numbers = {"sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19, "twenty": 20}
     said = re.search(r"(\w+) runs are bundled", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert said is not None
     bundled = [path for path in (ROOT / "sample_traces").iterdir() if path.is_dir() and not path.name.startswith("_")]
-    assert numbers.index(said[1].lower()) == len(bundled)
+    assert numbers[said[1].lower()] == len(bundled)

@@ -62,6 +62,6 @@ def test_a_mistyped_output_makes_no_folder(
         words = ["analyze", str(samples / "ddp_healthy"), "--no-store", option, str(tmp_path / "nosuch" / "x.html")]
     with pytest.raises(SystemExit) as ended:
         main(words)
-    assert ended.value.code == 2
+    assert ended.value.code == 3
     assert "no such folder" in capsys.readouterr().err
     assert not (tmp_path / "nosuch").exists()
