@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from gpuscope.analyzers.hangs import memory_shortage, network_errors
 from gpuscope.analyzers.hangs.doing import WAITING
 from gpuscope.analyzers.hangs.evidence import Evidence
 from gpuscope.analyzers.hangs.rank_states import Job
+from gpuscope.analyzers.hangs.timed_out import Awaited
 from gpuscope.catalogue import hang_reasons as words
 from gpuscope.schema.hang_section import HangCause, HangContradiction, Reason
 
 _ORDER: tuple[Reason, ...] = (
-    "killed", "out_of_memory_host", "out_of_memory", "gpu_error", "crashed", "exited", "stopped", "debugger",
-    "unresponsive", "compiling", "data_loader", "storage", "rendezvous", "gil", "device_wait", "lock", "host_code",
-    "network",
+    "killed", "out_of_memory_host", "out_of_memory", "gpu_error", "program_error", "driver_error", "crashed", "exited",
+    "stopped", "debugger", "unresponsive", "blocked_call", "compiling", "data_loader", "storage", "rendezvous", "gil",
+    "device_wait", "lock", "host_code", "network",
 )  # fmt: skip
 _SEEN = frozenset({"debugger", "compiling", "data_loader", "storage", "rendezvous"})
 """What a stack shows outright: other code may do anything, and a wait for a device or lock says not for what."""
@@ -23,14 +25,18 @@ _Why = tuple[Reason, bool, str]
 """Reason, whether it is certain, and where."""
 
 
-def causes(job: Job, of_dumps: Sequence[HangCause], evidence: Evidence, healthy: bool) -> list[HangCause]:
+def causes(
+    job: Job, of_dumps: Sequence[HangCause], evidence: Evidence, awaited: Awaited, healthy: bool
+) -> list[HangCause]:
     """First cause first: the certain ones, then by how much their reason explains."""
     if of_dumps and not all(cause["kind"] == "transfer" for cause in of_dumps):
         found = [_with_reason(job, cause, evidence) for cause in of_dumps]
-    elif healthy:
+    elif healthy and not evidence.timed_out:
         found = []
     else:
-        found = _without_dumps(job, evidence) or [_with_reason(job, cause, evidence) for cause in of_dumps]
+        came = {cause["rank"] for cause in of_dumps}
+        found = _without_dumps(job, evidence, awaited, came)
+        found = found or [_with_reason(job, cause, evidence) for cause in of_dumps]
     return sorted(found, key=_place)
 
 
@@ -54,7 +60,7 @@ def _with_reason(job: Job, cause: HangCause, evidence: Evidence) -> HangCause:
         why = None  # every rank has come to the operation: what hosts do meanwhile is no reason
     if kind == "no_dump" and why is not None and why[0] in ("host_code", "lock") and evidence.answers(rank):
         why = "gil", False, why[2]  # it lives, and no thread of Python wrote a dump
-    return cause if why is None else _explained(cause, why, job.ranks)
+    return cause if why is None else _detailed(_explained(cause, why, job.ranks), evidence)
 
 
 def _waits(rank: int, evidence: Evidence) -> bool:
@@ -67,7 +73,7 @@ def _why(rank: int, evidence: Evidence) -> _Why | None:
     gone, host, own = evidence.gone(rank), evidence.hosts.get(rank), evidence.of(rank)
     place = host.place if host is not None else ""
     if gone is not None:
-        return gone, gone != "unresponsive", place
+        return gone, gone != "unresponsive", place or evidence.places.get((rank, gone), "")
     if host is not None and host.doing in _SEEN:
         return host.doing, True, place  # type: ignore[return-value] # _SEEN holds reasons alone
     if "debugger" in own:
@@ -76,6 +82,10 @@ def _why(rank: int, evidence: Evidence) -> _Why | None:
         return "compiling", False, compiling.place or compiling.function
     if "storage" in own:
         return "storage", False, place
+    if rank in evidence.stuck():
+        return "blocked_call", False, place
+    if "gil" in own and rank not in {one.rank for one in evidence.waited}:
+        return "gil", False, place
     if host is not None and host.doing not in WAITING:
         return host.doing, False, place  # type: ignore[return-value]
     return None
@@ -95,12 +105,48 @@ def _explained(cause: HangCause, why: _Why, dumped: Sequence[int]) -> HangCause:
     }
 
 
-def _without_dumps(job: Job, evidence: Evidence) -> list[HangCause]:
-    """By the first kind of evidence that names ranks, the strongest first."""
-    for found in (_mismatched, _gone, _behind, _elsewhere, _still_compiling, _network):
-        if ranks := list(found(job, evidence)):
-            return ranks
-    return []
+def _detailed(cause: HangCause, evidence: Evidence) -> HangCause:
+    """A cause whose log line holds figures that decide what to do: those of memory, or of the network."""
+    sign = evidence.of(cause["rank"]).get("out_of_memory")
+    if (
+        cause.get("reason") != "out_of_memory"
+        or sign is None
+        or (shortage := memory_shortage.read(sign["text"])) is None
+    ):
+        return cause
+    return {**cause, "why": f"{cause['why']}: {shortage.why()}", "remedy": shortage.remedy()}
+
+
+def _without_dumps(job: Job, evidence: Evidence, awaited: Awaited, came: set[int]) -> list[HangCause]:
+    """By the first kind of evidence that names ranks, the strongest first; `came` are ranks whose dumps hold the
+    operation that all wait in."""
+
+    def waited(job: Job, evidence: Evidence) -> Iterable[HangCause]:
+        return _waited(job, evidence, awaited, came)
+
+    kinds = (_mismatched, _gone, _named_network, waited, _behind, _elsewhere, _still_compiling, _network)
+    return next((ranks for found in kinds if (ranks := list(found(job, evidence)))), [])
+
+
+def _named_network(job: Job, evidence: Evidence) -> Iterable[HangCause]:
+    """Errors of the network that explain why operations did not end in time."""
+    return _network(job, evidence) if evidence.waited else ()
+
+
+def _waited(job: Job, evidence: Evidence, awaited: Awaited, came: set[int]) -> Iterable[HangCause]:
+    """Whom ranks waited for until their time was up. torch's own naming of lagging ranks goes before a guess."""
+    guessed = all(cause["kind"] in ("silent", "other_group", "circular") for cause in awaited.causes)
+    if guessed and any(sign["sign"] == "lagging" for sign in evidence.signs):
+        return
+    for cause in awaited.causes:
+        if cause["kind"] == "silent" and cause["rank"] in came:
+            continue
+        own = {
+            **cause,
+            "certain": cause["certain"] and not (cause["kind"] == "behind" and _waits(cause["rank"], evidence)),
+        }
+        reason = _why(cause["rank"], evidence) if cause["kind"] in ("behind", "silent") else None
+        yield own if reason is None else _explained(own, reason, job.ranks)  # type: ignore[arg-type, misc]
 
 
 def _mismatched(_: Job, evidence: Evidence) -> Iterable[HangCause]:
@@ -123,7 +169,8 @@ def _gone(_: Job, evidence: Evidence) -> Iterable[HangCause]:
     for rank in sorted(evidence.ranks):
         if evidence.gone(rank) is not None and (why := _why(rank, evidence)) is not None:
             certain = why[1] and not evidence.answers(rank)
-            yield _explained({"rank": rank, "kind": "gone", "certain": certain, "why": ""}, why, ())
+            cause = _explained({"rank": rank, "kind": "gone", "certain": certain, "why": ""}, why, ())
+            yield _detailed(cause, evidence)
 
 
 def _behind(job: Job, evidence: Evidence) -> Iterable[HangCause]:
@@ -133,10 +180,18 @@ def _behind(job: Job, evidence: Evidence) -> Iterable[HangCause]:
     for rank in sorted(watchdog or lagging or ras):
         certain = rank in watchdog and not _waits(rank, evidence)
         told = watchdog.get(rank) or ras.get(rank)
-        why = words.behind(told[0].launched or 0, told[1], told[0].told_by) if told else words.LAGGING
+        why = words.LAGGING if told is None else words.behind(told[0].launched or 0, told[1], told[0].told_by,
+                                                              _ahead(evidence, told[0].group, told[1]))  # fmt: skip
         cause: HangCause = {"rank": rank, "kind": "behind", "certain": certain, "why": why}
         reason = _why(rank, evidence)
         yield cause if reason is None else _explained(cause, reason, job.ranks)
+
+
+def _ahead(evidence: Evidence, group: str, most: int) -> list[int]:
+    """The ranks that had launched most, where they are fewer than the others."""
+    own = {one.rank: one.launched for one in evidence.progress if one.group == group and one.rank is not None}
+    ahead = sorted(rank for rank, launched in own.items() if launched == most)
+    return ahead if 2 * len(ahead) < len(own) else []
 
 
 def _elsewhere(job: Job, evidence: Evidence) -> Iterable[HangCause]:
@@ -164,9 +219,7 @@ def _network(_: Job, evidence: Evidence) -> Iterable[HangCause]:
     """Ranks that logged an error of the network."""
     ranks = {sign["rank"] for sign in evidence.signs if sign["sign"] == "network"}
     for rank in sorted(rank for rank in ranks if rank is not None):
-        text = evidence.of(rank)["network"]["text"]
-        cause: HangCause = {"rank": rank, "kind": "network", "certain": False, "why": words.logged(text)}
-        yield {**cause, "reason": "network", "reason_certain": False, "remedy": words.REMEDIES["network"]}
+        yield network_errors.cause(evidence.network, rank, evidence.of(rank)["network"]["text"])
 
 
 def contradictions(found: Sequence[HangCause], evidence: Evidence) -> list[HangContradiction]:
@@ -178,7 +231,14 @@ def contradictions(found: Sequence[HangCause], evidence: Evidence) -> list[HangC
         rank, gone = cause["rank"], evidence.gone(cause["rank"])
         if cause["kind"] in ("never_arrived", "behind") and not gone and _waits(rank, evidence):
             told.append({"rank": rank, "kind": "waits_in_collective", "what": words.waits_in_collective(rank)})
-        if gone not in (None, "unresponsive", "stopped", "gpu_error") and evidence.answers(rank):
+        if gone not in (
+            None,
+            "unresponsive",
+            "stopped",
+            "gpu_error",
+            "driver_error",
+            "program_error",
+        ) and evidence.answers(rank):
             told.append({"rank": rank, "kind": "answers_though_gone", "what": words.answers_though_gone(rank)})
         if cause["kind"] == "never_arrived" and rank in counted and rank not in behind:
             told.append({"rank": rank, "kind": "ras_not_behind", "what": words.ras_not_behind(rank)})

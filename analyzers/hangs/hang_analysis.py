@@ -13,7 +13,15 @@ from itertools import pairwise
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.base.sections import HANG
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.hangs import evidence, first_causes, hang_facts, hang_sources, mismatches, wait_graph
+from gpuscope.analyzers.hangs import (
+    evidence,
+    first_causes,
+    hang_facts,
+    hang_sources,
+    mismatches,
+    timed_out,
+    wait_graph,
+)
 from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record, read
 from gpuscope.analyzers.hangs.wait_graph import Wait
@@ -41,7 +49,19 @@ class Found:
     mismatches: Sequence[Mismatch]
     causes: Sequence[HangCause]
     told: evidence.Evidence
+    awaited: timed_out.Awaited
     facts: RunFacts
+
+    @property
+    def hung(self) -> bool:
+        """Whether a rank is at fault, or a time-out proves it though nothing tells whose fault it is."""
+        return bool(self.causes) or (self.told.timed_out and not self.facts.completed)
+
+    @property
+    def only_waited(self) -> list[int]:
+        """Ranks that waited, by dumps and watchdogs, and are no first cause."""
+        waiting = {wait.waiter for wait in self.waits} | self.awaited.waiting
+        return sorted(waiting - {cause["rank"] for cause in self.causes})
 
 
 def run(facts: RunFacts) -> Result:
@@ -53,9 +73,11 @@ def run(facts: RunFacts) -> Result:
     odd = () if healthy else mismatches.find(job)
     found_waits = () if healthy else wait_graph.find(job, odd)
     of_dumps = () if healthy else _causes(job, found_waits, odd)
-    found = Found(job, found_waits, odd, first_causes.causes(job, of_dumps, told, healthy), told, facts)
+    awaited = timed_out.awaited(job, told)
+    causes = [] if facts.completed and healthy else first_causes.causes(job, of_dumps, told, awaited, healthy)
+    found = Found(job, found_waits, odd, causes, told, awaited, facts)
     result.sections[HANG] = _section(found)
-    if found.causes:
+    if found.hung:
         result.findings.append(_finding(found))
     return result
 
@@ -138,28 +160,32 @@ def _transfer(job: Job, waiting: set[int]) -> dict[int, HangCause]:
 def _section(found: Found) -> Hang:
     job, causes = found.job, found.causes
     first = {cause["rank"] for cause in causes}
+    by_logs = not found.waits and found.hung
+    last_lines = [line for rank, line in sorted(found.told.last_lines.items()) if rank in first and line["text"]]
     return {
-        "hung": bool(causes),
+        "hung": found.hung,
         "first_cause": list(causes),
-        "only_waited": sorted({wait.waiter for wait in found.waits} - first),
+        "only_waited": found.only_waited,
         "without_dump": job.without_dump,
-        "operations": _operations(job, found.waits),
+        "operations": timed_out.operations(found.awaited, first) if by_logs else _operations(job, found.waits),
         "mismatches": [_mismatch(job, mismatch) for mismatch in found.mismatches],
         "last": [_last(job, rank) for rank in job.ranks],
         "certain": [
             *([sentences.CAME_TO_ITS_END] if found.facts.completed and not causes else []),
+            *(hang_facts.timed_out(found.awaited) if found.hung else []),
             *hang_facts.certain(job, found.waits, causes),
             *hang_facts.seen(causes, found.told),
+            *hang_facts.unnamed(found.told),
         ],
         "uncertain": [
-            *hang_facts.uncertain(job, found.waits, causes, found.facts),
-            *hang_facts.open_reasons(causes),
+            *hang_facts.uncertain(job, found.waits, causes, found.facts, found.awaited, hung=found.hung),
+            *hang_facts.open_reasons(causes, found.told),
         ],
         "hosts": [
             {"rank": rank, "doing": host.doing, "place": host.place or None, "frames": list(host.frames)}
             for rank, host in sorted(found.told.hosts.items())
         ],
-        "signs": found.told.signs,
+        "signs": [*found.told.signs, *last_lines],
         "sources": hang_sources.of(job, found.told, causes, found.facts),
         "contradictions": first_causes.contradictions(causes, found.told),
     }
@@ -236,5 +262,5 @@ def _finding(found: Found) -> FindingEntry:
     reasons: dict[str, list[int]] = defaultdict(list)
     for cause in found.causes:
         reasons[cause["why"]].append(cause["rank"])
-    words = JobHang(list(reasons.items()), sorted({wait.waiter for wait in found.waits} - first))
+    words = JobHang(list(reasons.items()), found.only_waited)
     return made(words, ranks=first, evidence=evidence)

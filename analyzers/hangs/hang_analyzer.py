@@ -20,7 +20,9 @@ def _tells(trace: Trace) -> bool:
     """Whether the trace tells of a hang; lines of logs and open compilations beside timelines need not be of one."""
     if any(len(trace[table]) for table in ("flight_records", "group_status", "host_stacks", "rank_progress")):
         return True
-    signs = len(trace["hang_signs"]) > 0 or bool((trace["compilations"]["open"] == 1).any())
+    from gpuscope.analyzers.hangs.evidence import tells
+
+    signs = (len(trace["hang_signs"]) > 0 and tells(trace)) or bool((trace["compilations"]["open"] == 1).any())
     return signs and not len(trace["recording"])
 
 

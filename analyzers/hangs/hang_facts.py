@@ -6,16 +6,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.analyzers.hangs import memory_shortage, network_errors
 from gpuscope.analyzers.hangs.evidence import Evidence
 from gpuscope.analyzers.hangs.mismatches import Mismatch
 from gpuscope.analyzers.hangs.rank_states import Job, Record
+from gpuscope.analyzers.hangs.timed_out import Awaited as Waiting
 from gpuscope.analyzers.hangs.wait_graph import Wait
 from gpuscope.catalogue import hang_reasons as reasons
 from gpuscope.catalogue import hang_sentences as sentences
 from gpuscope.catalogue.hang_sentences import Awaited, Call, Operation
 from gpuscope.schema.hang_section import HangCause
 
-_ABSENT = ("never_arrived", "no_dump", "behind")
+_ABSENT = ("never_arrived", "no_dump", "behind", "silent")
 _OF_A_MOMENT = frozenset({"compiling", "data_loader", "storage", "device_wait", "lock", "gil", "host_code"})
 
 
@@ -96,7 +98,28 @@ def certain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause]) -> lis
         Awaited(operation(job, own[0].record), {wait.waiter for wait in own}, {wait.awaited for wait in own})
         for own in by_operation.values()
     ]
-    return sentences.certain(awaited, causes, [rank for rank in first if rank in job.ranks and not job.pending(rank)])
+    # An empty dump says nothing: its recorder may have been off, or its buffer have no room.
+    told = {rank for rank, _ in job.status} | {rank for rank, own in job.records.items() if own}
+    return sentences.certain(awaited, causes, [rank for rank in first if rank in told and not job.pending(rank)])
+
+
+def timed_out(found: Waiting) -> list[str]:
+    """What watchdogs say outright: who waited, in what."""
+    return [sentences.timed_out(one.waiting, one.title) for one in found.stalled[: sentences.OPERATIONS_NAMED]]
+
+
+def unnamed(evidence: Evidence) -> list[str]:
+    """Errors and ends of processes whose rank no line names."""
+    found: dict[str, str] = {}
+    for sign, reason in evidence.unnamed_ends():
+        why, remedy = reasons.did(reason, f"{sign['file']}:{sign['line']}"), reasons.REMEDIES[reason]
+        if reason == "network":
+            error, remedy = network_errors.told(evidence.network, None, sign["text"])
+            why = f"{why}: {error}"
+        elif reason == "out_of_memory" and (shortage := memory_shortage.read(sign["text"])) is not None:
+            why, remedy = f"{why}: {shortage.why()}", shortage.remedy()
+        found.setdefault(reason, sentences.unnamed(why, remedy))
+    return list(found.values())
 
 
 def seen(causes: Sequence[HangCause], evidence: Evidence) -> list[str]:
@@ -109,14 +132,17 @@ def seen(causes: Sequence[HangCause], evidence: Evidence) -> list[str]:
     ]
 
 
-def open_reasons(causes: Sequence[HangCause]) -> list[str]:
+def open_reasons(causes: Sequence[HangCause], evidence: Evidence) -> list[str]:
     """What they leave open."""
     told = [cause["reason"] for cause in causes if cause.get("reason") is not None]
     idle = [cause["rank"] for cause in causes if cause["kind"] in _ABSENT and cause.get("reason") is None]
+    idle = [rank for rank in idle if rank not in evidence.last_lines]
     return reasons.open_reasons(bool(_OF_A_MOMENT & set(told)), "network" in told, idle)
 
 
-def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause], facts: RunFacts) -> list[str]:
+def uncertain(
+    job: Job, waits: Sequence[Wait], causes: Sequence[HangCause], facts: RunFacts, found: Waiting, *, hung: bool
+) -> list[str]:
     """What the dumps leave open."""
     explained = facts.killed | {cause["rank"] for cause in causes if cause.get("reason")}
     return sentences.uncertain(
@@ -130,6 +156,10 @@ def uncertain(job: Job, waits: Sequence[Wait], causes: Sequence[HangCause], fact
             progress={wait.awaited for wait in waits if wait.reason == "unknown"},
             by_count=any(wait.record.p2p and len(job.members[wait.record.group]) > 2 for wait in waits),
             incomparable=[job.title(group) for group in sorted(job.incomparable)],
+            hung=hung,
+            timed_out=bool(found.stalled),
+            absent=() if any(cause["certain"] for cause in causes) else found.absent - {c["rank"] for c in causes},
+            empty=job.dumped and not any(job.records.values()) and not job.status,
             members=bool(job.members_unknown & {wait.record.group for wait in waits}),
         )
     )

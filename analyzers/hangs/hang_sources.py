@@ -19,7 +19,7 @@ def of(job: Job, evidence: Evidence, causes: Sequence[HangCause], facts: RunFact
     known = set(job.ranks) | set(job.without_dump) | evidence.ranks | {cause["rank"] for cause in causes}
     told = {cause["rank"] for cause in causes if cause.get("reason_certain")}
     opened = {cause["rank"] for cause in causes if not facts.over and cause["kind"] != "mismatch"} - told
-    logs = {one["rank"] for one in evidence.signs if one["sign"] not in _STATES}
+    logs = {one["rank"] for one in evidence.signs if one["sign"] not in _STATES} | evidence.last_lines.keys()
     states = {one["rank"] for one in evidence.signs if one["sign"] in _STATES}
     ras = {one.rank for one in evidence.progress if one.told_by == "ras"}
     silent = opened - set(evidence.hosts) - set(job.ranks)

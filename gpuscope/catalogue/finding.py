@@ -46,6 +46,10 @@ class Finding:
         """The same as the clause that shows what is wrong."""
         return self.message()
 
+    def next_step(self) -> str:
+        """What to do first, where no suggestion says it; by default what helps in general."""
+        return " ".join(self.helps.replace("`", "").split()).removesuffix(".")
+
 
 def made(
     words: Finding, *, ranks: Iterable[int], share: float = 0.0, cost_ns: int | None = 0, mean_ns: int | None = 0,
@@ -109,6 +113,15 @@ def headline(entry: FindingEntry) -> str:
 def shows(entry: FindingEntry) -> str:
     """`Finding.shows` of a finding in a report."""
     return _said(entry, lambda words: words.shows())
+
+
+def next_step(entry: FindingEntry) -> str:
+    """`Finding.next_step` of a finding in a report; empty for one that is older than its facts."""
+    words = words_of(entry)
+    try:
+        return "" if words is None else words.next_step()
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
+        return ""
 
 
 def _said(entry: FindingEntry, how: Callable[[Finding], str]) -> str:

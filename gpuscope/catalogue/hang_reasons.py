@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 
 from gpuscope.catalogue.findings.hangs import rank_list
@@ -14,7 +15,10 @@ _DID: Mapping[Reason, str] = {
     "crashed": "its process failed",
     "exited": "its process has ended",
     "stopped": "its process is stopped by a signal",
-    "gpu_error": "its GPU reports an error",
+    "gpu_error": "its GPU reports a hardware error",
+    "driver_error": "the driver of its GPU reports an error",
+    "program_error": "its program made an error on the GPU",
+    "blocked_call": "a CUDA or NCCL call does not return there, or the interpreter's lock is held",
     "unresponsive": "its process does not answer NCCL's RAS",
     "network": "its network failed",
     "debugger": "it was in a debugger",
@@ -35,6 +39,11 @@ REMEDIES: Mapping[Reason, str] = {
     "exited": "let all ranks make equally many steps: uneven data ends one early (join(), drop_last)",
     "stopped": "kill -CONT its process; look for who stopped it (a scheduler's suspend, Ctrl-Z, a snapshot)",
     "gpu_error": "nvidia-smi -q and dmesg on its host for Xid and ECC errors; take the GPU out",
+    "driver_error": "nvidia-smi and dmesg on its host: driver, devices visible to the process, what the Xid means",
+    "program_error": "CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer names the kernel or index at fault; suspect hardware "
+    "only if it stays with one GPU",
+    "blocked_call": "py-spy dump --native --pid PID there shows the CUDA or NCCL call, or the thread that holds the GIL; "
+    "a longer TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC only hides it",
     "unresponsive": "look at its process: stopped, dead, or its host cut off",
     "network": "ibstat, the switch's counters and cables of the hosts named; NCCL_IB_TIMEOUT only hides it",
     "debugger": "take breakpoint() out, or let only ranks stop there that wait for nobody",
@@ -50,6 +59,10 @@ REMEDIES: Mapping[Reason, str] = {
 }
 MISMATCH = "find the branch that only some ranks take before this call"
 CIRCULAR = "let every rank call them in one order, and every receive have its send"
+SILENT = (
+    "look at its log, its process and its host (py-spy dump --pid PID while it lives); Flight Recorder dumps "
+    "(TORCH_FR_BUFFER_SIZE=2000) tell what it enqueued last"
+)
 LAGGING = "torch itself names it as lagging"
 DOING: Mapping[Doing, str] = {
     "debugger": "debugger",
@@ -68,7 +81,7 @@ DOING: Mapping[Doing, str] = {
 SOURCES: Mapping[SourceOfHang, str] = {
     "flight_recorder": "Flight Recorder dumps",
     "stacks": "stacks",
-    "logs": "telling lines of logs",
+    "logs": "logs",
     "ras": "NCCL's RAS",
     "process_states": "states of processes",
     "compile_logs": "compile logs",
@@ -94,10 +107,58 @@ def called(text: str, others: str) -> str:
     return f"called {text}, where others called {others}"
 
 
-def behind(launched: int, most: int, told_by: str) -> str:
-    """A rank that had launched fewer operations than others."""
+def behind(launched: int, most: int, told_by: str, ahead: Collection[int] = ()) -> str:
+    """A rank that had launched fewer operations than others; `ahead` are those that launched most, if few."""
     by = "NCCL's RAS" if told_by == "ras" else "torch's watchdog"
-    return f"had launched {launched} operations of a group, others {most}, by {by}"
+    others = rank_list(ahead) if ahead else "others"
+    return f"had launched {launched} operations of a group, {others} {most}, by {by}: {most - launched} behind"
+
+
+def enqueued_less(launched: int, operation: str, waiting: Collection[int]) -> str:
+    """A rank that had not enqueued what others waited for until their time was up."""
+    return f"never enqueued {operation}, where {rank_list(waiting)} {_wait(waiting)}: it had come to {launched}"
+
+
+def silent(waiting: Collection[int], operation: str, op: str) -> str:
+    """A rank of which nothing tells that it waited, while others did until their time was up."""
+    source = ", whose source it may be" if op in ("broadcast", "scatter") else ""
+    return f"reports no time-out, while {rank_list(waiting)} {_wait(waiting)} in {operation}{source}"
+
+
+def other_group(own: str, waiting: Collection[int], operation: str) -> str:
+    """A rank in one group's operation while others wait in another's."""
+    return (
+        f"waits in {own}, while {rank_list(waiting)} {_wait(waiting)} in {operation}: a different order on two "
+        "communicators, or a call left out"
+    )
+
+
+def watchdog_stuck(text: str, waits: tuple[Collection[int], str] | None) -> str:
+    """A rank whose watchdog thread stood still, and who waited meanwhile."""
+    match = re.search(r"stuck for (\d+) seconds", text)
+    lasted = f" for {match[1]} s" if match else ""
+    others = "" if waits is None else f"; {rank_list(waits[0])} {_wait(waits[0])} in {waits[1]}"
+    return f"its watchdog made no progress{lasted}: blocked in a CUDA or NCCL call, or by the GIL{others}"
+
+
+def called_elsewhere(called: str, number: str, others: str) -> str:
+    """A rank that waited in another operation, or one of another size, under the number that others waited in."""
+    return f"called {called}{number}, where others called another ({others})"
+
+
+def last_line(text: str, file: str, line: int) -> str:
+    """Where a rank's log ends."""
+    if not text:
+        return f"; its log is empty ({file})"
+    return f"; the last line of its program is «{text[:LAST_LINE]}» ({file}:{line})"
+
+
+LAST_LINE = 160
+"""Characters of a quoted line."""
+
+
+def _wait(ranks: Collection[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"
 
 
 def elsewhere(waiting: Collection[int]) -> str:
@@ -113,6 +174,33 @@ def no_stack(waiting: Collection[int]) -> str:
 def logged(text: str) -> str:
     """An error of the network."""
     return f"its log says: {text}"
+
+
+def peer(address: str, host: str, ranks: Collection[int]) -> str:
+    """The other end of a connection, as far as the logs name it."""
+    known = ", ".join(part for part in (host, rank_list(ranks) if ranks else "") if part)
+    return f"{address} ({known})" if known else address
+
+
+def no_answer(host: str, other: str, *, at_start: bool) -> str:
+    """A rank whose network card got no answer."""
+    return (
+        f"{f'on {host} ' if host else ''}got no answer from {other}{', and nothing had run before' if at_start else ''}"
+    )
+
+
+def unreachable(*, roce: bool, gid_index: str) -> str:
+    """What to do where two network cards never reached each other."""
+    if roce:
+        gid = f"NCCL_IB_GID_INDEX={gid_index} is set: is it" if gid_index else "NCCL_IB_GID_INDEX:"
+        return (
+            f"let the cards reach each other. {gid} the RoCE v2 entry with an address that both hosts route (show_gids "
+            "on both); NCCL_IB_HCA: ports of one fabric; ib_write_bw -x GID between the two hosts without NCCL"
+        )
+    return (
+        "let the cards reach each other: ib_write_bw between the two hosts without NCCL; the subnet manager (sminfo), "
+        "partitions (NCCL_IB_PKEY), NCCL_IB_HCA for ports of one fabric; on RoCE NCCL_IB_GID_INDEX (show_gids)"
+    )
 
 
 def waits_in_collective(rank: int) -> str:

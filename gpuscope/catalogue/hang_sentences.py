@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from gpuscope.catalogue.findings.hangs import rank_list, sentence
-from gpuscope.schema.hang_section import HangCause
+from gpuscope.schema.hang_section import Hang, HangCause
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 DIFFER = "Ranks called different operations"
+NO_HANG = "No rank waits for another: no hang in these files"
 OPERATIONS_NAMED = 4
-_INDEPENDENT = ("never_arrived", "device_stuck", "no_dump")
+_INDEPENDENT = ("never_arrived", "device_stuck", "no_dump", "silent", "watchdog_stuck")
 _OWN_REASON = ("mismatch", "circular")
 
 
@@ -110,6 +111,37 @@ def transfer(operation: Operation) -> str:
     return f"every member has enqueued {operation}, but it does not finish"
 
 
+def timed_out(waiting: Collection[int], operation: str) -> str:
+    """What watchdogs, or gloo, prove."""
+    return sentence(f"{rank_list(waiting)} waited in {operation} until the time was up, so the job hung.")
+
+
+def unnamed(did: str, remedy: str) -> str:
+    """An error or end of a process of which no line says its rank, and what to do."""
+    return f"{UNNAMED}{did}. Next: {remedy}."
+
+
+UNNAMED = "A process whose rank no line names: "
+EMPTY = "What the ranks enqueued: the dumps hold no operation"
+
+
+def not_hung(hang: Hang) -> str:
+    """The first line on files that prove no hang."""
+    if any(text.startswith(UNNAMED) for text in hang["certain"]):
+        return "A process failed"
+    if any(text.startswith(EMPTY) for text in hang["uncertain"]):
+        return "These files can't tell whether the job hung"
+    return NO_HANG
+
+
+def same_causes(hang: Hang) -> dict[tuple[str, bool], list[int]]:
+    """First causes that are told alike, with their ranks: why, and whether that is certain."""
+    found: dict[tuple[str, bool], list[int]] = {}
+    for cause in hang["first_cause"]:
+        found.setdefault((cause["why"], cause["certain"]), []).append(cause["rank"])
+    return found
+
+
 CAME_TO_ITS_END = "The job came to its own end: it did not hang."
 
 
@@ -156,6 +188,13 @@ class Unknown:
     """Groups whose operations the dumps number differently."""
     members: bool
     """Whether the members of groups in which ranks wait are unknown."""
+    hung: bool = True
+    timed_out: bool = False
+    """Whether watchdogs tell what ranks waited in."""
+    absent: Collection[int] = ()
+    """Ranks that may be the ones waited for, and left no log here."""
+    empty: bool = False
+    """Whether there are dumps, and no operation in any of them."""
 
 
 def uncertain(unknown: Unknown) -> list[str]:
@@ -163,10 +202,27 @@ def uncertain(unknown: Unknown) -> list[str]:
     return list(_uncertain(unknown))
 
 
+def _by_watchdogs(unknown: Unknown) -> Iterator[str]:
+    """A watchdog names the rank that waits, never the one that is missing."""
+    if unknown.absent:
+        yield f"Whether they wait for {rank_list(unknown.absent)}: there is no log of theirs here."
+    elif not unknown.causes:
+        yield (
+            "Which rank they wait for: all that are known wait in it. Either a rank has no log here, or the transfer "
+            "itself does not end (network, links, a kernel)."
+        )
+    if unknown.causes:
+        yield "Whom the others wait for: a watchdog names who waits, never who is missing; Flight Recorder dumps do."
+
+
 def _uncertain(unknown: Unknown) -> Iterator[str]:
     causes = unknown.causes
     ranks = {cause["rank"] for cause in causes}
-    if causes and not unknown.dumps:
+    if unknown.empty:
+        yield f"{EMPTY} (TORCH_FR_BUFFER_SIZE=0, or written too early)."
+    if unknown.timed_out and not unknown.dumps:
+        yield from _by_watchdogs(unknown)
+    elif causes and not unknown.dumps:
         yield "Who waits for whom: without Flight Recorder dumps the ranks' operations can't be compared."
     elif causes:
         if any(cause.get("reason") is None and cause["kind"] not in _OWN_REASON for cause in causes):
@@ -176,8 +232,10 @@ def _uncertain(unknown: Unknown) -> Iterator[str]:
             )
         if not unknown.watched:
             yield "That the job hung at all: dumps taken on demand from a running job can look the same."
+    elif unknown.hung:
+        yield "Which rank the others wait for: nothing in these files tells."
     elif not unknown.completed:
-        yield "Whether the job hung: nothing in these dumps waits for another rank."
+        yield "Whether the job hung: nothing in these files waits for another rank."
     if len(ranks) > 1 and all(cause["kind"] in _INDEPENDENT for cause in causes):
         yield f"Whether {rank_list(ranks)} stopped for one common reason or for different ones."
     if any(cause["kind"] == "mismatch" and not cause["certain"] for cause in causes):

@@ -14,11 +14,12 @@ Doing = Literal[
 saving or reading files, a wait for its GPU, a backward pass, a lock, a lack of the interpreter's lock that another
 thread held, other code."""
 Reason = Literal[
-    "killed", "out_of_memory_host", "out_of_memory", "crashed", "exited", "stopped", "gpu_error", "unresponsive",
-    "network", "debugger", "rendezvous", "compiling", "data_loader", "storage", "device_wait", "lock", "gil",
-    "host_code",
+    "killed", "out_of_memory_host", "out_of_memory", "crashed", "exited", "stopped", "gpu_error", "driver_error",
+    "program_error", "unresponsive", "network", "debugger", "rendezvous", "compiling", "data_loader", "storage",
+    "blocked_call", "device_wait", "lock", "gil", "host_code",
 ]  # fmt: skip
-"""Why a rank stands still."""
+"""Why a rank stands still. `gpu_error` is a fault of hardware, `program_error` one of the program on the GPU,
+`blocked_call` a CUDA or NCCL call that does not return."""
 
 
 class HangCause(TypedDict):
@@ -27,12 +28,13 @@ class HangCause(TypedDict):
     rank: int
     kind: Literal[
         "never_arrived", "device_stuck", "mismatch", "no_dump", "circular", "transfer", "gone", "behind", "elsewhere",
-        "network",
+        "network", "silent", "other_group", "watchdog_stuck",
     ]  # fmt: skip
     """`never_arrived` (enqueued nothing more), `device_stuck` (did not finish what all others did), `mismatch`,
     `no_dump`, `circular` (several that wait for each other), `transfer` (all have come, none gets through); without
     dumps that tell: `gone` (takes no part any more), `behind` (launched fewer operations), `elsewhere` (its stack is
-    not in a collective, those of others are), `network`."""
+    not in a collective, those of others are), `network`; where watchdogs' time was up: `silent` (reports nothing),
+    `other_group` (waits in another group's operation), `watchdog_stuck` (its watchdog made no progress)."""
     certain: bool
     """Whether it is proved that this rank is a first cause."""
     reason: NotRequired[Reason | None]
@@ -119,7 +121,8 @@ class HangSign(TypedDict):
 
     rank: int | None
     sign: str
-    """As `reason`, or `mismatch`, `timed_out`, `lagging`, `peer_closed`, `alive`."""
+    """As `reason`, or `mismatch`, `timed_out`, `watchdog_stuck`, `dump_signal` (another rank's time was up), `lagging`,
+    `peer_closed`, `last_line` (of a first cause), `alive`."""
     text: str
     file: str
     line: int
@@ -155,7 +158,7 @@ class Hang(TypedDict):
     Stacks, logs, NCCL's RAS, processes' states and compile logs say what these did, or who they are without dumps."""
 
     hung: bool
-    """Whether there is a first cause."""
+    """Whether the job hung: there is a first cause, or an operation waited for until its time was up."""
     first_cause: list[HangCause]
     """The ranks that made the job hang."""
     only_waited: list[int]

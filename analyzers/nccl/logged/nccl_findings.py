@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
+from gpuscope import when_used
 from gpuscope.analyzers.nccl.logged.forced_settings import forced, situation
 from gpuscope.analyzers.topology import nvlinks
 from gpuscope.catalogue.finding import made
@@ -13,6 +14,8 @@ from gpuscope.catalogue.findings.nccl import (
     DegradedLink,
     FewerChannels,
     ForcedSetting,
+    NcclTestsFailed,
+    NcclWarning,
     NoGpuDirect,
     SlowTransport,
     WrongResults,
@@ -20,15 +23,16 @@ from gpuscope.catalogue.findings.nccl import (
 from gpuscope.hardware.link_rates import can_have_fabric, compute_capability, gpu_fabric
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.nccl_sections import Nccl
-from gpuscope.trace.trace import Row
+from gpuscope.trace.trace import Row, Trace
 
 
-def find(
-    communicators: Sequence[Row], connections: Sequence[Row], measured: Sequence[Row], links: Sequence[Row]
-) -> list[FindingEntry]:
+def find(trace: Trace) -> list[FindingEntry]:
     """The findings; the records don't give their cost, so cost and share are 0."""
+    communicators, connections = trace.rows("communicators"), trace.rows("connections")
+    measured, links = trace.rows("measurements"), trace.rows("topology")
     found = [
-        _slow_transport(connections),
+        _warned(trace.rows("hang_signs"), len(measured)),
+        _slow_transport(trace, communicators, connections),
         _fewer_channels(communicators, links),
         _degraded_link(communicators, links),
         _wrong(measured),
@@ -36,16 +40,61 @@ def find(
     return [finding for finding in found if finding is not None]
 
 
-def _slow_transport(connections: Sequence[Row]) -> FindingEntry | None:
+_FAILED_ON = when_used.pattern(r"^\W*([\w.-]+)(?: pid \d+)?: Test ")
+_WARNED = when_used.pattern(r"(?:(?P<host>[\w.-]+):\d+:\d+ \[-?\d+\] )?(?P<place>\S+:\d+ )?NCCL WARN (?P<text>.*)")
+_FAULTS = frozenset({"nccl_warning", "network"})
+
+
+def _warned(signs: Sequence[Row], rows: int) -> FindingEntry | None:
+    """What NCCL warned of, and whether nccl-tests failed of it."""
+    warnings = [row for row in signs if row["sign"] in _FAULTS and "NCCL WARN" in (row["text"] or "")]
+    failures = [row["text"] or "" for row in signs if row["sign"] == "test_failed"]
+    texts = list(dict.fromkeys(_warning(row["text"]) for row in warnings))
+    if failures:
+        hosts = dict.fromkeys(match[1] for text in failures if (match := _FAILED_ON.match(text)) is not None)
+        return made(NcclTestsFailed(list(hosts), failures[0], texts, rows), ranks=_ranks(warnings))
+    told = [text for text, row in zip(map(_warning, (row["text"] for row in warnings)), warnings, strict=True)
+            if row["sign"] == "nccl_warning"]  # fmt: skip
+    if not told:
+        return None  # errors of the network are the hang's
+    return made(NcclWarning(list(dict.fromkeys(told)), len(told)), ranks=_ranks(warnings))
+
+
+def _warning(line: str) -> str:
+    """`Net : connecting to … (misc/socket.cc:397, node1)`."""
+    match = _WARNED.search(line)
+    if match is None:
+        return line
+    places = ", ".join(part.strip() for part in (match["place"], match["host"]) if part)
+    return f"{' '.join(match['text'].split())} ({places})" if places else " ".join(match["text"].split())
+
+
+def _slow_transport(trace: Trace, communicators: Sequence[Row], connections: Sequence[Row]) -> FindingEntry | None:
     inside = [row for row in connections if row["same_node"] == 1 and row["transport"].startswith("NET/")]
     sockets = [row for row in connections if row["transport"].startswith("NET/Socket") and row["same_node"] != 1]
-    if not inside and not sockets:
+    hosts = 0 if connections else _hosts_over_sockets(trace, communicators)
+    if not inside and not sockets and not hosts:
         return None
+    variables = (pair for source in trace.sources for pair in source.facts.get("nccl_environment", ()))
+    forbidden = {f"{name}={value}" for name, value in variables if (name, value.lower()) in _NO_RDMA}
+    reasons = sorted({code for source in trace.sources for code in source.facts.get("no_rdma", ())})
     return made(
-        SlowTransport(_pairs(inside), _pairs(sockets)),
+        SlowTransport(_pairs(inside), _pairs(sockets), hosts=hosts,
+                      no_rdma=[*sorted(forbidden), *reasons] if sockets or hosts else []),
         ranks={row["rank"] for row in inside or sockets},
         severity="high" if inside else "medium",
-    )
+    )  # fmt: skip
+
+
+_NO_RDMA = frozenset({("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "socket")})
+
+
+def _hosts_over_sockets(trace: Trace, communicators: Sequence[Row]) -> int:
+    """How many hosts a job has whose logs name sockets as its only network; 0 for one host, which uses none."""
+    networks = {name for source in trace.sources for name in source.facts.get("networks", ())}
+    hosts = len({row["host"] for row in communicators if row["host"]})
+    nodes = max((row["nodes"] or 0 for row in communicators), default=0)
+    return max(hosts, nodes) if networks == {"Socket"} and max(hosts, nodes) > 1 else 0
 
 
 def _pairs(rows: Sequence[Row]) -> list[str]:

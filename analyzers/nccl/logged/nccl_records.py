@@ -29,7 +29,6 @@ def run(facts: RunFacts) -> Result:
 
     result, trace = Result(ANALYZER.name), facts.trace
     communicators, connections = trace.rows("communicators"), trace.rows("connections")
-    measured = trace.rows("measurements")
     choices = trace.rows("choices")
     if communicators or connections or choices:
         result.sections[NCCL] = Nccl(
@@ -48,7 +47,7 @@ def run(facts: RunFacts) -> Result:
     links = trace.rows("topology")
     if links:
         result.sections[TOPOLOGY] = _topology(trace, links)
-    result.findings += nccl_findings.find(communicators, connections, measured, links)
+    result.findings += nccl_findings.find(trace)
     if NCCL in result.sections:
         result.findings += nccl_findings.of_settings(result.sections[NCCL])
     return result
@@ -154,7 +153,7 @@ ANALYZER = RunAnalyzer(
         Need(
             "records of NCCL",
             "add a log of NCCL_DEBUG=INFO, nccl-tests' output or a topology file to the traces",
-            any_of("communicators", "connections", "choices", "measurements", "topology"),
+            any_of("communicators", "connections", "choices", "measurements", "topology", "hang_signs"),
             optional=True,
         ),
     ),

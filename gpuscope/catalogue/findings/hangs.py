@@ -23,8 +23,10 @@ class Hang(Finding):
     of the group has not enqueued it. A rank that is awaited in one operation while it waits in another is held up
     itself; the ranks that others wait for and that wait for nobody are the first cause. So are ranks that alone did
     not finish what all others finished, and those that called another operation, size or type than the majority.
-    Stacks, logs and processes' states say what they did instead. Without dumps: who died or is stopped, else who had
-    launched less, whose stack is not in a collective, who compiles, whose network failed."""
+    Stacks, logs and processes' states say what they did instead. Without dumps: who died or is stopped; where a
+    watchdog's time was up, who had enqueued less, whose watchdog stands still, who reports nothing (by the files, the
+    group's size, what a gather makes of its input), who waits in another group's operation; else whose stack is not in
+    a collective, who compiles, whose network failed."""
     helps = """what is told as next. For a mismatch, the branch of code that only some ranks take."""
     misleads = """dumps of a job that still ran; one stack, which is one moment; dumps taken long after each
     other; missing dumps (then only the missing rank is under suspicion); sends and receives in groups of more than two
@@ -100,12 +102,13 @@ class TransfersInDumps(Finding):
 
 
 def rank_list(numbers: Iterable[int]) -> str:
-    """`rank 9`, or `ranks 0-3,9`; of very many that make no ranges, the number and the first few."""
+    """`rank 9`, or `ranks 0-3 and 9`; of very many that make no ranges, the number and the first few."""
     found = sorted(set(numbers))
     text = units.ranks(found)
     if len(text) > LONGEST_RANKS:
         return f"{len(found)} ranks ({','.join(text[:LONGEST_RANKS].split(',')[:-1])},…)"
-    return f"{'rank' if len(found) == 1 else 'ranks'} {text}"
+    *first, last = text.split(",")
+    return f"{'rank' if len(found) == 1 else 'ranks'} {', '.join(first)}{' and ' if first else ''}{last}"
 
 
 def sentence(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import field
 
@@ -11,6 +12,9 @@ from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 NAMED = 3
+
+
+_WHY_SOCKETS = {"libibverbs": "libibverbs could not be opened", "no_device": "no InfiniBand device was found"}
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,48 @@ class SlowTransport(Finding):
     """Pairs on one host that communicate through its memory."""
     joined: list[str] = field(default_factory=list)
     """GPUs of these that NVLink joins."""
+    hosts: int = 0
+    """Hosts of a job whose log names sockets as the network, and no connection."""
+    no_rdma: list[str] = field(default_factory=list)
+    """Why there is no RDMA, as far as the log says it: `libibverbs`, `no_device`, or a variable that forbids it."""
+
+    def headline(self) -> str:
+        if not (self.sockets or self.hosts) or self.inside:
+            return self.message()
+        return f"Between hosts NCCL uses TCP sockets, not InfiniBand or RoCE{self._why()}"
+
+    def shows(self) -> str:
+        pairs = f"{units.plural(len(self.sockets), 'pair')} of ranks ({_some(self.sockets)})" if self.sockets else ""
+        return pairs or f"NCCL's log names Socket as the network of {self.hosts} hosts"
+
+    def next_step(self) -> str:
+        if self.inside or not (self.sockets or self.hosts):
+            return (
+                "unset what keeps GPUs of one host apart (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE); share /dev/shm and IPC"
+            )
+        if forbidden := [name for name in self.no_rdma if "=" in name]:
+            return f"unset {' and '.join(name.partition('=')[0] for name in forbidden)}"
+        if "libibverbs" in self.no_rdma:
+            return (
+                "install rdma-core (libibverbs) in the image, pass /dev/infiniband into the container, then NCCL_IB_HCA"
+            )
+        if "no_device" in self.no_rdma:
+            return "pass /dev/infiniband into the container; ibstat must show an active port that NCCL_IB_HCA leaves in"
+        return (
+            "if the hosts have InfiniBand or RoCE: rdma-core in the image, /dev/infiniband passed in, NCCL_IB_HCA; "
+            "in a cloud its plugin (aws-ofi-nccl and the like)"
+        )
+
+    def _why(self) -> str:
+        said = [_WHY_SOCKETS.get(one, f"{one} is set") for one in self.no_rdma]
+        return f": {', '.join(said)}" if said else ""
 
     def message(self) -> str:
         said = []
+        if self.hosts:
+            said.append(
+                f"NCCL's log names sockets as the network between {self.hosts} hosts, without RDMA{self._why()}"
+            )
         if self.inside:
             said.append(
                 f"{units.plural(len(self.inside), 'pair')} of ranks on one host communicate over the network "
@@ -45,7 +88,7 @@ class SlowTransport(Finding):
         if self.sockets:
             said.append(
                 f"{units.plural(len(self.sockets), 'pair')} of ranks on different hosts communicate over sockets "
-                f"({_some(self.sockets)}), without RDMA"
+                f"({_some(self.sockets)}), without RDMA{self._why()}"
             )
         if self.through_memory:
             pairs = f"{self.through_memory} pairs of ranks on one host"
@@ -59,6 +102,94 @@ class SlowTransport(Finding):
             ", not directly over PCIe: across CPU sockets that is NCCL's choice; else peer access is off (an IOMMU, "
             "ACS, a container or virtual machine)"
         )
+
+
+WARNINGS: tuple[tuple[str, str], ...] = (
+    (r"neither AF_INET|no socket interface found|Bootstrap ?: no|connect to .* (?:failed|refused|timed out)|Connect to "
+     r".*failed|Connection refused|socketStartConnect|socketPollConnect|No route to host|Network is unreachable",
+     "let the hosts reach each other: one version of NCCL everywhere, NCCL_SOCKET_IFNAME for an interface that all share, "
+     "no firewall between them"),
+    (r"[Mm]ismatched? NCCL version|version mismatch|Message truncated", "run one version of NCCL and one command everywhere"),
+    (r"shared memory|shm_open|/dev/shm|No space left", "give the container more shared memory (--shm-size)"),
+    (r"ibv_reg_mr|ibv_create|memlock|Cannot allocate memory", "ulimit -l unlimited on all hosts, and in the container"),
+    (r"Duplicate GPU", "give each rank a GPU of its own (CUDA_VISIBLE_DEVICES, torch.cuda.set_device)"),
+    (r"out of memory", "free the device's memory: another process holds it"),
+    (r"Cuda failure|CUDA (?:driver|runtime)", "nvidia-smi on that host: driver, and devices that the process may use"),
+    (r"error 12|status=12|RETRY_EXC", "let the cards reach each other: NCCL_IB_GID_INDEX (RoCE), NCCL_IB_HCA, cables"),
+    (r"network .* not found|[Pp]lugin", "put the network's plugin on LD_LIBRARY_PATH, or unset NCCL_NET"),
+)  # fmt: skip
+"""What a warning of NCCL is about (a pattern), and what to do; the first that fits."""
+ANY_WARNING = "NCCL_DEBUG=INFO shows the lines before it"
+
+
+def warning_remedy(texts: Sequence[str]) -> str:
+    """What to do about warnings of NCCL: that of the first kind that is known."""
+    found = (remedy for text in texts for pattern, remedy in WARNINGS if re.search(pattern, text))
+    return next(found, ANY_WARNING)
+
+
+@dataclass(frozen=True)
+class NcclTestsFailed(Finding):
+    """nccl-tests failed: what it printed is no measurement."""
+
+    code = "nccl_tests_failed"
+    severity = "high"
+    recognised = """«Test NCCL failure», «Test CUDA failure» or «Test failure» in its output. Its «Avg bus bandwidth» is
+    then not shown: it is 0, or the mean of what it came to."""
+    helps = "what NCCL warns of before it: the warning names host and file."
+
+    where: list[str]
+    """Hosts that failed."""
+    failure: str
+    """Its first line on it."""
+    warnings: list[str]
+    """What NCCL warned of."""
+    rows: int
+    """Rows that it had measured before."""
+
+    def message(self) -> str:
+        warned = f"; NCCL warns: {'; '.join(self.warnings[:NAMED])}" if self.warnings else ""
+        return f"{self.headline()}: {self.failure}{warned}"
+
+    def headline(self) -> str:
+        on = f" on {', '.join(self.where[:NAMED])}" if self.where else ""
+        before = f"after {units.plural(self.rows, 'row')}" if self.rows else "before it measured anything"
+        return f"nccl-tests failed{on}, {before}"
+
+    def shows(self) -> str:
+        return f"NCCL warns: {self.warnings[0]}" if self.warnings else self.failure
+
+    def next_step(self) -> str:
+        return warning_remedy([*self.warnings, self.failure])
+
+
+@dataclass(frozen=True)
+class NcclWarning(Finding):
+    """NCCL wrote warnings."""
+
+    code = "nccl_warning"
+    severity = "medium"
+    recognised = "lines with «NCCL WARN» in its log or a job's, where nothing else tells that the job hung or failed."
+    helps = "what the line says; `NCCL_DEBUG=INFO` shows those before it."
+    misleads = "warnings that NCCL gets over, such as one interface of several that is down."
+
+    warnings: list[str]
+    """Each once, with the host where it is known."""
+    count: int
+
+    def message(self) -> str:
+        more = len(self.warnings) - NAMED
+        said = "; ".join(self.warnings[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+        return f"{self.headline()}: {said}"
+
+    def headline(self) -> str:
+        return f"NCCL warns in {units.plural(self.count, 'line')}"
+
+    def shows(self) -> str:
+        return self.warnings[0]
+
+    def next_step(self) -> str:
+        return warning_remedy(self.warnings)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gpuscope.catalogue import prediction_sentences, straggler_sentences
+from gpuscope.catalogue import hang_sentences, prediction_sentences, straggler_sentences
 from gpuscope.catalogue.cause_table import cause_words, finding_words
+from gpuscope.catalogue.findings.hangs import rank_list
 from gpuscope.catalogue.hang_reasons import DOING, SOURCES
 from gpuscope.report.html import counter_drawing, drawing, memory_drawing
 from gpuscope.report.html.evidence_drawing import Moment, Moments
@@ -271,6 +272,9 @@ def page_environment() -> Environment:
     )
     environment.globals.update(
         units=units,
+        hang_causes=hang_sentences.same_causes,
+        not_hung=hang_sentences.not_hung,
+        rank_list=rank_list,
         hang_doing=DOING,
         hang_sources=SOURCES,
         prose=_prose,

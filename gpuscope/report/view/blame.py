@@ -43,6 +43,14 @@ def main_finding(report: Diagnosis) -> FindingEntry | None:
     return reason(report) or next(iter(arrangement.findings(report)), None)
 
 
+def record_finding(report: Diagnosis) -> FindingEntry | None:
+    """Of records without a timeline, which can't have a verdict, the gravest finding; None where all cost little."""
+    if report["ranks"] or report["verdict"].get("abstain_reason") != "no_device_events":
+        return None
+    grave = [one for one in arrangement.findings(report) if one["severity"] != "low"]
+    return min(grave, key=lambda one: one["severity"] != "high", default=None)
+
+
 def _of_class(verdict: Verdict) -> list[str]:
     """Codes of the causes of the verdict's class, what has no name behind all others."""
     own = [cause.code for cause in BY_CODE.values() if cause.class_name == verdict["bound_by"]]

@@ -10,7 +10,7 @@ from typing import Literal
 from gpuscope import when_used
 from gpuscope.catalogue import hang_sentences
 from gpuscope.catalogue.cause_table import BY_CODE
-from gpuscope.catalogue.finding import headline, shows
+from gpuscope.catalogue.finding import headline, next_step, shows
 from gpuscope.catalogue.prediction_sentences import bound_share, doubt, setting_words
 from gpuscope.catalogue.suggestion import RECORDS
 from gpuscope.report.view import blame, memory_sentences
@@ -106,6 +106,8 @@ def first_lines(report: Report) -> FirstLines:
                 f"No verdict: in all {units.plural(left_out['count'], 'step')} the timers add up to more than the step"
             )
             return FirstLines(what, "", ONE_BY_ONE, "next", "", None, tuple(_limits(report)))
+    if (record := blame.record_finding(report)) is not None:
+        return _of_record(report, record)
     label, fix, told = _fix(report)
     sure, grounds, limits = _sure(report)
     return FirstLines(
@@ -127,6 +129,33 @@ def _hung(report: Report) -> FirstLines:
         what = f"The job hung, perhaps through {units.rank_words(ranks)}"
     fix = causes[0].get("remedy") if causes else None
     return FirstLines(what, causes[0]["why"] if causes else "", fix or "", "next", "", None, tuple(_limits(report)))
+
+
+def _of_record(report: Report, finding: FindingEntry) -> FirstLines:
+    """Of files without a timeline: the gravest of what they show, and what to do about it. That they have no verdict is
+    a limit, no answer."""
+    code = finding["code"]
+    label: Label = "next"
+    fix, answer = next_step(finding), None
+    predicted = next((one for one in report["suggestions"] if one["finding"] == code), None)
+    untried = [one for one in report["advice"]["unpredicted"] if one["finding"] == code and one["code"] not in RECORDS]
+    if predicted is not None:
+        label, fix, answer = "fix" if predicted.get("certain", True) else "try", _change(predicted), predicted
+    elif untried:
+        return _lines_of(report, finding, "try", f"{_named(untried[0])} (gain unknown)", untried[0])
+    return _lines_of(report, finding, label, fix, answer)
+
+
+def _lines_of(
+    report: Report, finding: FindingEntry, label: Label, fix: str, told: SuggestionEntry | UnpredictedEntry | None
+) -> FirstLines:
+    what, why = headline(finding), shows(finding)
+    record = report["verdict"].get("record") or ""
+    limits = [f"{_NO_VERDICT['no_device_events']}: {record}" if record else _NO_VERDICT["no_device_events"]]
+    limits += [one["message"] for one in report["findings"] if one["code"] == UNCOMPILED and one is not finding]
+    return FirstLines(
+        _failed(report) + what, "" if why == what else why, fix, label, "", told, (*limits, *_limits(report))
+    )
 
 
 def _of_roles(report: Report) -> FirstLines:

@@ -31,6 +31,14 @@ _VIA = when_used.pattern(
 _COUNT = when_used.pattern(r"(\w+): opCount \S+ .*\[nranks=(\d{1,9})\]")
 _GDR = when_used.pattern(r"GPU Direct RDMA (Disabled|Enabled) for HCA \d{1,9} '([^']{1,200})'")
 _NETWORK = when_used.pattern(r"Using network (\S{1,100})")
+_NO_RDMA = (
+    ("libibverbs", when_used.pattern(r"Failed to open libibverbs")),
+    ("no_device", when_used.pattern(r"NET/IB ?: No device found|NET/IB ?: Unable to open device")),
+)
+"""Why NCCL takes sockets, as its own lines say it."""
+_ADDRESS = when_used.pattern(
+    r"(?:Bootstrap ?: Using |NET/Socket ?: Using (?:\[\d+\])?)[\w.-]+:([\d.]+|\[?[0-9a-f:]+\]?)<\d+>"
+)
 _PORT = when_used.pattern(r"(\w{1,60}):(?:uverbs\d{1,9}:)?\d{1,9}/(RoCE|IB)\b")
 _CHOICE = when_used.pattern(
     r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?: time [\d.]+)?"
@@ -93,6 +101,10 @@ class Facts:
     """Network ports by name: RoCE or IB."""
     direct: dict[str, bool] = field(default_factory=dict)
     """Whether GPUDirect RDMA is enabled, by network port; one host that lacks it counts."""
+    no_rdma: set[str] = field(default_factory=set)
+    """Why there is no RDMA, where lines say it (`_NO_RDMA`)."""
+    addresses: dict[str, str] = field(default_factory=dict)
+    """Hosts by the addresses that they listen on."""
     calls: int = 0
     """Operations that were logged when they were called."""
     _called: dict[tuple[str, int, int], tuple[str, int]] = field(default_factory=dict)
@@ -122,9 +134,12 @@ class Facts:
             if allowed(match[1]):
                 self.environment.add((match[1], value if value.lstrip("-").isdecimal() else match[2]))
         else:
+            if (match := _ADDRESS.search(text)) is not None:
+                self.addresses[match[1]] = line.host
             self._network(text)
 
     def _network(self, text: str) -> None:
+        self.no_rdma |= {code for code, pattern in _NO_RDMA if pattern.search(text)}
         if (match := _GDR.search(text)) is not None:
             self.direct[match[2]] = self.direct.get(match[2], True) and match[1] == "Enabled"
         elif (match := _NETWORK.search(text)) is not None:

@@ -26,6 +26,7 @@ class Line:
     tid: int
     device: int
     text: str
+    warns: bool = False
 
 
 def hosts(lines: Iterable[str]) -> list[str]:
@@ -56,7 +57,7 @@ def separate(lines: Iterable[str], known: Iterable[str]) -> Iterator[Line | str]
         piece += _before(line[: matches[0].start()])
         for match, following in zip(matches, [*matches[1:], None], strict=True):
             text = line[match.end() : following.start() if following else None].strip()
-            yield Line(match[1], int(match[2]), int(match[3]), int(match[4]), text)
+            yield Line(match[1], int(match[2]), int(match[3]), int(match[4]), text, match[5] == "WARN")
     if piece:
         yield piece
 

@@ -12,6 +12,7 @@ from gpuscope.problems import collectives, reading
 from gpuscope.sources import stream
 from gpuscope.sources.lines import lines
 from gpuscope.sources.nccl import NCCL_ALONE
+from gpuscope.sources.nccl.ras_report import is_ras_text
 from gpuscope.sources.pytorch.log_signs import is_telling
 from gpuscope.sources.pytorch.process_log import ProcessText
 from gpuscope.sources.source import Files, ReadOptions, Role, Source
@@ -60,32 +61,40 @@ class NcclLogSource(Source):
         for number, line in enumerate(separate(text, known), 1):
             if isinstance(line, Line):
                 facts.feed(line)
-                if not _FREQUENT.search(line.text) and is_telling(line.text):
+                if line.warns:
+                    begins = f"{line.host}:{line.pid}:{line.tid} [{line.device}] NCCL WARN "
+                    warned.append((number, begins + line.text, (line.host, line.pid)))
+                elif not _FREQUENT.search(line.text) and is_telling(line.text):
                     warned.append((number, line.text, (line.host, line.pid)))
-            elif (match := _WARNING.match(line)) is not None:
+            elif (match := _WARNING.search(line)) is not None:
                 warned.append((number, line, (match[1], int(match[2]))))
             else:
                 tables.feed(line)
                 process.feed(line, number)
                 if not facts.version and line.startswith("NCCL version "):
                     facts.version = line.split()[2]
-        if not facts.lines and not tables.rows:
+        failed = any(sign.sign == "test_failed" for sign in process.signs)
+        if not facts.lines and not tables.rows and not failed and not warned:
             raise InputError(f"{path}: holds neither a log line of NCCL nor a row of nccl-tests")
         described = {
-            "average_busbw_gbps": tables.averages,
+            # A run that failed prints 0, or the mean of the rows it came to.
+            "average_busbw_gbps": tables.averages if tables.rows and not failed else [],
             "version": facts.version,
             "nccl_environment": sorted(facts.environment),
             "networks": sorted(facts.networks),
             "ports": dict(sorted(facts.ports.items())),
+            "no_rdma": sorted(facts.no_rdma),
+            "addresses": dict(sorted(facts.addresses.items())),
             "gpu_direct": dict(sorted(facts.direct.items())),
             "calls_logged": facts.calls if tables.rows else 0,
+            **process.facts,
         }
         source = builder.source(path, self.name, facts.version, facts.lines + len(tables.rows), described)
         _communicators(builder, facts, tables)
         _connections(builder, facts)
         _choices(builder, facts, source)
         _measurements(builder, facts, tables, path, source)
-        held = facts.communicators or facts.choices or tables.rows
+        held = facts.communicators or facts.choices or tables.rows or failed
         for number, warning, of in warned:
             process.feed(warning, number, facts.rank_of(of))
         process.add(builder, source)
@@ -94,6 +103,8 @@ class NcclLogSource(Source):
 
 
 def _is_log(text: bytes) -> bool:
+    if is_ras_text(text):
+        return False
     return b" NCCL INFO " in text or (b"# nThread" in text and b"nGpus" in text) or b"NCCL version " in text
 
 

@@ -1,7 +1,8 @@
 """What NCCL's RAS tells of a job (`ncclras`, `ncclras -f json`, or `nc HOST 28028`): who answers, who is behind.
 
-JSON (from 2.28 on) has every rank of every communicator. The text names the outliers alone, so that of the others only
-their number is known. Ranks are those of the largest communicator; a smaller one's by process, which only JSON has.
+JSON (from 2.28 on) has every rank of every communicator. The text names the outliers alone; the others are the rest of
+the communicator where all have one count. Ranks are those of the largest communicator; a smaller one's by process,
+which only JSON has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gpuscope.errors import InputError
 from gpuscope.sources.lines import integer
 from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.schema import NA
+from gpuscope.trace.schema import MOST_RANKS, NA
 from gpuscope.when_used import dataclass
 
 LARGEST = 256 << 20
@@ -25,8 +26,14 @@ _SUMMARY = when_used.pattern(r"^\s+(\d+)\s+(\d+)\s+\S+\s+\S+\s+(\d+)\s+\d+\s+[A-
 _RANK = when_used.pattern(r"^\s+Rank (\d+)\b")
 _MISSING = when_used.pattern(r"^\s+The missing rank: (\d+)")
 _OWN = when_used.pattern(r"^\s+Rank (\d+) has (?:launched up to operation (\d+)|not launched)")
-_GROUP = when_used.pattern(r"^\s+\d+ ranks have (?:launched up to operation (\d+)|(not) launched)")
+_GROUP = when_used.pattern(r"^\s+(\d+) ranks have (?:launched up to operation (\d+)|not launched)")
+_OPERATION = when_used.pattern(r"^\s+Communicator ranks have different (\w+) operation counts")
 _DEAD = when_used.pattern(r"considered dead")
+
+
+def is_ras_text(head: bytes) -> bool:
+    """Whether a text is RAS's: it begins with NCCL's version, as logs of NCCL do."""
+    return b"Job summary" in head and b"Communicators..." in head and b" NCCL INFO " not in head
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class RasSource(Source):
             return False
         if head.lstrip().startswith(b"{"):
             return b'"communicators_count"' in head and b'"missing_ranks_count"' in head
-        return b"Job summary" in head and b"Communicators..." in head
+        return is_ras_text(head)
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a report. Raises `InputError` for one that is damaged."""
@@ -104,26 +111,66 @@ def _process(one: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _of_text(text: str) -> Iterator[RasRank]:
-    """The ranks named; `#0-N` are the largest communicators, the one of the whole job where it is alone there."""
+    """`#0-N` are the largest communicators, the one of the whole job where it is alone there. Of ranks with one count
+    the text names those of the smaller set; the others' number and the communicator's size say who they are."""
     sizes = {int(match[1]): (int(match[2]), int(match[3])) for match in map(_SUMMARY.match, text.splitlines()) if match}
-    dead, group, told, count, whole = bool(_DEAD.search(text)), "", "", None, False
+    dead, group, told, whole = bool(_DEAD.search(text)), "", "", False
+    counts = _Counts("", 0)
     for line in text.splitlines():
         if (match := _COMMUNICATOR.match(line)) is not None:
-            group, told, count = match["hash"], match["what"], None
-            whole = match["id"].startswith("0-") and sizes.get(0, (1, 0))[0] == 1
+            yield from counts.found()
+            group, told = match["hash"], match["what"]
+            count, size = sizes.get(0, (1, 0))
+            whole = match["id"].startswith("0-") and count == 1
+            counts = _Counts(group, size if whole else 0)
         elif not whole:
             continue
         elif told == "INCOMPLETE" and (match := _MISSING.match(line) or _RANK.match(line)) is not None:
             yield RasRank(int(match[1]), group, "dead" if dead else "unresponsive")
-        elif told == "MISMATCH" and (match := _GROUP.match(line)) is not None:
-            count = int(match[1] or 0)
-            yield RasRank(None, group, "alive", count)
-        elif told == "MISMATCH" and (match := _OWN.match(line)) is not None:
-            yield RasRank(int(match[1]), group, "alive", int(match[2] or 0))
-        elif told == "MISMATCH" and count is not None and (match := _RANK.match(line)) is not None:
-            yield RasRank(int(match[1]), group, "alive", count)
+        elif told == "MISMATCH" and (match := _OPERATION.match(line)) is not None:
+            yield from counts.found()
+            counts = _Counts(f"{group} {match[1]}", counts.size)
+        elif told == "MISMATCH":
+            counts.feed(line)
+    yield from counts.found()
+
+
+class _Counts:
+    """How many operations of one kind the ranks of a communicator had launched."""
+
+    def __init__(self, group: str, size: int) -> None:
+        self.size = size
+        self._group = group
+        self._current: int | None = None
+        self._of_many: dict[int, int] = {}
+        """Ranks by count, where several have it."""
+        self._of_rank: dict[int, int] = {}
+
+    def feed(self, line: str) -> None:
+        """Take a line below the title."""
+        if (match := _GROUP.match(line)) is not None:
+            self._current = int(match[2] or 0)
+            self._of_many[self._current] = int(match[1])
+        elif (match := _OWN.match(line)) is not None:
+            self._current = None
+            self._of_rank[int(match[1])] = int(match[2] or 0)
+        elif self._current is not None and (match := _RANK.match(line)) is not None:
+            self._of_rank[int(match[1])] = self._current
         elif not line.strip():
-            told = ""
+            self._current = None
+
+    def found(self) -> Iterator[RasRank]:
+        """Each rank's count; where several sets of ranks are not named, the sets'."""
+        for rank, count in self._of_rank.items():
+            yield RasRank(rank, self._group, "alive", count)
+        named = set(self._of_rank.values())
+        unnamed = {count: ranks for count, ranks in self._of_many.items() if count not in named}
+        others = sorted(set(range(min(self.size, MOST_RANKS))) - self._of_rank.keys())
+        for count, ranks in unnamed.items():
+            if len(unnamed) == 1 and ranks == len(others):
+                yield from (RasRank(rank, self._group, "alive", count) for rank in others)
+            else:
+                yield RasRank(None, self._group, "alive", count)
 
 
 SOURCE = RasSource()

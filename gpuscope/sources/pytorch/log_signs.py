@@ -4,43 +4,81 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 from gpuscope import when_used
+from gpuscope.recorded_environment import redacted
 from gpuscope.when_used import dataclass
 
 MOST = 32
 """Lines kept of one sign and rank: a log may repeat one for hours."""
-LONGEST = 400
+LONGEST = 1200
+"""Characters kept of a line: torch's message on memory lists every process of the GPU before the figures that count."""
+_HARDWARE_XIDS = "48|63|64|74|79|94|95"
+"""Errors of memory, NVLink and bus by NVIDIA's numbers; 13, 31, 43 and 45 follow from what a program did."""
 _SIGNS: tuple[tuple[str, str], ...] = (
-    ("timed_out", r"Watchdog caught collective operation timeout|Timed out waiting \d+ ?ms for \w+ operation"),
+    ("watchdog_stuck", r"watchdog got stuck for|Heartbeat monitor timed out|detected no heartbeat of its watchdog"
+     r"|ProcessGroup\w+ watchdog hang\b"),
+    ("timed_out", r"[Ww]atchdog caught collective operation timeout|Timed out waiting \d+ ?ms for \w+ operation"),
+    ("dump_signal", r"Received a dump signal due to a collective timeout|Observed flight recorder dump signal"),
+    ("gil", r"Could not acquire GIL within"),
     ("lagging", r"are the lagging ranks|failed to pass monitoredBarrier"),
     ("out_of_memory_host", r"Out of memory: Killed process|out of memory: Killed process|oom[-_]kill\b|oom_kill event"
      r"|can't allocate memory: you tried to allocate|srun: error: .*Out Of Memory"),
-    ("out_of_memory", r"(?:CUDA|HIP) out of memory|torch\.(?:cuda\.)?OutOfMemoryError"),
-    ("gpu_error", r"NVRM: Xid|CUDA error: (?!out of memory)|uncorrectable ECC"
-     r"|Cuda failure (?:\d+ )?'(?!out of memory)"),
+    ("out_of_memory", r"(?:CUDA|HIP|XPU|NPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError"),
+    ("gpu_error", r"NVRM: Xid \([^)]*\): (?:" + _HARDWARE_XIDS + r")\b|\b[Xx][Ii][Dd][ :=]+(?:error )?(?:"
+     + _HARDWARE_XIDS + r")\b|[Uu]ncorrectable (?:ECC|NVLink)|fallen off the bus|GPU is lost"),
+    ("driver_error", r"NVRM: Xid \([^)]*\): (?!(?:13|31|43|45)\b)\d|(?:CUDA|HIP) error: (?:initialization error|unkno"
+     r"wn error|no (?:CUDA-capable )?device|.*driver version is insuffici|system not yet initialized|.*busy or unavail)"),
+    ("program_error", r"NVRM: Xid|(?:CUDA|HIP)(?: driver)? error: (?!out of memory)|device-side assert triggered"
+     r"|Cuda failure (?:\d+ )?'(?!out of memory)|\.cu(?:h|da)?:\d+: .*block: \[.*Assertion .* failed"),
     ("network", r"\bibv_\w+ failed|NET/IB ?:.*(?:Got completion .*(?:error|status)|port error|device fatal)"
      r"|transport retry counter exceeded|IBV_WC_RETRY_EXC_ERR|No route to host|Network is unreachable"),
     ("peer_closed", r"[Cc]onnection (?:closed|reset) by (?:remote )?peer"),
     ("killed", r"^\S*\s*line \d+: +\d+ Killed\b|srun: error: .*\btasks? [\d,-]+: Killed"),
     ("crashed", r"Fatal Python error: (?!Aborted)|srun: error: .*(?:Segmentation fault|Bus error)"),
     ("debugger", r"^\(Pdb\)|^ipdb>|debugpy.*[Ww]aiting for client"),
+    ("test_failed", r": Test (?:\w+ )?failure \S"),
+    ("nccl_warning", r"\bNCCL WARN\b"),
 )  # fmt: skip
 SIGNS = {name: when_used.pattern(pattern) for name, pattern in _SIGNS}
+REMARKS = frozenset({"nccl_warning", "test_failed", "last_line", "progress"})
+"""Signs that a job may show that neither hung nor failed; they say more of one that did."""
 _ANY = when_used.pattern("|".join(f"(?:{pattern})" for _, pattern in _SIGNS), re.MULTILINE)
 _CONSEQUENCE = when_used.pattern(
     r"NCCL|c10d|[Ww]atchdog|[Cc]onnection|gloo|DistBackendError|DistNetworkError|DistStoreError|KeyboardInterrupt|"
     r"SystemExit|ChildFailedError|SignalException|[Tt]imed? ?out|Detected mismatch"
 )
 """Exceptions of ranks that lost or waited for another one: no first cause."""
-_PREFIX = when_used.pattern(r"^\[rank(?P<rank>\d{1,7})\]:?\s?|^\s{0,3}(?P<task>\d{1,7}): ")
-_RANK = when_used.pattern(r"\b[Rr]ank (\d{1,7})\]|\btasks? (\d{1,7}):")
-_PID = when_used.pattern(r"Killed process (\d+)|line \d+: +(\d+) Killed")
-_LAGGING = when_used.pattern(r"[Rr]anks? \[?([\d, ]+?)\]? (?:are the lagging|failed to pass)")
-_WORK = when_used.pattern(
-    r"PG (?:ID \d+ PG )?GUID (?P<group>[^(\s]+)[^\]]*Rank (?P<rank>\d{1,7})\].*"
-    r"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
+_STAMP = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\]?\s+"
+_HOST = r"[A-Za-z][\w.-]*:\s+"
+_LABEL = when_used.pattern(
+    rf"(?:{_STAMP})?(?:{_HOST}(?=\[(?:rank|default|\d+,)\s?\d))?"
+    r"(?:\[[Rr]ank[ :]{0,2}(?P<rank>\d{1,7})\]:?\s?"
+    r"|\[(?:[^\]\s]*@)?\d+,(?P<mpi>\d{1,7})\]<std(?:out|err)>:\s?"
+    r"|\[(?:default|trainer|worker)(?P<local>\d{1,4})\]:\s?"
+    r"|\s{0,3}(?P<task>\d{1,7}): )"
 )
+"""What stands before a line: torch's and Lightning's rank, Open MPI's tag, torchrun's role with the local rank, srun's
+label; a time stamp or the host's name before that."""
+_TORCH_LABEL = re.compile(r"(?=\[rank\d{1,7}\]:)")
+_RANK = when_used.pattern(r"\[\s?[Rr](?:ank|ANK)[ :=]{0,2}(\d{1,7})\s?\]|\b[Rr]ank (\d{1,7})\]|\btasks? (\d{1,7}):")
+_PID = when_used.pattern(r"Killed process (\d+)|line \d+: +(\d+) Killed|NVRM: Xid .*\bpid='?(\d+)")
+_LAGGING = when_used.pattern(r"[Rr]anks? \[?([\d, ]+?)\]? (?:are the lagging|failed to pass)")
+_GROUP = when_used.pattern(
+    r"\[PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\s(\]]+) ?(?:\((?P<described>[^)]*)\))? Rank (?P<rank>\d{1,7})\]"
+)
+_WORK = when_used.pattern(
+    r"(?:(?:sequence id|at (?:NCCL )?work): (?P<waited>-?\d+).*?)?"
+    r"[Ll]ast enqueued (?:\w+ )?work: (?P<enqueued>-?\d+), last completed (?:\w+ )?work: (?P<completed>-?\d+)"
+)
+PERIODIC = "Work update periodically"
+"""torch's report on a job that goes on, which looks like the one after a time-out."""
+_WAITED = when_used.pattern(
+    r"Work[A-Z]\w*\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<into>\d+), NumelOut=(?P<out>\d+))?"
+)
+_GLOO = when_used.pattern(r"Timed out waiting \d+ ?ms for (\w+) operation")
+_SIGNALLED = when_used.pattern(r"collective timeout from\s+rank (\d{1,7})")
 _FINGERPRINT = when_used.pattern(
     r"Rank (\d{1,7}) is running (?:inconsistent )?collective: (?:CollectiveFingerPrint\()?(.*?)"
     r"(?:, TensorDeviceTypes|\)(?:, but|\.)|, but|$)"
@@ -51,17 +89,44 @@ _EXIT = when_used.pattern(r"^\s+exitcode\s+: (-?\d+) \(pid: (\d+)\)")
 _KILLED, _CONSEQUENT = -9, (-6, -15, -2, 1)
 """Exit codes: torch aborts a rank that waited too long, launchers end the others. 1 is an exception's, told before."""
 MARKS = ("Traceback (most recent call last)", _ROOT, "ast enqueued", "Detected mismatch between collectives")
+_FRAME = when_used.pattern(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+?)\s*$')
+_LIBRARY = when_used.pattern(r"(?:site|dist)-packages/|/lib/python\d|/torch/|^<")
+_NEAR = 40
+"""Lines between a frame of a traceback and the error that it ends in."""
+_PLACED = frozenset({"out_of_memory", "program_error", "crashed", "gpu_error"})
+_OF_TORCH = when_used.pattern(r"^\[?[EWIF]\d{3,4} \d\d:|^frame #|^Exception raised from|^\s*$|^={5,}|^-{5,}")
+"""Lines of the C++ side and of launchers, which say nothing of what a program did last."""
+_PROGRESS = when_used.pattern(
+    r"\b(?:(?:global_|train_)?step|iter(?:ation)?)\b['\"]?\s?[\[:=# ]\s?\[?\s*[1-9]\d*|\d(?:it/s|s/it)\b|'loss': ",
+    re.IGNORECASE,
+)
+_SIZES = when_used.pattern(
+    r"(?<![\w-])WORLD_SIZE['\"]?[=:]\s?['\"]?(?P<environment>\d{1,6})\b"
+    r"|(?<!parallel )(?<![\w-])(?:distributed_)?world[ _]size['\"]?\s?(?:is |of |[:=(]\s?)?(?P<printed>\d{1,6})\b"
+    r"|MEMBER: \d+/(?P<lightning>\d{1,6})\b"
+    r"|\b(?:mpirun|mpiexec)\b.*? (?:-np|--np|-n) (?P<mpi>\d{1,6})\b"
+    r"|\bsrun\b.*? (?:-n |--ntasks[= ])(?P<slurm>\d{1,6})\b|SLURM_NTASKS=(?P<tasks>\d{1,6})\b"
+    r"|\baccelerate launch\b.*?--num_processes[= ](?P<accelerate>\d{1,6})\b",
+    re.IGNORECASE,
+)
+_SIZE_MARKS = ("orld", "WORLD", "MEMBER", "mpi", "srun", "SLURM", "torchrun", "torch.distributed", "accelerate launch")
+_LAUNCH = 50_000
+"""Lines within which a job says how large it is."""
+_TORCHRUN = when_used.pattern(r"\b(?:torchrun|torch\.distributed\.(?:run|launch))\b")
+_PER_NODE, _NODES = (when_used.pattern(rf"--{name}[= ](\d{{1,6}})\b") for name in ("nproc[_-]per[_-]node", "nnodes"))
 
 
 @dataclass(frozen=True)
 class Sign:
-    """A line that tells something; `rank` as the line says it, `pid` where it names a process instead."""
+    """A line that tells something; `rank` as the line says it, `pid` where it names a process instead; `place` is the
+    line of the program that a traceback around it names."""
 
     sign: str
     text: str
     line: int
     rank: int | None
     pid: int | None = None
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,12 +139,44 @@ class Work:
     completed: int
 
 
-def plain(line: str) -> tuple[str, int | None]:
-    """A line without what torch or srun writes before it, and the rank that stood there."""
-    match = _PREFIX.match(line)
-    if match is None:
-        return line, None
-    return line[match.end() :], int(match["rank"] or match["task"])
+@dataclass(frozen=True)
+class Timeout:
+    """An operation that a rank waited for until its time was up. Numbers are None where the message lacks them; the
+    group is empty where no line names it."""
+
+    rank: int
+    told_by: str
+    """`watchdog`, or `gloo`, whose message names neither group nor number."""
+    group: str
+    seq: int | None
+    op: str
+    numel_in: int | None = None
+    numel_out: int | None = None
+
+
+def plain(line: str) -> tuple[str, int | None, int | None]:
+    """A line without what torch or a launcher writes before it, and the rank and the local rank that stood there."""
+    rank = local = None
+    while (match := _LABEL.match(line)) is not None:
+        number = match["rank"] or match["mpi"] or match["task"]
+        rank = int(number) if number and rank is None else rank
+        local = int(match["local"]) if match["local"] else local
+        line = line[match.end() :]
+    return line, rank, local
+
+
+def pieces(line: str) -> list[str]:
+    """The lines that ranks wrote into one: a progress bar has no end of line, so torch's message stands behind it."""
+    if "\r" in line:
+        line = line.rstrip("\r").rpartition("\r")[2]
+    if line.count("[rank") == line.startswith("[rank"):
+        return [line]
+    first, *others = _TORCH_LABEL.split(line)
+    if not others:
+        return [line]
+    # A stamp, host or role before the first label belongs to it.
+    is_label = not first.strip() or _LABEL.match(first + "[rank0]:") is not None
+    return [first + others[0], *others[1:]] if is_label else [first, *others]
 
 
 def is_telling(text: str) -> bool:
@@ -93,24 +190,80 @@ class SignReader:
     def __init__(self) -> None:
         self.signs: list[Sign] = []
         self.works: list[Work] = []
+        self.job_size = 0
+        """Ranks of the job, by a launcher's command or what the program printed; 0 where neither is there."""
+        self._timeouts: dict[tuple[int, int | None, str], Timeout] = {}
+        self._last: dict[int, Sign] = {}
+        self._went_on = False
         self._counts: Counter[tuple[str, int | None]] = Counter()
         self._traceback: set[int | None] = set()
+        self._frames: dict[int | None, tuple[int, str, bool]] = {}
+        """The last frame of each rank's traceback: line, text, and whether it is the program's own."""
         self._root: int | None = None
         self._in_root = False
+
+    @property
+    def timeouts(self) -> list[Timeout]:
+        """Each operation that a rank gave up waiting for, once."""
+        return list(self._timeouts.values())
+
+    @property
+    def last_lines(self) -> list[Sign]:
+        """The last line that each rank's program wrote."""
+        return [replace(self._last[rank], text=redacted(self._last[rank].text)) for rank in sorted(self._last)]
 
     def feed(self, line: str, number: int, rank: int | None) -> None:
         """Take a line; `rank` is what its beginning or its file says."""
         if "[" in line and (match := _RANK.search(line)) is not None:
-            rank = rank if rank is not None else int(match[1] or match[2])
-        if (match := _WORK.search(line)) is not None:
-            self.works.append(Work(int(match["rank"]), match["group"], int(match["enqueued"]), int(match["completed"])))
+            rank = rank if rank is not None else int(match[1] or match[2] or match[3])
+        self._watchdog(line, rank)
         for of, what in _FINGERPRINT.findall(line) if "is running" in line else ():
             self._add("mismatch", what, number, int(of))
         self._exception(line, number, rank)
         self._launcher(line, number)
-        if _ANY.search(line) is not None:
+        self._frame(line, number, rank)
+        if _ANY.search(line) is not None and PERIODIC not in line:
             name = next(name for name, pattern in SIGNS.items() if pattern.search(line))
             self._named(name, line, number, rank)
+        elif rank not in self._traceback:
+            self._ordinary(line, number, rank)
+
+    def _watchdog(self, line: str, rank: int | None) -> None:
+        """What torch's watchdog says: the operation that it waited for, and how far the rank had got."""
+        if PERIODIC in line:
+            return
+        group = "" if (found := _GROUP.search(line)) is None else _title(found)
+        if rank is None and found is not None:
+            rank = int(found["rank"])
+        if rank is None:
+            return
+        if "collective operation timeout" in line and (match := _WAITED.search(line)) is not None:
+            seq = None if match["seq"] is None else int(match["seq"])
+            key = (rank, seq, match["op"])
+            sizes = (None if match[name] is None else int(match[name]) for name in ("into", "out"))
+            known = self._timeouts.get(key)
+            self._timeouts[key] = Timeout(
+                rank, "watchdog", (known.group if known else "") or group, seq, match["op"], *sizes
+            )
+        elif (match := _GLOO.search(line)) is not None:
+            self._timeouts.setdefault((rank, None, match[1]), Timeout(rank, "gloo", "", None, match[1]))
+        if (match := _SIGNALLED.search(line)) is not None:
+            self._timeouts.setdefault((int(match[1]), None, ""), Timeout(int(match[1]), "signal", "", None, ""))
+        if (match := _WORK.search(line)) is not None:
+            self.works.append(Work(rank, group, int(match["enqueued"]), int(match["completed"])))
+            for key, known in self._timeouts.items():
+                if key[0] == rank and group and not known.group and match["waited"] == str(known.seq):
+                    self._timeouts[key] = replace(known, group=group)
+
+    def _ordinary(self, line: str, number: int, rank: int | None) -> None:
+        """The last line of each rank, the first that shows a step, and how many ranks there are."""
+        if not self._went_on and _PROGRESS.search(line) is not None:
+            self._went_on = True
+            self._add("progress", line, number, rank)
+        if number <= _LAUNCH and any(mark in line for mark in _SIZE_MARKS):
+            self.job_size = max(self.job_size, _job_size(line))
+        if rank is not None and _OF_TORCH.search(line) is None and _FRAME.match(line) is None:
+            self._last[rank] = Sign("last_line", line.strip()[:LONGEST], number, rank)
 
     def _named(self, name: str, line: str, number: int, rank: int | None) -> None:
         if name == "lagging" and (match := _LAGGING.search(line)) is not None:
@@ -119,16 +272,38 @@ class SignReader:
             return
         if (match := re.search(r"\btasks? (\d{1,7}):", line)) is not None:
             rank = int(match[1])
-        pid = _PID.search(line)
-        self._add(name, line, number, None if pid else rank, int(pid[1] or pid[2]) if pid else None)
+        pid = next((int(found) for found in match.groups() if found), None) if (match := _PID.search(line)) else None
+        self._add(name, line, number, rank if pid is None else None, pid)
 
     def _exception(self, line: str, number: int, rank: int | None) -> None:
         if "Traceback (most recent call last)" in line:
             self._traceback.add(rank)
+            self._frames.pop(rank, None)
         elif rank in self._traceback and _EXCEPTION.match(line):
             self._traceback.discard(rank)
             if not _CONSEQUENCE.search(line) and not _ANY.search(line):
                 self._add("crashed", line, number, rank)
+
+    def _frame(self, line: str, number: int, rank: int | None) -> None:
+        """A frame of a traceback, the program's own rather than a library's; its code stands on the next line."""
+        known = self._frames.get(rank)
+        if (match := _FRAME.match(line)) is not None:
+            own = _LIBRARY.search(match["file"]) is None
+            if own or known is None or not known[2]:
+                name = re.split(r"[/\\]", match["file"])[-1]
+                self._frames[rank] = number, f"{name}:{match['line']} in {match['name']}", own
+                self._place_earlier(number, rank)
+        elif known is not None and number == known[0] + 1 and line[:1].isspace() and line.strip().strip("^~ "):
+            self._frames[rank] = known[0], f"{known[1]}, {line.strip()[:80]}", known[2]
+            self._place_earlier(number, rank)
+
+    def _place_earlier(self, number: int, rank: int | None) -> None:
+        """Some launchers print the error first and its frames below it."""
+        if rank in self._traceback or not self.signs or self.signs[-1].rank != rank:
+            return
+        last = self.signs[-1]
+        if last.sign in _PLACED and number - last.line <= 2 + 2 * bool(last.place):
+            self.signs[-1] = replace(last, place=self._frames[rank][1])
 
     def _launcher(self, line: str, number: int) -> None:
         """torchrun's summary: the first rank that failed, and how."""
@@ -145,4 +320,20 @@ class SignReader:
     def _add(self, name: str, text: str, number: int, rank: int | None, pid: int | None = None) -> None:
         self._counts[name, rank] += 1
         if self._counts[name, rank] <= MOST:
-            self.signs.append(Sign(name, text.strip()[:LONGEST], number, rank, pid))
+            frame = self._frames.get(rank) if name in _PLACED else None
+            place = frame[1] if frame is not None and number - frame[0] <= _NEAR else ""
+            self.signs.append(Sign(name, text.strip()[:LONGEST], number, rank, pid, place))
+
+
+def _title(match: re.Match[str]) -> str:
+    """`119`, or `22 (TENSOR_MODEL_PARALLEL_GROUP)`."""
+    return f"{match['group']} ({match['described']})" if match["described"] else match["group"]
+
+
+def _job_size(line: str) -> int:
+    """How many ranks a line says that the job has; 0 where it says nothing of that."""
+    if _TORCHRUN.search(line) is not None and (each := _PER_NODE.search(line)) is not None:
+        nodes = _NODES.search(line)
+        return int(each[1]) * (int(nodes[1]) if nodes else 1)
+    match = _SIZES.search(line)
+    return 0 if match is None else next(int(number) for number in match.groups() if number)

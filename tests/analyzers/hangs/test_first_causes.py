@@ -208,7 +208,10 @@ CASES: list[Case] = [
     ("exception", "never_arrived", "crashed", True, both(dumped(), logged(
         "[rank1]: Traceback (most recent call last):", '[rank1]:   File "/job/train.py", line 3, in <module>',
         "[rank1]: ValueError: bad sample"))),
-    ("GPU error", "gone", "gpu_error", True, logged("[rank1]: RuntimeError: CUDA error: an illegal memory access")),
+    ("GPU error", "gone", "program_error", True, logged(
+        "[rank1]: RuntimeError: CUDA error: an illegal memory access")),
+    ("GPU hardware", "gone", "gpu_error", True, logged(
+        "[rank1]: RuntimeError: CUDA error: uncorrectable ECC error encountered")),
     ("watchdog", "behind", None, True, watchdog),
     ("watchdog and stacks", "behind", "data_loader", True, both(watchdog, stacks(py_spy, LOADER))),
     ("lagging", "behind", None, False, logged("[rank0]: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 2000 ms")),

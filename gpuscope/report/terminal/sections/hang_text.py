@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuscope.catalogue.findings.hangs import rank_list
 from gpuscope.catalogue.hang_reasons import DOING, SOURCES
-from gpuscope.catalogue.hang_sentences import DIFFER
+from gpuscope.catalogue.hang_sentences import DIFFER, NO_HANG, not_hung, same_causes
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.document import ProblemEntry, Report
 from gpuscope.schema.hang_section import Hang, HangLast, HangOperation
@@ -16,6 +17,8 @@ LAST_SHOWN = 16
 FRAMES_SHOWN = 4
 HOST_FRAMES_SHOWN = 8
 SIGNS_SHOWN = 6
+SIGN_WIDTH = 480
+"""Cells of the longest line of a log."""
 RANKS_SHOWN = 20
 """Characters of the longest list of ranks in a table."""
 _REASONS = {
@@ -35,8 +38,8 @@ def render(report: Report, writer: Writer) -> None:
     hung = report["hang"]["hung"]
     ended = [] if hung else [one for one in report["problems"] if one["code"] in ("run_failed", "run_ended_early")]
     differ = [cause["kind"] for cause in report["hang"]["first_cause"]][:1] == ["mismatch"]
-    headline = (DIFFER if differ else "The job hung") if hung else "No rank waits for another: no hang in these files"
-    writer.line(writer.text(headline, "bold red" if hung or ended else "bold green"))
+    headline = (DIFFER if differ else "The job hung") if hung else not_hung(report["hang"])
+    writer.line(writer.text(headline, "bold green" if headline == NO_HANG and not ended else "bold red"))
     _problems(ended, writer)
     section(report["hang"], writer)
     _problems([one for one in report["problems"] if one not in ended], writer)
@@ -51,13 +54,15 @@ def section(hang: Hang, writer: Writer) -> None:
     """First cause, operations waited in, mismatches, last operations, certain and uncertain."""
     if hang["first_cause"]:
         writer.heading("First cause")
-        for cause in hang["first_cause"]:
-            unsure = "" if cause["certain"] else " (not certain)"
-            writer.line(writer.text(f"rank {cause['rank']}", "bold red"), f"{unsure}  {cause['why']}", hang=4)
-        for remedy, ranks in _remedies(hang).items():
+        for (why, certain), ranks in same_causes(hang).items():
+            writer.line(
+                writer.text(rank_list(ranks), "bold red"), f"{'' if certain else ' (not certain)'}  {why}", hang=4
+            )
+        remedies = _remedies(hang)
+        for remedy, ranks in remedies.items():
             writer.line(
                 writer.text("next  ", "bold"),
-                f"{f'rank {ranks}: ' if len(hang['first_cause']) > 1 else ''}{remedy}",
+                f"{f'{ranks}: ' if len(remedies) > 1 else ''}{remedy}",
                 hang=6,
             )
         if hang["only_waited"]:
@@ -85,7 +90,7 @@ def _remedies(hang: Hang) -> dict[str, str]:
     for cause in hang["first_cause"]:
         if (remedy := cause.get("remedy")) is not None:
             found.setdefault(remedy, []).append(cause["rank"])
-    return {remedy: units.ranks(ranks) for remedy, ranks in found.items()}
+    return {remedy: rank_list(ranks) for remedy, ranks in found.items()}
 
 
 def _sources(hang: Hang, writer: Writer) -> None:
@@ -121,7 +126,7 @@ def _hosts(hang: Hang, writer: Writer) -> None:
         writer.heading("What the logs say")
         for sign in signs[:SIGNS_SHOWN]:
             of = "" if sign["rank"] is None else f"rank {sign['rank']}: "
-            writer.line(f"{of}{sign['text']} ({sign['file']}:{sign['line']})", hang=4)
+            writer.line(f"{of}{units.crop(sign['text'], SIGN_WIDTH)} ({sign['file']}:{sign['line']})", hang=4)
         writer.more(len(signs) - SIGNS_SHOWN)
 
 
