@@ -144,7 +144,7 @@ class Evidence:
 
     def behind(self, told_by: str) -> dict[int, tuple[Progress, int]]:
         """Ranks that had launched fewer operations of a group than another one, with the most that one had; by
-        watchdogs, fewer than the first that ranks wait in: who has enqueued that one waits, however far others have enqueued."""
+        watchdogs, fewer than the first that ranks wait in: who has enqueued that one waits, however far others are."""
         by_group: dict[str, list[Progress]] = defaultdict(list)
         for one in self.progress:
             if one.launched is not None and one.told_by == told_by:
@@ -183,8 +183,12 @@ def read(trace: Trace) -> Evidence:
         file = trace.sources[row["source"]].path.name
         rank = ranks.get(row["pid"]) if row["rank"] is None else row["rank"]
         sign: HangSign = {
-            "rank": rank, "sign": row["sign"], "text": row["text"] or "", "file": file, "line": row["line"],
-        }  # fmt: skip
+            "rank": rank,
+            "sign": row["sign"],
+            "text": row["text"] or "",
+            "file": file,
+            "line": row["line"],
+        }
         if row["sign"] in known:
             found.signs.append(sign)
             if rank is not None and row["place"]:
@@ -197,9 +201,16 @@ def read(trace: Trace) -> Evidence:
     for row in trace.rows("rank_progress"):
         if row["op"] is not None:
             found.waited.append(
-                Waited(row["rank"], row["told_by"], row["group"] or "", row["waited"], row["op"],
-                       row["numel_in"], row["numel_out"])
-            )  # fmt: skip
+                Waited(
+                    row["rank"],
+                    row["told_by"],
+                    row["group"] or "",
+                    row["waited"],
+                    row["op"],
+                    row["numel_in"],
+                    row["numel_out"],
+                )
+            )
             continue
         found.progress.append(
             Progress(row["rank"], row["told_by"], row["group"] or "", row["launched"], row["completed"], row["state"])

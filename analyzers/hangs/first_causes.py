@@ -180,8 +180,11 @@ def _behind(job: Job, evidence: Evidence) -> Iterable[HangCause]:
     for rank in sorted(watchdog or lagging or ras):
         certain = rank in watchdog and not _waits(rank, evidence)
         told = watchdog.get(rank) or ras.get(rank)
-        why = words.LAGGING if told is None else words.behind(told[0].launched or 0, told[1], told[0].told_by,
-                                                              _ahead(evidence, told[0].group, told[1]))  # fmt: skip
+        why = (
+            words.LAGGING
+            if told is None
+            else words.behind(told[0].launched or 0, told[1], told[0].told_by, _ahead(evidence, told[0].group, told[1]))
+        )
         cause: HangCause = {"rank": rank, "kind": "behind", "certain": certain, "why": why}
         reason = _why(rank, evidence)
         yield cause if reason is None else _explained(cause, reason, job.ranks)

@@ -21,6 +21,10 @@ def _tells(trace: Trace) -> bool:
     if any(len(trace[table]) for table in ("flight_records", "group_status", "host_stacks", "rank_progress")):
         return True
     from gpuscope.analyzers.hangs.evidence import tells
+    from gpuscope.analyzers.hangs.rank_states import has_dumps
+
+    if has_dumps(trace):
+        return True
 
     signs = (len(trace["hang_signs"]) > 0 and tells(trace)) or bool((trace["compilations"]["open"] == 1).any())
     return signs and not len(trace["recording"])

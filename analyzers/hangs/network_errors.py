@@ -76,9 +76,14 @@ def cause(network: Network, rank: int, text: str) -> HangCause:
     """A rank that logged an error of the network, and what to do about it."""
     why, remedy = told(network, rank, text)
     return {
-        "rank": rank, "kind": "network", "certain": False, "why": why, "reason": "network", "reason_certain": False,
+        "rank": rank,
+        "kind": "network",
+        "certain": False,
+        "why": why,
+        "reason": "network",
+        "reason_certain": False,
         "remedy": remedy,
-    }  # fmt: skip
+    }
 
 
 def told(network: Network, rank: int | None, text: str) -> tuple[str, str]:

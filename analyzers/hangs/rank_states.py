@@ -12,6 +12,9 @@ from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import recorded_world
 from gpuscope.when_used import dataclass
 
+FLIGHT_RECORDER = "flight-recorder"
+"""The format of its dumps."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -122,7 +125,7 @@ def read(trace: Trace) -> Job:
     # The largest group of a dump need not begin with rank 0: it does not say which ranks wrote no dump.
     job = Job(trace.ranks, None if world.provenance == "communicators" else world.size)
     job.backend = next((row["backend"] for row in trace.rows("ranks") if row["backend"]), "")
-    job.dumped = len(trace["flight_records"]) + len(trace["group_status"]) > 0
+    job.dumped = has_dumps(trace)
     if not job.dumped:
         job.ranks = []
     job.dumped_ns = max((source.facts.get("dumped_ns", 0) for source in trace.sources), default=0)
@@ -134,6 +137,12 @@ def read(trace: Trace) -> Job:
     _members(trace, job)
     _comparable(job)
     return job
+
+
+def has_dumps(trace: Trace) -> bool:
+    """Whether there are Flight Recorder dumps, empty ones too."""
+    recorded = len(trace["flight_records"]) + len(trace["group_status"]) > 0
+    return recorded or any(source.format == FLIGHT_RECORDER for source in trace.sources)
 
 
 def _records(trace: Trace, job: Job) -> None:

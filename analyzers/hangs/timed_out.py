@@ -186,9 +186,15 @@ def _stuck(rank: int, sign: HangSign, found: Sequence[Stalled]) -> HangCause:
     waits = max(found, key=lambda one: len(one.waiting), default=None)
     why = words.watchdog_stuck(sign["text"], None if waits is None else (waits.waiting, waits.title))
     return {
-        "rank": rank, "kind": "watchdog_stuck", "certain": False, "why": why, "reason": "blocked_call",
-        "reason_certain": False, "place": None, "remedy": words.REMEDIES["blocked_call"],
-    }  # fmt: skip
+        "rank": rank,
+        "kind": "watchdog_stuck",
+        "certain": False,
+        "why": why,
+        "reason": "blocked_call",
+        "reason_certain": False,
+        "place": None,
+        "remedy": words.REMEDIES["blocked_call"],
+    }
 
 
 def _silent(rank: int, one: Stalled, evidence: Evidence) -> HangCause:
@@ -207,9 +213,8 @@ def _elsewhere(found: Sequence[Stalled], evidence: Evidence) -> Iterator[HangCau
     everyone = frozenset(rank for one in found for rank in one.waiting)
     for one in found:
         others = everyone - one.waiting
-        members = next(_blocks(one, others), None)
-        if members is None and others and evidence.ranks == everyone:
-            members = everyone if len(found) == 2 else None
+        both = len(found) == 2 and evidence.ranks == everyone  # nothing else is known of the job
+        members = everyone if both else next(_blocks(one, others), None)
         missing = others if members is None else members - one.waiting
         if members is None or not missing:
             continue
@@ -219,9 +224,12 @@ def _elsewhere(found: Sequence[Stalled], evidence: Evidence) -> Iterator[HangCau
             other = next(stall for stall in found if rank not in stall.waiting) if ring else one
             why = words.other_group(own.title, other.waiting, other.title) + _last_line(rank, evidence)
             yield {
-                "rank": rank, "kind": "circular" if ring else "other_group", "certain": False, "why": why,
+                "rank": rank,
+                "kind": "circular" if ring else "other_group",
+                "certain": False,
+                "why": why,
                 "remedy": words.CIRCULAR,
-            }  # fmt: skip
+            }
         return
 
 
@@ -263,11 +271,12 @@ def _members(job: Job, one: Stalled, known: Collection[int], size: int) -> set[i
 
 def _blocks(one: Stalled, others: frozenset[int]) -> Iterator[frozenset[int]]:
     """Groups as frameworks lay them out (every d-th rank, beginning where a group of that size can) that hold all who
-    wait and else only some of `others`, the smallest first."""
+    wait and else only some of `others`: powers of two first, then the smallest."""
     ranks = sorted(one.waiting)
     steps = gcd(*(rank - ranks[0] for rank in ranks[1:])) if len(ranks) > 1 else 1
     most = one.size or len(ranks) + len(others)
-    for size in range(one.size or len(ranks) + 1, most + 1):
+    sizes = range(one.size or len(ranks) + 1, most + 1)
+    for size in sorted(sizes, key=lambda size: (size & (size - 1) != 0, size)):
         for step in sorted({step for step in (steps, 1) if step and steps % step == 0}, reverse=True):
             first = ranks[0] // (step * size) * (step * size) + ranks[0] % step
             block = frozenset(range(first, first + step * size, step))

@@ -42,8 +42,8 @@ REMEDIES: Mapping[Reason, str] = {
     "driver_error": "nvidia-smi and dmesg on its host: driver, devices visible to the process, what the Xid means",
     "program_error": "CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer names the kernel or index at fault; suspect hardware "
     "only if it stays with one GPU",
-    "blocked_call": "py-spy dump --native --pid PID there shows the CUDA or NCCL call, or the thread that holds the GIL; "
-    "a longer TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC only hides it",
+    "blocked_call": "py-spy dump --native --pid PID there shows the CUDA or NCCL call, or the thread that holds the "
+    "GIL; a longer TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC only hides it",
     "unresponsive": "look at its process: stopped, dead, or its host cut off",
     "network": "ibstat, the switch's counters and cables of the hosts named; NCCL_IB_TIMEOUT only hides it",
     "debugger": "take breakpoint() out, or let only ranks stop there that wait for nobody",

@@ -53,8 +53,11 @@ def _warned(signs: Sequence[Row], rows: int) -> FindingEntry | None:
     if failures:
         hosts = dict.fromkeys(match[1] for text in failures if (match := _FAILED_ON.match(text)) is not None)
         return made(NcclTestsFailed(list(hosts), failures[0], texts, rows), ranks=_ranks(warnings))
-    told = [text for text, row in zip(map(_warning, (row["text"] for row in warnings)), warnings, strict=True)
-            if row["sign"] == "nccl_warning"]  # fmt: skip
+    told = [
+        text
+        for text, row in zip(map(_warning, (row["text"] for row in warnings)), warnings, strict=True)
+        if row["sign"] == "nccl_warning"
+    ]
     if not told:
         return None  # errors of the network are the hang's
     return made(NcclWarning(list(dict.fromkeys(told)), len(told)), ranks=_ranks(warnings))
@@ -79,11 +82,15 @@ def _slow_transport(trace: Trace, communicators: Sequence[Row], connections: Seq
     forbidden = {f"{name}={value}" for name, value in variables if (name, value.lower()) in _NO_RDMA}
     reasons = sorted({code for source in trace.sources for code in source.facts.get("no_rdma", ())})
     return made(
-        SlowTransport(_pairs(inside), _pairs(sockets), hosts=hosts,
-                      no_rdma=[*sorted(forbidden), *reasons] if sockets or hosts else []),
+        SlowTransport(
+            _pairs(inside),
+            _pairs(sockets),
+            hosts=hosts,
+            no_rdma=[*sorted(forbidden), *reasons] if sockets or hosts else [],
+        ),
         ranks={row["rank"] for row in inside or sockets},
         severity="high" if inside else "medium",
-    )  # fmt: skip
+    )
 
 
 _NO_RDMA = frozenset({("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "socket")})

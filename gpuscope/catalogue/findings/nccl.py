@@ -105,11 +105,16 @@ class SlowTransport(Finding):
 
 
 WARNINGS: tuple[tuple[str, str], ...] = (
-    (r"neither AF_INET|no socket interface found|Bootstrap ?: no|connect to .* (?:failed|refused|timed out)|Connect to "
-     r".*failed|Connection refused|socketStartConnect|socketPollConnect|No route to host|Network is unreachable",
-     "let the hosts reach each other: one version of NCCL everywhere, NCCL_SOCKET_IFNAME for an interface that all share, "
-     "no firewall between them"),
-    (r"[Mm]ismatched? NCCL version|version mismatch|Message truncated", "run one version of NCCL and one command everywhere"),
+    (
+        r"neither AF_INET|no socket interface found|Bootstrap ?: no|connect to .* (?:failed|refused|timed out)|Connect to "
+        r".*failed|Connection refused|socketStartConnect|socketPollConnect|No route to host|Network is unreachable",
+        "let the hosts reach each other: one version of NCCL everywhere, NCCL_SOCKET_IFNAME for an interface that all "
+        "share, no firewall between them",
+    ),
+    (
+        r"[Mm]ismatched? NCCL version|version mismatch|Message truncated",
+        "run one version of NCCL and one command everywhere",
+    ),
     (r"shared memory|shm_open|/dev/shm|No space left", "give the container more shared memory (--shm-size)"),
     (r"ibv_reg_mr|ibv_create|memlock|Cannot allocate memory", "ulimit -l unlimited on all hosts, and in the container"),
     (r"Duplicate GPU", "give each rank a GPU of its own (CUDA_VISIBLE_DEVICES, torch.cuda.set_device)"),
@@ -117,7 +122,7 @@ WARNINGS: tuple[tuple[str, str], ...] = (
     (r"Cuda failure|CUDA (?:driver|runtime)", "nvidia-smi on that host: driver, and devices that the process may use"),
     (r"error 12|status=12|RETRY_EXC", "let the cards reach each other: NCCL_IB_GID_INDEX (RoCE), NCCL_IB_HCA, cables"),
     (r"network .* not found|[Pp]lugin", "put the network's plugin on LD_LIBRARY_PATH, or unset NCCL_NET"),
-)  # fmt: skip
+)
 """What a warning of NCCL is about (a pattern), and what to do; the first that fits."""
 ANY_WARNING = "NCCL_DEBUG=INFO shows the lines before it"
 

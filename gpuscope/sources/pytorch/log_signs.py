@@ -29,7 +29,7 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("gpu_error", r"NVRM: Xid \([^)]*\): (?:" + _HARDWARE_XIDS + r")\b|\b[Xx][Ii][Dd][ :=]+(?:error )?(?:"
      + _HARDWARE_XIDS + r")\b|[Uu]ncorrectable (?:ECC|NVLink)|fallen off the bus|GPU is lost"),
     ("driver_error", r"NVRM: Xid \([^)]*\): (?!(?:13|31|43|45)\b)\d|(?:CUDA|HIP) error: (?:initialization error|unkno"
-     r"wn error|no (?:CUDA-capable )?device|.*driver version is insuffici|system not yet initialized|.*busy or unavail)"),
+     r"wn error|no (?:CUDA-capable )?device|.*driver version is ins|system not yet initialized|.*busy or unavail)"),
     ("program_error", r"NVRM: Xid|(?:CUDA|HIP)(?: driver)? error: (?!out of memory)|device-side assert triggered"
      r"|Cuda failure (?:\d+ )?'(?!out of memory)|\.cu(?:h|da)?:\d+: .*block: \[.*Assertion .* failed"),
     ("network", r"\bibv_\w+ failed|NET/IB ?:.*(?:Got completion .*(?:error|status)|port error|device fatal)"
@@ -273,6 +273,8 @@ class SignReader:
         if (match := re.search(r"\btasks? (\d{1,7}):", line)) is not None:
             rank = int(match[1])
         pid = next((int(found) for found in match.groups() if found), None) if (match := _PID.search(line)) else None
+        if pid is not None and "NVRM" in line and rank is not None:
+            pid = None  # the driver's number of a process counts outside of its container
         self._add(name, line, number, rank if pid is None else None, pid)
 
     def _exception(self, line: str, number: int, rank: int | None) -> None:
