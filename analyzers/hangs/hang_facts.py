@@ -144,6 +144,7 @@ def uncertain(
     job: Job, waits: Sequence[Wait], causes: Sequence[HangCause], facts: RunFacts, found: Waiting, *, hung: bool
 ) -> list[str]:
     """What the dumps leave open."""
+    told_by_counts = bool(causes) and all("NCCL's RAS" in cause["why"] for cause in causes)
     explained = facts.killed | {cause["rank"] for cause in causes if cause.get("reason")}
     return sentences.uncertain(
         sentences.Unknown(
@@ -156,6 +157,7 @@ def uncertain(
             progress={wait.awaited for wait in waits if wait.reason == "unknown"},
             by_count=any(wait.record.p2p and len(job.members[wait.record.group]) > 2 for wait in waits),
             incomparable=[job.title(group) for group in sorted(job.incomparable)],
+            counts=told_by_counts,
             hung=hung,
             timed_out=bool(found.stalled),
             absent=() if any(cause["certain"] for cause in causes) else found.absent - {c["rank"] for c in causes},

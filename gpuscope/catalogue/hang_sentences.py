@@ -188,6 +188,8 @@ class Unknown:
     """Groups whose operations the dumps number differently."""
     members: bool
     """Whether the members of groups in which ranks wait are unknown."""
+    counts: bool = False
+    """Whether a snapshot of RAS alone names the first causes."""
     hung: bool = True
     timed_out: bool = False
     """Whether watchdogs tell what ranks waited in."""
@@ -223,6 +225,8 @@ def _uncertain(unknown: Unknown) -> Iterator[str]:
     if unknown.timed_out and not unknown.dumps:
         yield from _by_watchdogs(unknown)
     elif causes and not unknown.dumps:
+        if unknown.counts:
+            yield "That the job hung at all: counts of a moment differ in running jobs too; take them twice, a minute apart."
         yield "Who waits for whom: without Flight Recorder dumps the ranks' operations can't be compared."
     elif causes:
         if any(cause.get("reason") is None and cause["kind"] not in _OWN_REASON for cause in causes):
