@@ -178,7 +178,7 @@ def _section(found: Found) -> Hang:
             *hang_facts.unnamed(found.told),
         ],
         "uncertain": [
-            *hang_facts.uncertain(job, found.waits, causes, found.facts, found.awaited, hung=found.hung),
+            *hang_facts.uncertain(job, found.waits, causes, found.facts, found.told, found.awaited, hung=found.hung),
             *hang_facts.open_reasons(causes, found.told),
         ],
         "hosts": [

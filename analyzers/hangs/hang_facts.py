@@ -141,10 +141,19 @@ def open_reasons(causes: Sequence[HangCause], evidence: Evidence) -> list[str]:
 
 
 def uncertain(
-    job: Job, waits: Sequence[Wait], causes: Sequence[HangCause], facts: RunFacts, found: Waiting, *, hung: bool
+    job: Job,
+    waits: Sequence[Wait],
+    causes: Sequence[HangCause],
+    facts: RunFacts,
+    evidence: Evidence,
+    found: Waiting,
+    *,
+    hung: bool,
 ) -> list[str]:
     """What the dumps leave open."""
-    told_by_counts = bool(causes) and all("NCCL's RAS" in cause["why"] for cause in causes)
+    counted = evidence.behind("ras")
+    told_by_counts = not evidence.timed_out and any(cause["kind"] == "behind" for cause in causes)
+    told_by_counts = told_by_counts and all(cause["rank"] in counted for cause in causes)
     explained = facts.killed | {cause["rank"] for cause in causes if cause.get("reason")}
     return sentences.uncertain(
         sentences.Unknown(

@@ -226,7 +226,7 @@ def _uncertain(unknown: Unknown) -> Iterator[str]:
         yield from _by_watchdogs(unknown)
     elif causes and not unknown.dumps:
         if unknown.counts:
-            yield "That the job hung at all: counts of a moment differ in running jobs too; take them twice, a minute apart."
+            yield "That the job hung at all: counts of one moment differ in running jobs too; take them twice."
         yield "Who waits for whom: without Flight Recorder dumps the ranks' operations can't be compared."
     elif causes:
         if any(cause.get("reason") is None and cause["kind"] not in _OWN_REASON for cause in causes):

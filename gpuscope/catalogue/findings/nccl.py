@@ -106,8 +106,9 @@ class SlowTransport(Finding):
 
 WARNINGS: tuple[tuple[str, str], ...] = (
     (
-        r"neither AF_INET|no socket interface found|Bootstrap ?: no|connect to .* (?:failed|refused|timed out)|"
-        r"Connect to .*failed|Connection refused|socketStartConnect|socketPollConnect|No route to host|Network is unreachable",
+        r"neither AF_INET|no socket interface found|Bootstrap ?: no|connect to .* (?:failed|refused|timed out)"
+        r"|Connect to .*failed|Connection refused|socketStartConnect|socketPollConnect|No route to host"
+        r"|Network is unreachable",
         "let the hosts reach each other: one version of NCCL everywhere, NCCL_SOCKET_IFNAME for an interface that all "
         "share, no firewall between them",
     ),

@@ -59,10 +59,10 @@ def section(hang: Hang, writer: Writer) -> None:
                 writer.text(rank_list(ranks), "bold red"), f"{'' if certain else ' (not certain)'}  {why}", hang=4
             )
         remedies = _remedies(hang)
-        for remedy, ranks in remedies.items():
+        for remedy, whose in remedies.items():
             writer.line(
                 writer.text("next  ", "bold"),
-                f"{f'{ranks}: ' if len(remedies) > 1 else ''}{remedy}",
+                f"{f'{whose}: ' if len(remedies) > 1 else ''}{remedy}",
                 hang=6,
             )
         if hang["only_waited"]:
