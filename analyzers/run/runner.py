@@ -7,11 +7,16 @@ of a run, not with its events. Files are read in parallel where there are severa
 from __future__ import annotations
 
 import gc
+import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
+
+import numpy as np
 
 from gpuscope.analyzers.base.analyzer import Result, analyzers_of, attributed, broken, run_one
 from gpuscope.analyzers.changes import Change, Predicted, Refused
@@ -26,8 +31,10 @@ from gpuscope.analyzers.run.executors import Executor, LeftOut, in_turn, side_by
 from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part
 from gpuscope.analyzers.run.reporting import build
 from gpuscope.analyzers.topology.pcie_lanes import narrow_links
+from gpuscope.averages import median
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.problems import job, reading
+from gpuscope.schema.document import Report
 from gpuscope.sources import digest
 from gpuscope.sources.by_role import intervals
 from gpuscope.sources.opening import (
@@ -44,9 +51,11 @@ from gpuscope.sources.opening import (
 from gpuscope.sources.restarts import left_out
 from gpuscope.sources.run_manifest import ended, mesh, refused_files, run_folders
 from gpuscope.sources.source import ReadOptions
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import with_world_size
+from gpuscope.words import units
 
 PARALLEL_FROM = 64 << 20
 """Bytes of input from which further processes pay for their start."""
@@ -202,7 +211,58 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     named = mesh(folders[0]) if len(folders) == 1 else {}
     about = setup(facts.trace, folders)
     report = build(facts, results, what_if if options.advice else None, named, about)
+    if len(items) > 1:
+        check_one_job(facts, report)
     return Analysis(report, replayer, facts.trace.hosts)
+
+
+UNLIKE_STEPS = 1.3
+"""Steps that differ by more than this are of no job in which ranks wait for each other."""
+
+
+def check_one_job(facts: RunFacts, report: Report) -> None:
+    """Raise `UsageError` where ranks are of different jobs: no collective joins them, they share no kernel's name, and
+    their steps differ (definitions: «Ranks of a file and of a folder»)."""
+    joined = {rank: rank for rank in facts.trace.ranks}
+
+    def first_of(rank: int) -> int:
+        while joined[rank] != rank:
+            rank = joined[rank]
+        return rank
+
+    table, parts = facts.trace["collectives"]["rank"], len(joined)
+    for instances in (facts.matched.instances, facts.matched.partial):
+        for low, high in pairwise(instances.bounds.tolist()):
+            members = {first_of(rank) for rank in distinct_values(np.sort(table[instances.rows[low:high]])).tolist()}
+            joined.update(dict.fromkeys(members, min(members, default=0)))
+            parts -= max(len(members) - 1, 0)
+            if parts == 1:
+                return
+    kernels: dict[int, set[str]] = defaultdict(set)
+    steps: dict[int, list[int]] = defaultdict(list)
+    for row in report["kernel_ranks"]:
+        if row["category"] not in ("communication", "memory") and row["device"] is not None:
+            kernels[first_of(row["rank"])].add(row["name"])
+    for step in report["steps"]:
+        if step["step"] is not None and step["role"] == "steady":
+            steps[first_of(step["rank"])].append(step["dur_ns"])
+    files = {rank: path for path, _, ranks, _ in facts.trace.ranks_by_file() for rank in ranks}
+    apart = [rank for rank in sorted(steps) if kernels[rank] and joined[rank] == rank]
+    for one, other in combinations(apart[:MOST_APART], 2):
+        times = sorted((median(steps[one]), median(steps[other])))
+        unlike = kernels[one].isdisjoint(kernels[other]) and times[1] > UNLIKE_STEPS * times[0]
+        if unlike and files[one] != files[other]:
+            raise UsageError(
+                f"{files[one].name} and {files[other].name} are of different jobs: no collective joins them, no kernel "
+                f"runs in both, and their steps take {units.duration(median(steps[one]))} and "
+                f"{units.duration(median(steps[other]))}",
+                hint=f"analyse one of them at a time, or compare them: gpuscope diff {shlex.quote(str(files[one]))} "
+                f"{shlex.quote(str(files[other]))}",
+            )
+
+
+MOST_APART = 64
+"""Parts of a run without a collective between them that are compared with each other."""
 
 
 def _again(files: Sequence[tuple[Input, set[int]]], ranks: set[int], options: Options) -> list[Recorded]:

@@ -53,6 +53,14 @@ OTHER_WINDOWS = RESTARTS_LEFT_OUT.saying(
     "{run}: several windows of one run; this is {read}. Left out: {others}; --window chooses another, gpuscope diff "
     "compares two"
 )
+OTHER_LOOPS = ProblemKind(
+    "other_loops", "info",
+    "{run}: recordings of different loops of the same processes; this is {read}, which holds the optimizer. Left out: "
+    "{others}; {first} alone shows one of them",
+    about="Some frameworks record each loop into a file of its own (Lightning's `.training_step`, `.validation_step`, "
+    "`.test_step`, `.predict_step`), and each counts its own steps. The recordings that hold the optimizer are judged; "
+    "the message names the others. Name their files to judge them instead.",
+)  # fmt: skip
 OTHER_ROLES = ProblemKind(
     "other_roles", "info",
     "{run}: jobs of several roles; this is {read}. Left out: {others}; --role chooses another",

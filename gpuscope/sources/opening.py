@@ -206,6 +206,12 @@ def _of_one_job(
         told.append(job.OTHER_ROLES.of(1, run=folder.name, read=of_role.role, others=", ".join(of_role.others)))
         files = [path for path in files if path not in of_role.gone]
         timelines = [path for path in timelines if path not in of_role.gone]
+    if (loops := windows.training_loop(timelines, _rank_of)) is not None:
+        told.append(job.OTHER_LOOPS.of(
+            1, run=folder.name, read=loops.read, others=", ".join(loops.others), first=loops.example
+        ))  # fmt: skip
+        files = [path for path in files if path not in loops.gone]
+        timelines = [path for path in timelines if path not in loops.gone]
     found = windows.windows(timelines, _rank_of)
     if found is None:
         if window is not None:
@@ -306,7 +312,10 @@ def _peeked(source: Source, local: Path, head: bytes) -> int | None:
 def _expand(named: PathLike) -> list[Path]:
     path = Path(named)
     if not os.path.exists(path) and glob.has_magic(os.fspath(named)):
-        matches = [Path(match) for match in sorted(glob.glob(os.fspath(named), recursive=True))]
+        # Where nothing matches, brackets may be the names' own (Lightning's `fit-[Strategy]DDPStrategy…`).
+        patterns = (os.fspath(named), os.fspath(named).replace("[", "[[]"))
+        found_by = (sorted(glob.glob(pattern, recursive=True)) for pattern in patterns)
+        matches = [Path(match) for match in next(filter(None, found_by), [])]
         if not matches:
             raise InputError(f"{named}: matches no file")
         return [file for match in matches for file in (_expand(match) if match.is_dir() else [match])]

@@ -50,6 +50,70 @@ class Windows:
         return max(self.files, key=lambda number: (len({ranks(path) for path in self.files[number]}), number))
 
 
+_LOOP = when_used.pattern(r"\b(train(ing)?|val(idation)?|eval(uation)?|test|predict(ion)?)(_step|_loop|_epoch)?\b")
+"""What frameworks call their loops in files' names, as whole words between points (Lightning: `….training_step.…`)."""
+_TRAINS = when_used.pattern(
+    rb"Optimizer\.(?:step|zero_grad)#|autograd::engine::evaluate_function|aten::_fused_(?:adam|sgd)|optimizer_step"
+)
+"""What only a loop that trains records."""
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Recordings of several loops of the same processes, each of which counts its own steps."""
+
+    read: str
+    """What the recordings that hold the optimizer are of."""
+    others: tuple[str, ...]
+    gone: frozenset[Path]
+    """The files of the other loops."""
+    example: str
+
+
+def training_loop(files: Sequence[Path], ranks: Rank) -> Loops | None:
+    """Recordings that train beside others of the same processes that do not (training beside validation); None where
+    they are not so."""
+    by_rank: dict[object, list[Path]] = defaultdict(list)
+    for path in files:
+        if not path.name.endswith(_TEXTS):
+            return None
+        rank = ranks(path)
+        by_rank[rank if rank is not None else _process(path)].append(path)
+    if not by_rank or None in by_rank or any(len(own) < 2 for own in by_rank.values()):
+        return None
+    for own in by_rank.values():
+        processes = {_process(path) for path in own}
+        if len(processes) > 1 or None in processes:
+            return None  # runs of their own
+    training = {path for path in files if _trains(path)}
+    gone = frozenset(set(files) - training)
+    if not gone or any(len(training.intersection(own)) in (0, len(own)) for own in by_rank.values()):
+        return None
+    named = {path: _loop_of(path) for path in sorted(files)}
+    read = sorted({named[path] for path in training})
+    others = sorted({named[path] for path in gone})
+    return Loops(" and ".join(read), tuple(others), gone, min(path.name for path in gone))
+
+
+def _loop_of(path: Path) -> str:
+    """What a file's name calls its loop, else the name."""
+    found = next((part for part in path.name.split(".") if _LOOP.fullmatch(part.lower())), None)
+    return found or path.name
+
+
+def _trains(path: Path) -> bool:
+    left = b""
+    try:
+        for block in stream.blocks(path):
+            text = left + block
+            if _TRAINS.search(text):
+                return True
+            left = text[-64:]
+    except (InputError, stream.TruncatedError):
+        pass  # reading it says what is wrong
+    return False
+
+
 def windows(files: Sequence[Path], ranks: Rank) -> Windows | None:
     """The windows that the traces of a folder are; None where they are none."""
     folder = Path(os.path.commonpath([path.parent for path in files]))

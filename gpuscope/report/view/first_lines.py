@@ -25,7 +25,7 @@ LOW = 0.5
 """A lower confidence is called so."""
 AGREE = 1.1
 """Steps agree where nine in ten take at most this many times the median."""
-FAILED, PAUSED = "run_failed", "run_paused"
+FAILED, PAUSED, OTHER_LOOPS = "run_failed", "run_paused", "other_loops"
 """Problems that stand on the first screen."""
 CONTRADICT = "role_steps_contradict"
 ONE_BY_ONE = "log every step (TRL: logging_steps=1), or name a log with the number of the training step in each row"
@@ -323,7 +323,7 @@ def _limits(report: Report) -> list[str]:
     problems = [one for one in report["problems"] if one["code"] not in (FAILED, OVERRUNS)]
     lost = [one["message"] for one in problems if one["severity"] in ("error", "data_loss")]
     found += [message for message in lost[:1] if of_memory or not verdict["abstained"]]
-    found += [one["message"] for one in problems if one["code"] == PAUSED]
+    found += [one["message"] for one in problems if one["code"] in (PAUSED, OTHER_LOOPS)]
     failed = [one["name"] for one in report["analyzers"] if one["status"] == "failed"]
     return found + (
         [f"{units.plural(len(failed), 'analysis', 'analyses')} failed: {', '.join(failed)}"] if failed else []

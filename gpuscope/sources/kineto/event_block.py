@@ -110,6 +110,16 @@ class Rows:
     def __len__(self) -> int:
         return len(self.route)
 
+    def where(self, wanted: npt.NDArray[np.bool_]) -> Rows:
+        """The rows of a mask."""
+        own = np.flatnonzero(wanted)
+        columns = {name: column[own] for name, column in self.columns.items()}
+
+        def texts(rows: Sequence[int]) -> list[Any]:
+            return self.texts(own[list(rows)].tolist())
+
+        return Rows(self.route[own], columns, texts, lambda rows: self.shapes(own[rows]))
+
 
 @dataclass
 class Block:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gpuscope import native
+from gpuscope import native, when_used
 from gpuscope.sources.kineto.allocator_events import MemoryEvents
 from gpuscope.sources.kineto.event_arguments import (
     CommunicationArguments,
@@ -108,6 +108,8 @@ class EventColumns:
         """Whether nodes are numbered as the back end does that records dependencies, too, if it was asked to."""
         self.shaped = False
         """Whether the inputs of any operator were recorded."""
+        self.drawn_devices: set[Any] = set()
+        """Processes that stand for a device, as their names or labels say."""
         self.threads = Numbered()
         """(pid, tid) as written, to the number that stands in the column `thread`."""
         self.texts = _Texts(builder)
@@ -120,6 +122,8 @@ class EventColumns:
         code = builder.names.code
         self._kind = PerName(builder.names, _kernel_kind)
         self._direction = PerName(builder.names, lambda name: code(_copy_kind(name)))
+        self._is_wait = PerName(builder.names, kinds.is_device_wait)
+        self._is_dma = PerName(builder.names, kinds.is_dma)
         self._is_gloo = PerName(builder.names, lambda name: name.startswith("gloo:"))
         self._is_shaped = PerName(builder.names, is_shaped)
 
@@ -152,6 +156,13 @@ class EventColumns:
 
     def _device(self, rows: Rows) -> None:
         columns, route = rows.columns, rows.route
+        waits = (route == Work.KERNEL) & (self._is_wait(columns["name"]) != 0)
+        if waits.any():
+            self._sync(rows.where(waits))
+            rows = rows.where(~waits)
+            if not len(rows):
+                return
+            columns, route = rows.columns, rows.route
         name, graph = columns["name"], columns["graph"]
         graph[graph == 0] = NA  # Kineto writes 0 where a kernel was launched outside any graph
         kernel, copy, memset = route == Work.KERNEL, route == Work.COPY, route == Work.SET
@@ -159,6 +170,8 @@ class EventColumns:
         kind[kernel] = self._kind(name[kernel])
         copy_kind = np.full(len(rows), NO_NAME, np.int32)
         copy_kind[copy] = self._copy_kinds(rows, np.flatnonzero(copy))
+        moves = kernel & (self._is_dma(name) != 0)
+        kind[moves], copy_kind[moves] = Kind.MEMORY, self._builder.names.code(UNDIRECTED)
         if memset.any():
             copy_kind[memset] = self._builder.names.code("memset")
         columns |= {"kind": kind, "copy_kind": copy_kind}
@@ -266,8 +279,20 @@ class EventColumns:
         self._append("syncs", len(rows), columns)
 
     def _name_thread(self, event: Metadata) -> None:
+        if _is_device_process(event):
+            self.drawn_devices.add(event.pid)
         if event.name == "thread_name" and event.args and isinstance(event.pid, int) and isinstance(event.tid, int):
             self._builder.name_thread(event.pid, event.tid, str(event.args.get("name", "")))
+
+
+_ACCELERATOR = when_used.pattern(r"(MTIA|HPU|XPU|NPU|GPU|TPU) ?\d*\b")
+"""How Kineto names and labels the processes that are devices (`output_json.cpp`)."""
+
+
+def _is_device_process(event: Metadata) -> bool:
+    """Whether the name or the label of a process says that it stands for a device."""
+    told = (event.args or {}).get("labels" if event.name == "process_labels" else "name")
+    return event.name in ("process_labels", "process_name") and _ACCELERATOR.match(str(told)) is not None
 
 
 def _kernel_kind(name: str) -> Kind:

@@ -17,7 +17,7 @@ from gpuscope.sources import stream
 from gpuscope.sources.kineto.event_columns import EventColumns
 from gpuscope.sources.kineto.execution_links import link
 from gpuscope.sources.kineto.graph_nodes import flows_of
-from gpuscope.sources.kineto.merged_file import Apart, processes
+from gpuscope.sources.kineto.merged_file import Apart, check_one_recording, processes, without_device_calls
 from gpuscope.sources.kineto.recorded_run import RecordedRun
 from gpuscope.sources.kineto.text.chrome_json import Document, Losses
 from gpuscope.sources.kineto.uncorrelated import correlate
@@ -72,6 +72,8 @@ class KinetoSource:
             raise marks.refusal()
         if len(working := processes(columns)) > 1:
             raise SeveralRanks(_apart(path, working))
+        without_device_calls(columns)
+        check_one_recording(columns, builder.names, path)
         report_losses(builder, losses, path)
         link(columns, builder, options.linked)
         correlate(columns, builder.names, path)

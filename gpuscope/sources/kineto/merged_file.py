@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from gpuscope import when_used
 from gpuscope.errors import InputError
@@ -24,7 +26,8 @@ from gpuscope.sources.kineto.text.chrome_json import Complete, Document, Event, 
 from gpuscope.sources.named_ranks import engine_ranks
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.distinct import distinct_values
-from gpuscope.trace.schema import Category
+from gpuscope.trace.columns.name_pool import NamePool
+from gpuscope.trace.schema import NA, Category
 
 _LABEL = when_used.pattern(r"\[(?P<label>[^\[\]]+)\] ?(?P<pid>.*)", re.DOTALL)
 _NAMED = when_used.pattern(r"\brank[ _:#-]?(\d+)\b", re.IGNORECASE)
@@ -44,12 +47,56 @@ class _Fused(msgspec.Struct):
 
 def processes(columns: EventColumns) -> set[Any]:
     """The processes, as written, that ran operators or called the runtime."""
-    working: set[int] = set()
+    working: dict[Category, set[int]] = {Category.OP: set(), Category.RUNTIME: set()}
     for table, _, values in columns.chunks:
         if table == "host_events":
-            worked = (values["category"] == Category.OP) | (values["category"] == Category.RUNTIME)
-            working.update(distinct_values(values["thread"][worked]).tolist())
-    return {pid for number, (pid, _) in enumerate(columns.threads) if number in working and pid is not None}
+            for category, threads in working.items():
+                threads.update(distinct_values(values["thread"][values["category"] == category]).tolist())
+    operating, calling = (
+        {pid for number, (pid, _) in enumerate(columns.threads) if number in threads and pid is not None}
+        for threads in (working[Category.OP], working[Category.RUNTIME])
+    )
+    # An accelerator that is drawn as a process of its own (MTIA) may have rows of the runtime, but no operators.
+    return operating | (calling - columns.drawn_devices) or calling
+
+
+def without_device_calls(columns: EventColumns) -> None:
+    """The runtime's rows in an accelerator's own process are no launches: those stand in the host's process."""
+    drawn = columns.drawn_devices - processes(columns)
+    devices = [number for number, (pid, _) in enumerate(columns.threads) if pid in drawn]
+    if not devices:
+        return
+    for table, _, values in columns.chunks:
+        if table == "host_events":
+            values["correlation"][np.isin(values["thread"], devices)] = NA
+
+
+TWICE = 0.9
+"""Share of the correlation ids of launches that two recordings in one file have twice."""
+
+
+def check_one_recording(columns: EventColumns, names: NamePool, path: Path) -> None:
+    """Raise `InputError` where a file holds two recordings of one process id: every step number twice, and nearly every
+    correlation id of the runtime's calls, on one thread."""
+    marks: list[int] = []
+    ids: list[npt.NDArray[np.int64]] = []
+    for table, _, values in columns.chunks:
+        if table == "host_events":
+            numbered = values["category"] == Category.ANNOTATION
+            marks += values["name"][numbered].tolist()
+            calls = (values["category"] == Category.RUNTIME) & (values["correlation"] > 0)
+            ids.append(values["correlation"][calls])
+    steps = Counter(code for code in marks if names[code].startswith("ProfilerStep#"))
+    found, counts = np.unique(np.concatenate(ids), return_counts=True) if ids else (np.empty(0), np.empty(0))
+    if not steps or min(steps.values()) < 2 or not len(found) or np.mean(counts >= 2) < TWICE:
+        return
+    pid = next((pid for pid, _ in columns.threads), None)
+    raise InputError(
+        f"{path}: holds two recordings of process {pid}: the same steps and correlation ids stand in it twice, and "
+        "nothing tells whose a kernel is",
+        hint="analyse the files that it was merged from, or merge them with a rank in each process's id "
+        "(`[TP0] 4711`), as SGLang does",
+    )
 
 
 class Apart:

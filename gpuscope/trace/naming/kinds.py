@@ -55,6 +55,12 @@ _ALLOCATOR = when_used.pattern(
     r"|cuMem(Alloc|Free|HostAlloc|HostRegister|Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)"
     r"|(AscendCL@)?aclrt(Malloc|Free)"
 )
+_DEVICE_WAIT = when_used.pattern(
+    r"(event|sem(aphore)?|fence|barrier|stream)[_ ]?wait([_ ]event)?|wait[_ ](for[_ ])?(event|sem(aphore)?|fence)",
+    re.IGNORECASE,
+)
+_DMA = when_used.pattern(r"([a-z0-9]+[_ ])*(s|h|e|i|o)?dma([_ ](in|out|copy|read|write|load|store|transfer|[0-9]+))*",
+                     re.IGNORECASE)  # fmt: skip
 _LOADER = when_used.pattern(
     r"enumerate\(DataLoader\)|torch/utils/data/(dataloader|_utils/fetch)\.py|data[ _-]?load(er|ing)?\b"
     r"|\b(next|get|fetch|load)[ _]?batch\b|\bbatch[ _]load|(^|[:./ ])data$|^(input|fetch)[ _]data$",
@@ -108,6 +114,16 @@ _OS_LOCK_OR_SLEEP = when_used.pattern(
 def is_communication_kernel(name: str) -> bool:
     """Whether a kernel is a collective or point-to-point operation."""
     return communication(name) is not None
+
+
+def is_device_wait(name: str) -> bool:
+    """A row of an accelerator that waits for another unit's event, and does no work (MTIA's `event_wait`)."""
+    return _DEVICE_WAIT.fullmatch(name) is not None
+
+
+def is_dma(name: str) -> bool:
+    """A row of an accelerator in which its DMA engine moves data."""
+    return _DMA.fullmatch(name) is not None
 
 
 def collective_op(name: str) -> str:

@@ -98,7 +98,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     kernels = sum(one["launches"] for one in case.report["launches"])
     if on_cpu(case) or not kernels or not (largest or much):
         return
-    setting = None if _in_graphs(case) else _setting(case)
+    setting = None if _in_graphs(case) or not _has_graphs(case) else _setting(case)
     blocking, shapes = _blocking(case), _unlike_shapes(case)
     if setting is not None:
         steps = case.steady_steps
@@ -110,6 +110,12 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         return
     if (case.program == "pytorch" or case.program is None) and (case.report["trace"]["world_size"] or 1) > 1:
         yield Proposal(finding, BoundToNode(), torch_settings.NUMA_BINDING.to("node"))
+
+
+def _has_graphs(case: Case) -> bool:
+    """Whether the runtime that launches is one that has graphs: not MTIA's or another accelerator's."""
+    called = [row["name"] for row in case.report["api_calls"]]
+    return not called or any(name.startswith(("cu", "hip", "acl", "AscendCL")) for name in called)
 
 
 def dominates(case: Case, finding: FindingEntry) -> bool:
