@@ -59,9 +59,9 @@ from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import NA
 
 
-def open_tables(path: Path) -> Tables:
-    """The tables of an export. Raises `InputError` where they can't be read."""
-    return ArrowTables(path) if path.is_dir() else SqliteTables(path)
+def open_tables(path: Path, partial: bool = True) -> Tables:
+    """The tables of an export. Raises `InputError` where they can't be read, or are cut off and not `partial`."""
+    return ArrowTables(path) if path.is_dir() else SqliteTables(path, partial)
 
 
 def processes_in(export: Path, named: Path) -> Processes | None:
@@ -118,6 +118,8 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
     add_link_counters(builder, tables, source, facts.epoch_ns)
     report_missing(builder, events, ranks, facts, payloads, undecoded)
     report_diagnostics(builder, tables)
+    cut_off = isinstance(tables, SqliteTables) and tables.cut_off
+    builder.problem(reading.TRUNCATED, int(cut_off), file=path.name, what="rows")
     builder.problem(reading.INVALID_UTF8, int(tables.invalid_utf8), file=path.name)
 
 

@@ -40,7 +40,7 @@ class NsysSource:
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         from gpuscope.sources.nsys.export_reading import open_tables, read_tables
 
-        with closing(open_tables(path)) as tables:
+        with closing(open_tables(path, options.partial)) as tables:
             read_tables(tables, path, builder, options)
         if options.advance and path.is_file():
             options.advance(path.stat().st_size)

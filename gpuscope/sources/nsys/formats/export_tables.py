@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, compress, islice, repeat
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,14 +79,25 @@ def pairs(tables: Tables, table: str, key: str, value: str) -> list[tuple[str, s
     return [(k, v) for k, v in both if k is not None and v is not None]
 
 
+_HEADER = 100
+"""Bytes of a database's header."""
+
+
 class SqliteTables:
     """An export to SQLite, opened read-only; it is never written to, nor is a journal made beside it."""
 
     format = "SQLite"
 
-    def __init__(self, path: Path) -> None:
-        """Raises `InputError` where the file is no database, is damaged, or is locked."""
+    def __init__(self, path: Path, partial: bool = False) -> None:
+        """Raises `InputError` where the file is no database, is damaged, or is locked, and where it is shorter than its
+        header says, unless `partial`: then the rows before the cut are read."""
         self.path = path
+        self.cut_off = _is_cut_off(path)
+        if self.cut_off and not partial:
+            raise InputError(
+                f"{path}: is cut off: the SQLite file is shorter than its header says",
+                hint="copy or export it again, or pass --partial to analyse what is left",
+            )
         self.invalid_utf8 = False
         self._columns: dict[str, frozenset[str]] = {}
         # In WAL mode even a reader makes files beside the database, unless opened as immutable.
@@ -96,6 +107,8 @@ class SqliteTables:
             self._connection = sqlite3.connect(self._uri, uri=True, timeout=0.5)
         except _DAMAGE as error:
             raise self._unreadable(error) from error
+        if self.cut_off:  # lifts SQLite's own check of the length: the pages that are there can be read
+            self._connection.execute("PRAGMA writable_schema=ON")
         self._names = [str(name) for (name,) in self._rows("SELECT name FROM sqlite_master WHERE type='table'")]
 
     def names(self) -> list[str]:
@@ -130,6 +143,8 @@ class SqliteTables:
         # Most files hold nothing but UTF-8: the quick way first, and from the failing row on the lenient one.
         select = f"SELECT CAST({_quoted(column)} AS TEXT) FROM {_quoted(table)}"
         values = self._decoded(select)
+        if self.cut_off:  # a text may lie in other pages than its row
+            values = islice(chain(_before_damage(values), repeat(None)), self._count(table))
         return values if rows is None else compress(values, rows.tolist())
 
     def range_texts(self, table: str, column: str) -> RangeTexts:
@@ -152,11 +167,13 @@ class SqliteTables:
         """Rows of a table; 0 where it is missing."""
         if table not in self._names:
             return 0
+        if self.cut_off:
+            return int(self._matrix(table, ["1"]).shape[1])
         return int(next(self._rows(f"SELECT count(*) FROM {_quoted(table)}"))[0])
 
     def _bulk(self, table: str, columns: list[str]) -> list[Array] | None:
         """Integer columns by the native core; None where it can't, or the values are not those in the file."""
-        if any(self.path.with_name(self.path.name + suffix).exists() for suffix in ("-wal", "-journal")):
+        if self.cut_off or any(self.path.with_name(self.path.name + end).exists() for end in ("-wal", "-journal")):
             return None
         try:
             with self._unchanged():
@@ -183,6 +200,8 @@ class SqliteTables:
         select = f"SELECT {','.join(expressions)} FROM {_quoted(table)} ORDER BY rowid"
         width = len(expressions)
         blocks: list[Array] = []
+        if self.cut_off:
+            return self._matrix_before_the_cut(select, width)
         try:
             flat = chain.from_iterable(self._connection.execute(select))
             while len(block := np.fromiter(islice(flat, _CHUNK * width), np.int64)):
@@ -190,6 +209,12 @@ class SqliteTables:
         except _DAMAGE as error:
             raise self._unreadable(error) from error
         return np.concatenate(blocks, axis=1) if blocks else np.empty((width, 0), np.int64)
+
+    def _matrix_before_the_cut(self, select: str, width: int) -> Array:
+        rows: list[tuple[int, ...]] = []
+        with suppress(*_DAMAGE):
+            rows.extend(self._connection.execute(select))  # keeps what came before an error
+        return np.array(rows, np.int64).reshape(-1, width).T.copy()
 
     def _decoded(self, select: str) -> Iterator[str | None]:
         done = 0
@@ -229,6 +254,28 @@ class SqliteTables:
         return InputError(f"{self.path}: the SQLite file can't be read: {error}", hint=hint)
 
 
+def _before_damage(values: Iterator[str | None]) -> Iterator[str | None]:
+    try:
+        yield from values
+    except InputError:
+        return
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether a database is shorter than the pages that its header counts (SQLite's file format, 1.3)."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER)
+        size = path.stat().st_size
+    except OSError:
+        return False
+    # The count holds only if the last writer knew of it; pages may also still be in a log beside the file.
+    if len(header) < _HEADER or header[24:28] != header[92:96] or path.with_name(path.name + "-wal").exists():
+        return False
+    page, pages = (int.from_bytes(part, "big") for part in (header[16:18], header[28:32]))
+    return (65_536 if page == 1 else page) * pages > size
+
+
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
@@ -236,7 +283,7 @@ def _quoted(name: str) -> str:
 def looks_like_nsys(path: Path) -> bool:
     """Whether an SQLite file holds nsys's tables; a damaged one counts where its name says so."""
     try:
-        tables = SqliteTables(path)
+        tables = SqliteTables(path, partial=True)
     except InputError:
         return path.suffix in (".sqlite", ".sqlite3", ".db")
     names = tables.names()
