@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuscope.analyzers.run.file_part import Options, Part, analyze_file
 from gpuscope.errors import GpuscopeError, InputError, MissingExtraError, UsageError
-from gpuscope.sources.opening import Input, total_size
+from gpuscope.sources.opening import Input, or_skip, total_size
 from gpuscope.when_used import dataclass
 
 if TYPE_CHECKING:
@@ -23,8 +23,13 @@ RETRIES = 2
 class LeftOut:
     """A file that could not be read."""
 
-    name: str
+    item: Input
     why: str
+
+    @property
+    def name(self) -> str:
+        """The file's own name."""
+        return self.item.name
 
 
 Read = tuple[list[Part], list[LeftOut]]
@@ -146,15 +151,17 @@ def _collected(
         try:
             parts.append(result(item))
         except InputError as error:
-            if not options.skip_unreadable:
+            if len(items) == 1:
                 raise
-            without.append(LeftOut(item.name, error.message))
+            if not options.skip_unreadable:
+                raise or_skip(error) from error
+            without.append(LeftOut(item, error.message))
         except GpuscopeError:
             raise
         except Exception as error:
             if not _worker_died(error) or len(items) == 1:
                 raise
-            without.append(LeftOut(item.name, f"the process that read it died ({type(error).__name__})"))
+            without.append(LeftOut(item, f"the process that read it died ({type(error).__name__})"))
     if not parts:
         raise InputError(f"none of {len(items)} files could be read: {without[0].name}: {without[0].why}")
     return parts, without

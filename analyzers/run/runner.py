@@ -50,11 +50,11 @@ from gpuscope.sources.opening import (
 )
 from gpuscope.sources.restarts import left_out
 from gpuscope.sources.run_manifest import ended, mesh, refused_files, run_folders
-from gpuscope.sources.source import ReadOptions
+from gpuscope.sources.source import ReadOptions, Role, suffixes_of
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.merge import merge
 from gpuscope.trace.trace import Trace
-from gpuscope.trace.world import with_world_size
+from gpuscope.trace.world import recorded_world, with_world_size
 from gpuscope.words import units
 
 PARALLEL_FROM = 64 << 20
@@ -172,11 +172,11 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     lanes = [lane for part in parts for lane in part.lanes]
     results = [result for part in parts for result in part.results]
     recorded = [entry for part in parts for entry in part.recorded]
-    lost = {file.name for file in without}
-    present = (item for item in items if item.name not in lost)
+    lost = {id(file.item) for file in without}
+    present = (item for item in items if id(item) not in lost)
     files = [(item, set(part.trace.ranks)) for item, part in zip(present, parts, strict=True)]
     parts.clear()  # of thousands each holds tables that are merged here
-    whole = _of_size(merge(traces), options.world_size)
+    whole = _of_size(_with_left_out(merge(traces), files, without), options.world_size)
     check_any_read(items, whole)
     check_ranks_present(items, options.ranks, whole.ranks)
     digest.check_one_run(whole)
@@ -275,6 +275,21 @@ def _again(files: Sequence[tuple[Input, set[int]]], ranks: set[int], options: Op
     again = replace(options, ranks=sorted(ranks), files=len(chosen), read=read, with_events=False, analyses=False)
     parts, without = (side_by_side if _worth_processes(chosen, again) else in_turn)(chosen, again, lambda _: None)
     return [] if without else [entry for part in parts for entry in part.recorded]
+
+
+def _with_left_out(
+    trace: Trace, files: Sequence[tuple[Input, set[int]]], without: Sequence[LeftOut]
+) -> Trace:  # fmt: skip
+    """The trace with a world that counts the ranks whose files could not be read, where nothing records its size and
+    each file is of one rank: they are missing from the figures, not from the job."""
+    timelines = suffixes_of(Role.TIMELINE)
+    lost = [one.item for one in without if one.item.name.endswith(timelines)]
+    own = [ranks for item, ranks in files if item.source.files.role is Role.TIMELINE]
+    if not lost or any(len(ranks) != 1 for ranks in own) or recorded_world(trace).size is not None:
+        return trace
+    named = {item.rank for item in lost if item.rank is not None} - set(trace.ranks)
+    size = len(trace.ranks) + len(named) + sum(item.rank is None for item in lost)
+    return with_world_size(trace, max(size, *(rank + 1 for rank in (*named, *trace.ranks))), "files")
 
 
 def _of_size(trace: Trace, size: int | None) -> Trace:

@@ -170,8 +170,10 @@ def inputs(
         try:
             source, head = source_for(path)
         except InputError as error:
-            if not skip_unreadable or len(files) == 1:
+            if len(files) == 1:
                 raise
+            if not skip_unreadable:
+                raise or_skip(error) from None
             found.append(Input(path, Unreadable(error.message, error.hint), rank_in_name(path)))
             continue
         rank = source.peek_rank(path, head)
@@ -188,6 +190,12 @@ def inputs(
     linked = tuple(item.path for item in found if item.source.name == execution_trace.SOURCE.name)
     found = [replace(item, linked=linked) if linked and is_timeline(item.source.name) else item for item in found]
     return sorted(found, key=lambda item: (item.rank is None, item.rank or 0, item.path))
+
+
+def or_skip(error: InputError) -> InputError:
+    """The error of one file of several, with the way to do without it."""
+    hint = f"{error.hint.rstrip('.')}; or gpuscope" if error.hint else "gpuscope"
+    return InputError(error.message, hint=f"{hint} analyze --skip-unreadable goes on without this file")
 
 
 def _of_one_job(
@@ -405,7 +413,9 @@ def _may_be_trace(path: Path) -> bool:
         return True
     try:
         check_readable(path)
-        return path.stat().st_size == 0 or _is_trace(path) or placeholder(path, stream.head(path)) is not None
+        # Of one whose packed data is damaged from the start there is no beginning.
+        head = stream.head(path)
+        return not head or _is_trace(path) or placeholder(path, head) is not None
     except InputError:
         return True  # reading it will say what is wrong
 

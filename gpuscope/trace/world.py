@@ -15,7 +15,7 @@ from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
 
-WorldBasis = Literal["asked", "distributed_info", "communicators", "environment", "manifest", "assumed"]
+WorldBasis = Literal["asked", "distributed_info", "communicators", "environment", "manifest", "files", "assumed"]
 """Where a world size comes from, the most trustworthy first; `asked`: from the user."""
 _RECORDED: tuple[WorldBasis, ...] = get_args(WorldBasis)[:-1]
 _SOURCE = {
@@ -24,6 +24,7 @@ _SOURCE = {
     "communicators": "the largest recorded communicator",
     "environment": "the environment of the recorded program (WORLD_SIZE)",
     "manifest": "the manifest of the run",
+    "files": "the number of files, of which some could not be read",
 }
 
 

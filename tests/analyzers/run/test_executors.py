@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers import kineto
 from helpers.cli import call
 
 from gpuscope.analyzers.run import runner
@@ -131,3 +132,56 @@ def test_what_stays_of_a_file_does_not_grow_with_its_events(samples: Path) -> No
     part = analyze_file(item, Options())
     kept = sum(len(part.trace[name]) for name in ("device_events", "host_events"))
     assert kept <= 2 * len(part.trace["collectives"])
+
+
+def job_of_three(folder: Path, where: str) -> list[Path]:
+    """Three ranks that record no world size."""
+    return [
+        kineto.write(folder / where.format(rank=rank), *(
+            event for i in range(4) for event in (kineto.op(100 * i, 20), kineto.call(100 * i, 5, i + 1),
+                                                  kineto.kernel(100 * i + 9, 80, i + 1))
+        ), rank=None)
+        for rank in range(3)
+    ]  # fmt: skip
+
+
+SPOILED = {
+    "empty": b"",
+    "cut": b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "cpu_op", "na',
+    "pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n",
+    "page": b"<!DOCTYPE html><html>Sign in</html>",
+    "gzip": b"\x1f\x8b\x08damaged",
+}
+
+
+@pytest.mark.parametrize("content", SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize("where", ["rank{rank}.json", "rank_{rank}/trace.json", "profile_{rank}.json"])
+def test_the_way_out_is_named_and_the_world_stays(
+    tmp_path: Path, where: str, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of three ranks can be read: the error names the option, and with it the job still has three."""
+    paths = job_of_three(tmp_path, where)
+    for path in paths[1:]:
+        path.write_bytes(content)
+    refused = call(capsys, "analyze", str(tmp_path), "--no-store")
+    assert refused.returncode == 3
+    assert "--skip-unreadable" in refused.stderr
+    told = call(capsys, "analyze", str(tmp_path), "--no-store", "--skip-unreadable")
+    assert told.returncode == 0
+    assert "1 of 3 ranks" in " ".join(told.stdout.split())
+
+
+def test_one_bad_file_alone_has_no_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_bytes(SPOILED["cut"])
+    refused = call(capsys, "analyze", str(path), "--no-store")
+    assert (refused.returncode, "--skip-unreadable" in refused.stderr) == (3, False)
+
+
+def test_a_recorded_world_stands(tmp_path: Path) -> None:
+    for rank in range(2):
+        kineto.write(tmp_path / f"rank{rank}.json", kineto.op(0, 20), kineto.call(1, 5, 1), kineto.kernel(9, 80, 1),
+                     rank=rank, world_size=8)  # fmt: skip
+    (tmp_path / "rank2.json").touch()
+    told = run(inputs([tmp_path], skip_unreadable=True), Options(skip_unreadable=True)).report
+    assert (told["trace"]["ranks_present"], told["trace"]["world_size"]) == ([0, 1], 8)
