@@ -22,11 +22,13 @@ class GpuscopeError(Exception):
     """What went wrong, in which file, and how to fix it. `exit_code` is the process's exit status."""
 
     exit_code = 4
+    remedy = "run it again with --debug, and report the traceback"
+    """The hint of an error that has none of its own."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint or self.remedy
 
     def __str__(self) -> str:
         return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
@@ -36,6 +38,7 @@ class UsageError(GpuscopeError):
     """Wrong usage: contradictory options, or two files of one rank."""
 
     exit_code = 2
+    remedy = "the command's --help lists what it takes"
 
 
 class SeveralRoles(UsageError):  # noqa: N818 - the question is which
@@ -105,6 +108,7 @@ class InputError(GpuscopeError):
     """An input is missing, can't be read, or is cut off."""
 
     exit_code = 3
+    remedy = "check the path, and that the file was copied whole; docs/formats.md lists what is read"
 
     def naming(self, shown: object, path: object) -> InputError:
         """The same, of a temporary copy at `path`, as users know it."""
