@@ -44,7 +44,7 @@ def test_a_path_mistyped(trace: Path) -> None:
     done = gpuscope("analyze", trace.with_name("rnak0.json"))
     assert done.returncode == 3
     assert done.stderr.endswith(f"rnak0.json: no such file or directory\nHint: did you mean {trace}?\n")
-    assert "Hint" not in gpuscope("analyze", trace.with_name("something-else")).stderr
+    assert "did you mean" not in gpuscope("analyze", trace.with_name("something-else")).stderr
 
 
 def test_a_model_mistyped() -> None:
