@@ -40,7 +40,7 @@ def run(facts: RunFacts) -> Result:
     """Causes of exposed communication per lane, the table of operations, the ranks others waited for."""
     result = Result(ANALYZER.name)
     trace = facts.trace
-    attribution = attribute_transfers(trace, facts.waits)
+    attribution = attribute_transfers(trace, facts.waits, facts.matched.exchanged)
     row_of_event = _row_of_event(trace)
     for lane, held in _held_up(facts, attribution):
         result.causes[lane.key] = _attribute(trace, lane, attribution, row_of_event, held)
@@ -68,7 +68,7 @@ def _report_stragglers(result: Result, facts: RunFacts) -> None:
     matched, measured, clock = facts.matched, facts.waits, facts.clocks
     found = matched.instances
     suffered = found.reduce(np.add, measured.wait[found.rows])
-    claimed = ~found.p2p & (suffered > 0)
+    claimed = ~found.staged & (suffered > 0)
     counted = claimed & measured.certain
     doubtful = int((claimed & ~measured.certain).sum())
     result.problem(collectives.LAST_RANK_UNKNOWN, doubtful, clock_error=units.duration(clock.error))
@@ -90,7 +90,7 @@ def _held_up(facts: RunFacts, attribution: Attribution) -> list[tuple[LaneSummar
     for lane in facts.lanes:
         exposed[lane.rank] = join(exposed.get(lane.rank, EMPTY), lane.exposed_communication)
     late = np.full(len(table), NA, np.int64)
-    own = np.flatnonzero(~found.p2p[found.owner] & (waits.wait[found.rows] > 0))
+    own = np.flatnonzero(~found.staged[found.owner] & (waits.wait[found.rows] > 0))
     late[found.rows[own]] = table["rank"][waits.last[found.owner[own]]]
     held = []
     for lane, rows in rows_by_lane(facts.trace, facts.lanes):
@@ -142,8 +142,11 @@ def _attribute(
         begin, until = np.concatenate((start[first], turn[second])), np.concatenate((turn[first], over[second]))
         shares[cause] = intersect(left, union(begin, until)) if len(begin) else EMPTY
         left = subtract(left, shares[cause])
-    # What is left: messages that have arrived and are not waited for yet.
-    shares[BUBBLE] = join(shares[BUBBLE], left)
+    # What is left: messages that have arrived and are not waited for yet, those of an exchange apart.
+    apart = known & attribution.exchanged[at] if len(attribution.exchanged) else ~known
+    of_exchange = intersect(left, union(start[apart], end[apart])) if apart.any() else EMPTY
+    shares[UNDIVIDED_COMMUNICATION] = join(shares[UNDIVIDED_COMMUNICATION], of_exchange)
+    shares[BUBBLE] = join(shares[BUBBLE], subtract(left, of_exchange))
     shares["straggler"] = join(shares["straggler"], waiting)
     return only_present(
         {

@@ -99,7 +99,7 @@ def _compared(facts: RunFacts, roles: Sequence[Sequence[int]]) -> tuple[Times, T
     role_of = np.zeros(int(table["rank"].max(initial=0)) + 1, np.int64)
     for number, role in enumerate(roles):
         role_of[list(role)] = number
-    chosen = ~found.p2p[found.owner]
+    chosen = ~found.staged[found.owner]
     rows = found.rows[chosen]
     _, group = distinct(found.owner[chosen] * max(len(roles), 1) + role_of[table["rank"][rows]])
     several = np.bincount(group, minlength=1)[group] >= MIN_RANKS
@@ -165,7 +165,7 @@ def late_instances(facts: RunFacts, traced: TracedWaits, judged: Mask) -> Array:
     """Per instance, the others' exposed waiting for the rank that came last, ns; 0 where that is not certain."""
     found, measured = facts.matched.instances, facts.waits
     suffered = found.reduce(np.add, np.where(judged, measured.exposed, 0)[found.rows])
-    counted = ~found.p2p & (traced.direct[measured.last] > 0) if len(found) else found.p2p
+    counted = ~found.staged & (traced.direct[measured.last] > 0) if len(found) else found.staged
     return np.where(counted, suffered, 0).astype(np.float64)
 
 

@@ -95,6 +95,9 @@ def _reason(
     cause, idle = host.of(place)
     if lateness <= 0:
         return Reasoned(None, "its peers are as late")
+    # Of two parts of which one is negative, the other explains no more than both together.
+    both = max(slower + more, 0.0)
+    slower, more = min(slower, both), min(more, both)
     candidates: dict[Reason, float] = {"device": slower - longer, "data": more, "host": idle, "cores": longer}
     reason = max(candidates, key=lambda name: candidates[name])
     explained = candidates[reason]

@@ -89,7 +89,7 @@ def _stages(facts: RunFacts) -> dict[int, int]:
 def _waiting_ranks(facts: RunFacts, judged: Mask, ranks: int) -> tuple[Times, Times]:
     """How many ranks ever waited for each rank in a judged step, and their judged time in all, ns."""
     found, rank, measured = facts.matched.instances, facts.trace["collectives"]["rank"], facts.waits
-    waited = ~found.p2p[found.owner] & judged[found.rows] & (measured.wait[found.rows] > 0)
+    waited = ~found.staged[found.owner] & judged[found.rows] & (measured.wait[found.rows] > 0)
     late, waiting = rank[measured.last[found.owner[waited]]], rank[found.rows[waited]]
     pairs, _ = distinct(late * ranks + waiting)
     windows = np.zeros(ranks, np.int64)
@@ -123,7 +123,7 @@ def waits_without_core(facts: RunFacts) -> float:
     table, measured = facts.trace["collectives"], facts.waits
     message = np.zeros(len(table), np.bool_)
     found = facts.matched.instances
-    message[found.rows] = found.p2p[found.owner]
+    message[found.rows] = found.staged[found.owner]
     rows = np.flatnonzero(judged & ~message & (measured.exposed > 0) & (steps != NA))
     ranks = int(table["rank"].max(initial=0)) + 1
     pairs, pair = distinct(steps[rows] * ranks + table["rank"][rows])

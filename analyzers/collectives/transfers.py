@@ -38,11 +38,13 @@ class Attribution:
     over: Times
     before: Array
     after: Array
+    exchanged: Mask
+    """Whether the row is a message of an exchange among equals: waiting there is for a late rank, as in a collective."""
     models: Sequence[CostModel]
     """The cost models of operations and groups."""
 
 
-def attribute_transfers(trace: Trace, measured: Waits) -> Attribution:
+def attribute_transfers(trace: Trace, measured: Waits, exchanged: Mask) -> Attribution:
     """Attribute the time of each collective to waiting and transferring.
 
     Matched ones are divided at the last arrival; unmatched ones can't be divided, for that takes all ranks.
@@ -67,9 +69,9 @@ def attribute_transfers(trace: Trace, measured: Waits) -> Attribution:
     after[~matched] = _UNKNOWN
     after[(table["op"] == trace.names.find("barrier")) & ~np.isfinite(bus)] = _LATENCY  # moves nothing: all fixed cost
     turn[matched] = np.clip(measured.arrived[matched], start[matched], end[matched])
-    message = trace.names.matching(POINT_TO_POINT.__contains__)[table["op"]]
-    before = np.where(matched, np.where(message, _BUBBLE, _STRAGGLER), _UNKNOWN).astype(np.int8)
-    return Attribution(turn, np.maximum(turn, measured.over), before, after, models)
+    staged = trace.names.matching(POINT_TO_POINT.__contains__)[table["op"]] & ~exchanged
+    before = np.where(matched, np.where(staged, _BUBBLE, _STRAGGLER), _UNKNOWN).astype(np.int8)
+    return Attribution(turn, np.maximum(turn, measured.over), before, after, exchanged, models)
 
 
 def _shortest(size: Array, transfer: Times, matched: Mask) -> Times:

@@ -43,6 +43,8 @@ class Longer:
     """For more or larger work."""
     known: Array
     """Of both, in absolute terms: where shapes or counts are known well enough to tell one from the other."""
+    differs: Array
+    """By how much its operations take longer or shorter than its median peer's, added up."""
     worst: Times
     """Code of the operation of which the rank has most beyond its median peer."""
     count: Array
@@ -54,7 +56,7 @@ class Longer:
 
     def told_apart(self, place: int) -> bool:
         """Whether shapes or counts are known well enough, for a rank, to tell slower work from more of it."""
-        return bool(self.known[place] >= MOST * max(abs(self.slower[place]) + abs(self.more[place]), 1.0))
+        return bool(self.known[place] >= MOST * max(self.differs[place], 1.0))
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class WorkOfRanks:
     def longer(self) -> Longer:
         """Of each rank beside the others; of at least two ranks."""
         size = len(self.ranks)
-        slower, more, known, count_of_worst, usual_of_worst = (np.zeros(size) for _ in range(5))
+        slower, more, known, differs, count_of_worst, usual_of_worst = (np.zeros(size) for _ in range(6))
         most, worst = np.full(size, -np.inf), np.full(size, NO_NAME, np.int64)
         alone = np.zeros(size, np.bool_)
         for one in self._operations():
@@ -115,6 +117,7 @@ class WorkOfRanks:
             same = _on_same_shapes(one, size)
             slower += same
             more += excess - same
+            differs += np.abs(excess)
             if one.sized:
                 known += np.abs(excess)
             else:  # counts tell what more calls take; calls that take longer may be of larger shapes
@@ -126,7 +129,7 @@ class WorkOfRanks:
             most[larger], worst[larger] = excess[larger], one.operation
             count_of_worst[larger], usual_of_worst[larger] = count[larger], usual[larger]
             alone[larger] = does.sum() == 1
-        return Longer(slower, more, known, worst, count_of_worst, usual_of_worst, alone)
+        return Longer(slower, more, known, differs, worst, count_of_worst, usual_of_worst, alone)
 
     def beside_optimizer(self, names: NamePool, place: int) -> tuple[float, float] | None:
         """By what share the kernels on its batches and those of its optimizer take a rank longer than its median peer;

@@ -37,6 +37,9 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 
 def _of_lane(trace: Trace, view: LaneView) -> Table:
     rows, width = computing(trace, view), len(trace.names) + 1
+    if view.lane.device == NA:  # a call that issues communication is an operator of its thread, and no work
+        issues = trace.names.matching(lambda name: name.startswith("c10d::"))
+        rows = rows[~issues[trace["device_events"]["name"][rows]]]
     keys, spent, count = (_by_shape if len(trace["shapes"]) else _by_name)(trace, rows, width)
     kept = np.argsort(-spent, kind="stable")[:KEPT]
     names = keys[kept] // width - 1, keys[kept] % width - 1

@@ -15,6 +15,7 @@ import numpy as np
 
 from gpuscope.analyzers.base.analyzer import Result
 from gpuscope.analyzers.facts.call_order import numbers_by_order
+from gpuscope.analyzers.facts.exchanges import exchanged
 from gpuscope.analyzers.facts.process_groups import Groups, groups_of
 from gpuscope.problems import collectives
 from gpuscope.problems.problem import ProblemKind
@@ -50,6 +51,8 @@ class Instances:
     """Instance i is `rows[bounds[i]:bounds[i + 1]]`; shape (n + 1,)."""
     p2p: Mask
     """Per instance, whether it is a message from one rank to another."""
+    staged: Mask
+    """Per instance, whether it is a message between stages of a pipeline: what waits for it waits for no late rank."""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -71,7 +74,7 @@ class Instances:
     def select(self, which: Mask) -> Instances:
         """Only the instances of a mask."""
         kept = np.repeat(which, self.sizes)
-        return Instances(self.rows[kept], _bounds(self.sizes[which]), self.p2p[which])
+        return Instances(self.rows[kept], _bounds(self.sizes[which]), self.p2p[which], self.staged[which])
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class Matched:
     of_row: Times
     """Per row of `collectives`, its instance, or NA."""
     groups: Groups
+    exchanged: Mask
+    """Per row of `collectives`, whether it is a message of an exchange among equals: a ring, a halo, gossip."""
     unmatched: Mapping[Reason, int] = field(default_factory=dict)
     """Rows of `collectives` that belong to no instance, by reason."""
     varying: bool = False
@@ -127,14 +132,15 @@ def _match(trace: Trace, found: Groups) -> Matched:
     table = trace["collectives"]
     message = np.asarray(trace.names.matching(POINT_TO_POINT.__contains__)[table["op"]], np.bool_)
     reason = np.zeros(len(table), np.int8)
+    exchange = exchanged(trace, found)
     parts = [_collectives(trace, found, np.flatnonzero(~message), reason)]
     parts.append(_point_to_point(trace, found, np.flatnonzero(message), reason))
-    whole = _joined([part for part, _ in parts])
+    whole, partial = (_staged(_joined([part[which] for part in parts]), exchange) for which in (0, 1))
     of_row = np.full(len(table), NA, np.int64)
     of_row[whole.rows] = whole.owner
     counts = np.bincount(reason[of_row == NA], minlength=len(REASONS)).tolist()
     unmatched = {name: count for name, count in zip(REASONS, counts, strict=True) if count}
-    return Matched(whole, _joined([part for _, part in parts]), of_row, found, unmatched)
+    return Matched(whole, partial, of_row, found, exchange, unmatched)
 
 
 def _collectives(trace: Trace, found: Groups, rows: Times, reason: Array) -> tuple[Instances, Instances]:
@@ -194,7 +200,7 @@ def _instances(
     keep = (number != NA) & (members != NA)
     rows, group, number, members = rows[keep], group[keep], number[keep], members[keep]
     if not len(rows):
-        nothing = Instances(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.bool_))
+        nothing = Instances(np.empty(0, np.int64), np.zeros(1, np.int64), *(np.empty(0, np.bool_),) * 2)
         return nothing, nothing
     occurrence = _occurrences(table, rows, group, number)
     order = np.lexsort((table["rank"][rows], occurrence, number, group))
@@ -204,7 +210,7 @@ def _instances(
     sizes = np.diff(np.append(first, len(rows)))
     wanted = members[first]
     agree = _agree(table, rows, first, p2p, trace.names) & ~_uneven(group, number, first, sizes) & (sizes <= wanted)
-    every = Instances(rows, _bounds(sizes), np.full(len(first), p2p))
+    every = Instances(rows, _bounds(sizes), *(np.full(len(first), p2p),) * 2)
     whole, part = agree & (sizes == wanted), agree & (sizes < wanted)
     absent = found.absent(group[first]) if other is None else ~np.isin(other[keep][order][first], trace.ranks)
     disagree, missing, outside = (REASONS.index(name) for name in ("disagree", "ranks_missing", "outside_window"))
@@ -265,8 +271,17 @@ def _bounds(sizes: Times) -> Times:
 def _joined(parts: list[Instances]) -> Instances:
     sizes = np.concatenate([part.sizes for part in parts])
     return Instances(
-        np.concatenate([part.rows for part in parts]), _bounds(sizes), np.concatenate([part.p2p for part in parts])
+        np.concatenate([part.rows for part in parts]),
+        _bounds(sizes),
+        np.concatenate([part.p2p for part in parts]),
+        np.concatenate([part.staged for part in parts]),
     )
+
+
+def _staged(found: Instances, exchange: Mask) -> Instances:
+    """Without the messages of exchanges among the staged ones."""
+    first = found.rows[found.bounds[:-1]] if len(found) else found.rows
+    return replace(found, staged=found.p2p & ~exchange[first])
 
 
 _UNMATCHED: dict[Reason, ProblemKind] = {

@@ -118,7 +118,7 @@ class RunFacts:
     @cached_property
     def stages(self) -> StageMap | None:
         """The stages of a pipeline; None where nothing looks like one."""
-        return stage_map(self.trace, self.world_size)
+        return stage_map(self.trace, self.world_size, self.matched.exchanged)
 
     @cached_property
     def operations(self) -> Table:

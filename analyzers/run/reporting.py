@@ -26,6 +26,7 @@ from gpuscope.analyzers.device_time.kernels.compute_findings import compute_find
 from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.setup import stacks_recorded
+from gpuscope.analyzers.facts.waits import by_host
 from gpuscope.analyzers.run.rank_entries import Causes, judged_causes, rank_entry, step_entries
 from gpuscope.analyzers.run.rank_findings import of_run
 from gpuscope.analyzers.run.shown_clock import clock_entry
@@ -293,6 +294,8 @@ def _weigh(
         totals_differ=verdict.count_problem(problems, reading.TOTALS_DIFFER) > 0,
         unknown_communication=verdict.count_problem(problems, completeness.LOOKS_LIKE_COMMUNICATION) > 0,
         members_unknown=verdict.count_problem(problems, collectives.GROUP_UNKNOWN) > 0,
+        peers_unknown=verdict.count_problem(problems, collectives.PEER_UNKNOWN) > 0,
+        by_host=bool(len(trace["collectives"])) and bool(by_host(trace).all()),
         why_whole=facts.steady.why_whole,
         thinned=next((lane.thinned for lane in lanes if lane.thinned), ""),
         stands=stands,

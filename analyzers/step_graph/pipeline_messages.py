@@ -65,12 +65,15 @@ class _Issued(NamedTuple):
 
 def between_stages(trace: Trace) -> Mask:
     """Which rows of `collectives` are a send or a receive that may be a pipeline's."""
-    table, names = trace["collectives"], trace.names
-    described = table["group_description"]
-    ring = names.matching(lambda name: _RING.search(name) is not None)
-    one_way = names.matching(lambda op: op in ("send", "recv"))
-    apart = (described != NO_NAME) & ring[np.maximum(described, 0)]
-    return np.asarray(one_way[table["op"]] & ~apart, np.bool_)
+    one_way = trace.names.matching(lambda op: op in ("send", "recv"))
+    return np.asarray(one_way[trace["collectives"]["op"]] & ~of_ring_attention(trace), np.bool_)
+
+
+def of_ring_attention(trace: Trace) -> Mask:
+    """Which rows of `collectives` are of a group that is called after ring attention."""
+    described = trace["collectives"]["group_description"]
+    ring = trace.names.matching(lambda name: _RING.search(name) is not None)
+    return np.asarray((described != NO_NAME) & ring[np.maximum(described, 0)], np.bool_)
 
 
 def by_messages(trace: Trace, view: LaneView, windows: Sequence[tuple[int, int]]) -> list[list[Ordered]]:

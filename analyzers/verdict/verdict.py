@@ -94,6 +94,10 @@ class Evidence:
     """Whether a file's own totals contradict what was read of it."""
     members_unknown: bool = False
     """Whether it is not recorded which ranks belong to the groups of the collectives."""
+    peers_unknown: bool = False
+    """Whether it is not recorded which ranks sends and receives go between."""
+    by_host: bool = False
+    """Whether hosts alone communicate, by gloo or MPI, whose ranges hold the sizes."""
     unknown_communication: bool = False
     """Whether kernels that behave like communication are counted as compute."""
     worked: int | None = None
@@ -486,6 +490,10 @@ def _what_to_add(evidence: Evidence) -> str:
         ranks = f"{'rank' if len(evidence.unjudged) == 1 else 'ranks'} {units.ranks(evidence.unjudged)}"
         return f"record more steps: the files of {ranks} hold none of those that are judged"
     if not _ranks_missing(evidence):
+        if evidence.by_host and evidence.peers_unknown:
+            return "record with gpuscope record, which notes the other end of each send and receive (gloo does not)"
+        if evidence.by_host:
+            return "record with gpuscope record, which notes when each operation is done (gloo: when it is waited for)"
         return "record the sizes of collectives (NCCL's own arguments in torch.profiler, NVTX payloads in nsys)"
     if evidence.world_size is None:
         if _world_unknown(evidence):

@@ -23,6 +23,7 @@ from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
 from gpuscope.trace.launched_communication import with_launched
 from gpuscope.trace.naming import kinds
 from gpuscope.trace.naming.communication_ops import from_launching_ranges
+from gpuscope.trace.nested_messages import as_barriers, named_by_calls
 from gpuscope.trace.recorded_totals import Part, RecordedTotal, differences
 from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
 from gpuscope.trace.serial_streams import overruns
@@ -109,6 +110,7 @@ class TraceBuilder:
         order_rows(data, "host_events")
         order_rows(data, "device_events")
         self._clip_overruns(data)
+        as_barriers(data, self.names, self._host_is_device)
         data["device_events"] = self._with_host_devices(data)
         order_rows(data, "device_events")
         self._time_collectives(data)
@@ -117,6 +119,7 @@ class TraceBuilder:
         self._link(data)
         data["device_events"], data["collectives"] = with_launched(data, self.names)
         data["collectives"] = from_launching_ranges(data, self.names)
+        data["collectives"] = named_by_calls(data, self.names)
         data["steps"] = self._steps(data)
         self._report_hosts_alone(data)
         trace = Trace(data, self.names, self.sources, [])

@@ -85,6 +85,17 @@ class BlockState(IntEnum):
     """Free for reuse."""
 
 
+class MessageOrder(IntEnum):
+    """In what order a rank sends, receives and computes within a step."""
+
+    NEEDS_INPUT = 0
+    """Its first message is a receive, and it computes between that and its first send, or sends nothing: a stage."""
+    SENDS_FIRST = 1
+    """What it sends first needs no received message: the first stage, or a member of an exchange."""
+    SENDS_GRADIENTS = 2
+    """The same, and its backward pass is over before: no stage's, whose gradients need a message."""
+
+
 class RolePlace(IntEnum):
     """Where the time of a role's timer lies in the step of a job made of roles."""
 
@@ -348,6 +359,17 @@ COLLECTIVES = TableSchema(
         Column("peer_place", "int", "the other rank's index within the group, where only that is recorded", True),
     ),
     sort=("rank", "start"),
+)
+
+MESSAGE_ORDERS = TableSchema(
+    "message_orders",
+    "in what order a rank sends, receives and computes within a step, by process group; derived by an analysis",
+    (
+        _RANK,
+        Column("group", "name", "process group or communicator", True),
+        Column("order", "enum", "whether its first send needs a received message", enum=MessageOrder),
+        Column("steps", "int", "steps of this order, the most frequent one"),
+    ),
 )
 
 ACTIVITY = TableSchema(
@@ -805,6 +827,7 @@ SCHEMAS: dict[str, TableSchema] = {
         THREADS,
         SYNCS,
         COLLECTIVES,
+        MESSAGE_ORDERS,
         ACTIVITY,
         WORK,
         EXPERT_TOKENS,

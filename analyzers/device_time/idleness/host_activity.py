@@ -59,9 +59,10 @@ def host_activity(trace: Trace, view: LaneView, thread: int, start: int, end: in
 
 
 def _overlapping(trace: Trace, view: LaneView, thread: int, start: int, end: int) -> Times:
-    """Rows of the thread's events in [start, end), without those that go on all around it and show no cause."""
+    """Rows of the thread's events in [start, end), without those that go on all around it and show no cause, and
+    without messages under way."""
     host = trace["host_events"]
-    steps = trace.names.matching(kinds.is_step_range)
+    steps = trace.names.matching(kinds.is_step_range) | trace.names.matching(kinds.is_message_range)
     threads, ends = host["thread"], host["end"]
     rows = rows_where(*_begun(host, view, end), lambda block: (threads[block] == thread) & (ends[block] > start))
     rows = rows[~steps[host["name"][rows]]]
@@ -110,12 +111,15 @@ def _between(trace: Trace, view: LaneView, thread: int, rows: Times, start: int,
     place = int(np.argmax(length))
     begin, until = int(bare.start[place]), int(bare.end[place])
     threads, starts, ends = host["thread"], host["start"], host["end"]
+    message = names.matching(kinds.is_message_range)
     before = _begun(host, view, begin + 1)
     after = _begun(host, view, until)[1], rows_of_rank(host, view.lane.rank)[1]
-    ended = _outermost(
-        host, before, lambda rows: (threads[rows] == thread) & (ends[rows] <= begin), lambda rows: ends[rows]
-    )
-    begun = _outermost(host, after, lambda rows: np.asarray(threads[rows] == thread), lambda rows: -starts[rows])
+
+    def own(rows: slice) -> Mask:
+        return np.asarray((threads[rows] == thread) & ~message[host["name"][rows]])
+
+    ended = _outermost(host, before, lambda rows: own(rows) & (ends[rows] <= begin), lambda rows: ends[rows])
+    begun = _outermost(host, after, own, lambda rows: -starts[rows])
     said = [names[int(host["name"][row])] for row in (ended, begun) if row != NA]
     if len(said) == 2:
         return f"between {said[0]} and {said[1]}"

@@ -10,20 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuscope import when_used
 from gpuscope.analyzers.step_graph.pipeline_messages import between_stages
 from gpuscope.schema.provenance import Provenance
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Table
+from gpuscope.trace.columns.table import Mask, Table
+from gpuscope.trace.naming.process_groups import is_pipeline_group
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
-
-_PIPELINE_GROUP = when_used.pattern(
-    r"^PIPELINE_MODEL_PARALLEL_GROUP$|(?:^|_)(?:pp|pipe|pipeline)(?:_|$)", re.IGNORECASE
-)
-"""Megatron-Core's description, DeviceMesh's (`mesh_pp`), DeepSpeed's (`pipe_parallel_group`)."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +42,18 @@ def is_timed(trace: Trace) -> bool:
     return any("workers" in source.facts for source in trace.sources)
 
 
-def stage_map(trace: Trace, world: int | None) -> StageMap | None:
+def stage_map(trace: Trace, world: int | None, exchanged: Mask) -> StageMap | None:
     """The map from the job's timers, its ranges, its process groups or its messages, in this order; None where
-    nothing looks like a pipeline. `world` is the number of ranks of the job, where that is known."""
+    nothing looks like a pipeline. `world` is the number of ranks of the job, where that is known, `exchanged` says
+    which rows of `collectives` are no messages between stages."""
     table = trace["operations"]
     timed = is_timed(trace)
     if timed and len(table):
         return _from_timers(trace, table)
     chunked = table.take(np.flatnonzero(table["global_chunk"] != NA))
     if len(chunked):
-        return _from_ranges(trace, chunked, world)
-    found = _from_groups(trace) or _from_messages(trace, world)
+        return _from_ranges(trace, chunked, world, exchanged)
+    found = _from_groups(trace) or _from_messages(trace, world, exchanged)
     return found if found is None else _with_computations(found, set(table["rank"][table["stage"] == NA].tolist()))
 
 
@@ -82,7 +78,7 @@ def _from_timers(trace: Trace, table: Table) -> StageMap | None:
     return StageMap(places, "the stage recorded by the job's own timers", "measured", lacking)
 
 
-def _from_ranges(trace: Trace, table: Table, world: int | None) -> StageMap | None:
+def _from_ranges(trace: Trace, table: Table, world: int | None, exchanged: Mask) -> StageMap | None:
     stage = dict(zip(table["rank"].tolist(), table["stage"].tolist(), strict=True))
     basis = "the stage in the names of the ranges around each computation"
     world = world or len(stage)
@@ -98,7 +94,11 @@ def _from_ranges(trace: Trace, table: Table, world: int | None) -> StageMap | No
         return StageMap({rank: (0, own) for rank, own in stage.items()}, basis, "measured",
                         "stages with different numbers of ranks")  # fmt: skip
     linked = [
-        _Linked(_components(_messages(trace, world)), "; ranks that send to each other are one pipeline", "measured"),
+        _Linked(
+            _components(_messages(trace, world, exchanged)),
+            "; ranks that send to each other are one pipeline",
+            "measured",
+        ),
         _Linked(_group_members(trace), "; process groups show which ranks are one pipeline", "measured"),
         _Linked(
             [set(own) for own in zip(*of_stage, strict=True)],
@@ -153,7 +153,7 @@ def _group_lists(trace: Trace) -> set[tuple[int, ...]]:
     # Every rank lists its groups: each is looked at once.
     listed = set(zip(groups["description"].tolist(), groups["ranks"].tolist(), strict=True))
     for description, ranks in listed:
-        if description == NO_NAME or ranks == NO_NAME or not _PIPELINE_GROUP.search(trace.names[description]):
+        if description == NO_NAME or ranks == NO_NAME or not is_pipeline_group(trace.names[description]):
             continue
         members = tuple(int(number) for number in re.findall(r"\d+", trace.names[ranks]))
         if len(members) > 1:
@@ -165,10 +165,10 @@ def _group_members(trace: Trace) -> list[set[int]]:
     return [set(own) for own in _group_lists(trace)]
 
 
-def _messages(trace: Trace, world: int | None) -> Table:
-    """Sends and receives with a known peer, but for those of ring attention."""
+def _messages(trace: Trace, world: int | None, exchanged: Mask) -> Table:
+    """Sends and receives with a known peer, but for those of exchanges."""
     table = trace["collectives"]
-    one_way = between_stages(trace)
+    one_way = between_stages(trace) & ~exchanged
     peer, ranks = table["peer"], trace.ranks
     if len(ranks) == 2 and world == 2:  # then there is only one other
         peer = np.where(one_way, sum(ranks) - table["rank"], peer)
@@ -185,10 +185,10 @@ def _components(messages: Table) -> list[set[int]]:
     return list({id(own): own for own in linked.values()}.values())
 
 
-def _from_messages(trace: Trace, world: int | None) -> StageMap | None:
+def _from_messages(trace: Trace, world: int | None, exchanged: Mask) -> StageMap | None:
     """Chains of ranks that send to each other. The first stage is the end that begins with a send alone; a ring, or
     ends that begin in the same way, may be anything."""
-    messages = _messages(trace, world)
+    messages = _messages(trace, world, exchanged)
     peers: dict[int, set[int]] = defaultdict(set)
     for rank, peer in zip(messages["rank"].tolist(), messages["peer"].tolist(), strict=True):
         peers[rank].add(peer)

@@ -166,3 +166,27 @@ class SingleProcess(Finding):
             f"nn.DataParallel drives {self.devices} devices from one process, which copies the model to all of them "
             f"in every step: in {units.share(self.share)} of the time or more none computes"
         )
+
+
+@dataclass(frozen=True)
+class DebugChecks(Finding):
+    """`TORCH_DISTRIBUTED_DEBUG=DETAIL` is set: before every collective all ranks meet at a barrier of gloo's and gather
+    what each is about to call. Its cost is what these checks take once the last rank has come; part of the
+    communication finding beside it, on a GPU of the host's.
+    """
+
+    code = "debug_checks"
+    recognised = """sends and receives, then two all-gathers, inside the call of a collective (`c10d::allreduce_`…) on
+    the calling thread."""
+    helps = "unset `TORCH_DISTRIBUTED_DEBUG` (or set it to `OFF`) once the mismatch that it was set for is found."
+    misleads = "a job that is run to find a mismatch of collectives: there the checks are its purpose."
+
+    count: int
+    """Per rank and step."""
+    share: float
+
+    def message(self) -> str:
+        return (
+            f"TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective before it runs ({self.count} per step): "
+            f"{units.share(self.share)} of the time goes into these checks"
+        )

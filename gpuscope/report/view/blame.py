@@ -16,12 +16,12 @@ EXPLAINED_BY = {
 }
 """Findings that say what makes a cause, where an analysis found it."""
 LIE_WITHIN = {
-    "host_other": ("graph_break", "waits_for_gil", "recompiling", "scheduler_gap"),
+    "host_other": ("graph_break", "waits_for_gil", "recompiling", "scheduler_gap", "debug_checks"),
     "launch": ("graph_break", "uncaptured_batch", "eager_decode", "scheduler_gap"),
     "sync": ("scheduler_gap",),
-    "latency": ("small_all_reduces",),
-    "bandwidth": ("small_all_reduces",),
-    "exposed_communication": ("small_all_reduces",),
+    "latency": ("small_all_reduces", "debug_checks"),
+    "bandwidth": ("small_all_reduces", "debug_checks"),
+    "exposed_communication": ("small_all_reduces", "debug_checks"),
 }
 """The same of findings that are a part of a cause's time: they make it where they are half of it."""
 

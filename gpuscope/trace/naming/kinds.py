@@ -139,6 +139,12 @@ def collective_op(name: str) -> str:
     return ""
 
 
+def is_message_range(name: str) -> bool:
+    """A range of gloo's from the post of a send or a receive to the wait for it: whatever the thread does meanwhile, it
+    is not in it."""
+    return name.startswith("gloo:") and name.removeprefix("gloo:") in POINT_TO_POINT
+
+
 def is_blocking_call(name: str) -> bool:
     """A runtime call that returns only when the work it names is done."""
     return _BLOCKING.match(name) is not None
