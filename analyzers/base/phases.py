@@ -8,8 +8,10 @@ from gpuscope.trace.columns.distinct import among, distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.intervals import Spans, join, measure_within, subtract, union
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import kinds
+from gpuscope.trace.optimizer_ranges import update_begins
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 
@@ -48,9 +50,50 @@ class Phases:
         rows = np.flatnonzero(named & (host["category"] == Category.ANNOTATION))
         self.home = int(np.bincount(host["thread"][rows]).argmax()) if len(rows) else main
         self.next = rows[host["thread"][rows] == self.home]
+        self._closures(names, np.flatnonzero(named & (self.code[host["name"]] == names.find("optimizer"))))
         phases = distinct_values(self.code[self.code != NO_NAME]).tolist()
         before = {code: names.code(_before(names[code])) for code in phases}
         self.before = np.array([before.get(code, NO_NAME) for code in self.code[host["name"][self.next]].tolist()])
+
+    def _closures(self, names: NamePool, steps: Times) -> None:
+        """Where ranges of the optimizer hold the forward and backward of a closure: until when."""
+        begins = update_begins(self.host, names, steps)
+        closures = begins > self.host["start"][steps]
+        self.closures, self.updating = steps[closures], begins[closures]
+        if not len(self.closures):
+            return
+        self.forward = names.code("forward")
+        self.backward_code = names.code("backward")
+        rows = np.flatnonzero(self.ranges & (self.code[self.host["name"]] == self.backward_code))
+        self.backward = union(self.host["start"][rows], self.host["end"][rows])
+
+    def _in_closures(self, row: Times, at: Times, found: Times) -> None:
+        """What a closure does is its own phase's: the backward's where one goes on, else the forward's."""
+        if not len(self.closures):
+            return
+        place = np.minimum(np.searchsorted(self.closures, row), len(self.closures) - 1)
+        inside = (self.closures[place] == row) & (at < self.updating[place])
+        going_on = measure_within(self.backward, at[inside], at[inside] + 1) > 0
+        found[inside] = np.where(going_on, self.backward_code, self.forward)
+
+    def host_spans(self, code: int, rows: Times) -> Spans:
+        """When a thread is in one of these ranges, all of the phase, less what they hold of other phases."""
+        host = self.host
+        start, end = host["start"][rows], host["end"][rows]
+        others = np.flatnonzero(self.ranges & (self.code[host["name"]] != code))
+        within = places(np.sort(start), host["start"][others], "right") > 0
+        others = others[within]
+        order = np.argsort(start, kind="stable")
+        reach = np.maximum.accumulate(end[order]) if len(order) else end
+        place = places(start[order], host["start"][others], "right") - 1
+        others = others[host["end"][others] <= reach[np.maximum(place, 0)]] if len(order) else others[:0]
+        spans = subtract(union(start, end), union(host["start"][others], host["end"][others]))
+        if not len(self.closures):
+            return spans
+        closures = union(host["start"][self.closures], self.updating)
+        if code == self.forward:
+            return join(spans, subtract(closures, self.backward))
+        return spans if code == self.backward_code else subtract(spans, closures)
 
     def at(self, thread: Times, at: Times) -> Times:
         """Codes of the phases; outside all ranges, «before» the next one; `NO_NAME` where none is recorded."""
@@ -60,6 +103,7 @@ class Phases:
         # The backward runs on threads of its own, within a range of the thread that asked for it.
         row[elsewhere] = innermost(self.host, self.ranges, np.full(int(elsewhere.sum()), self.home), at[elsewhere])
         found[row != NA] = self.code[self.host["name"][row[row != NA]]]
+        self._in_closures(row, at, found)
         outside = (row == NA) & (at != NA)
         place = places(self.host["start"][self.next], at[outside])
         coming = np.append(self.before, NO_NAME).astype(np.int64)

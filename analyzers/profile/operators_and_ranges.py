@@ -18,9 +18,10 @@ from gpuscope.analyzers.profile.recorded_ranks import RecordedRank, recorded_ran
 from gpuscope.schema.profile_sections import OperatorEntry, PhaseEntry, RangeEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Mask, Times, quarters
-from gpuscope.trace.intervals import union
+from gpuscope.trace.columns.table import Array, Mask, Times, quarters, rows_of_rank, rows_where
 from gpuscope.trace.naming import kinds
+from gpuscope.trace.naming.kernel_categories import is_optimizer_step
+from gpuscope.trace.optimizer_ranges import update_begins
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
@@ -173,7 +174,7 @@ def _ranges(trace: Trace, rank: int, sums: _Sums, known: bool) -> list[RangeEntr
     places = np.flatnonzero(sums.keys % 2 == 0)
     busy = sums.of("compute") + sums.of("communication") + sums.of("memory")
     weight = np.maximum(sums.of("host"), busy)[places]
-    each, longest = sums.each(), sums.longest
+    each, longest, updates = sums.each(), sums.longest, _updates(trace, rank)
     entries: list[RangeEntry] = []
     for index in places[np.argsort(-weight, kind="stable")[:RANGES_KEPT]].tolist():
         key, count, own = each[index]
@@ -186,7 +187,25 @@ def _ranges(trace: Trace, rank: int, sums: _Sums, known: bool) -> list[RangeEntr
             "communication_ns": own["communication"] if known else None, "memory_ns": own["memory"] if known else None,
             "device_span_ns": own["reach"] if known else None, "kernels": own["kernels"] if known else None,
         })  # fmt: skip
+        if key // 2 in updates:
+            entries[-1]["update_ns"] = updates[key // 2]
     return entries
+
+
+def _updates(trace: Trace, rank: int) -> dict[int, int]:
+    """ns that optimizers' steps which hold a closure's forward and backward take behind these, by name."""
+    host, names = trace["host_events"], trace.names
+    steps = names.matching(is_optimizer_step)
+    rows = rows_where(
+        *rows_of_rank(host, rank),
+        lambda part: steps[host["name"][part]] & (host["category"][part] == Category.ANNOTATION),
+    )
+    begins = update_begins(host, names, rows)
+    closures = begins > host["start"][rows]
+    found: dict[int, int] = {}
+    for code, spent in zip(host["name"][rows][closures].tolist(), (host["end"][rows] - begins)[closures], strict=True):
+        found[code] = found.get(code, 0) + int(spent)
+    return found
 
 
 def _phases(trace: Trace, recorded: RecordedRank) -> list[PhaseEntry]:
@@ -203,8 +222,9 @@ def _phases(trace: Trace, recorded: RecordedRank) -> list[PhaseEntry]:
         return []
     of_range = found.code[host["name"][in_phase]]
     of_launch = found.at(host["thread"][launch], host["start"][launch])
+    of_closures = [found.forward] if len(found.closures) else []  # no range need name a closure's forward
     entries: list[PhaseEntry] = []
-    for code in distinct_values(np.concatenate((of_range, of_launch))).tolist():
+    for code in distinct_values(np.concatenate((of_range, of_launch, np.array(of_closures, np.int64)))).tolist():
         inside = in_phase[of_range == code]
         own = rows[of_launch == code]
         spent = device["end"][own] - device["start"][own]
@@ -212,7 +232,7 @@ def _phases(trace: Trace, recorded: RecordedRank) -> list[PhaseEntry]:
         known = recorded.has_device
         entries.append({
             "rank": recorded.rank, "phase": NO_PHASE if code == NO_NAME else names[code],
-            "host_ns": union(host["start"][inside], host["end"][inside]).total,
+            "host_ns": found.host_spans(code, inside).total,
             "device_ns": sum(of_kind) if known else None, "compute_ns": of_kind[0] if known else None,
             "communication_ns": of_kind[1] if known else None, "memory_ns": of_kind[2] if known else None,
         })  # fmt: skip

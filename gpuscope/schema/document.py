@@ -373,6 +373,12 @@ class Evidence(TypedDict):
     """Whether the name is of what lies on both sides of an idle span, in which nothing is recorded; else absent."""
     sampled: NotRequired[bool]
     """Whether the name is a function in which samples of the CPU found the thread; else absent."""
+    awaits: NotRequired[bool]
+    """Whether the thread may wait there for work from another process: nothing is recorded behind a blocking call, and
+    no range lies around it; else absent."""
+    holds_step: NotRequired[bool]
+    """Whether the named range holds parts of a step (forward, backward, the optimizer, matrix products); else
+    absent."""
 
 
 class FindingEntry(TypedDict):

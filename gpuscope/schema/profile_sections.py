@@ -59,6 +59,8 @@ class RangeEntry(TypedDict):
     host_ns: int
     host_mean_ns: int
     host_max_ns: int
+    update_ns: NotRequired[int]
+    """Of an optimizer's steps that hold the forward and backward of a closure: the host's time behind these."""
     device_ns: int | None
     """Durations of what was launched in it, on whatever stream."""
     compute_ns: int | None

@@ -9,15 +9,18 @@ import numpy as np
 from gpuscope.analyzers.base.analyzer import longest
 from gpuscope.analyzers.base.evidence import identity
 from gpuscope.analyzers.base.lanes import LaneView
-from gpuscope.analyzers.device_time.idleness.host_activity import host_activity
+from gpuscope.analyzers.device_time.idleness.host_activity import MOST, holds_step, host_activity
 from gpuscope.schema.document import Evidence
 from gpuscope.trace.columns.distinct import among
 from gpuscope.trace.columns.table import Array, Mask, Times, rows_of_rank, rows_where
-from gpuscope.trace.intervals import Spans, intersect
+from gpuscope.trace.intervals import EMPTY, Spans, intersect, measure_within
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 from gpuscope.words import units
 from gpuscope.words.short_kernels import short_kernel
+
+
+AWAITS = "nothing recorded: it may wait for work from another process"
 
 
 class EndedGaps(Protocol):
@@ -30,11 +33,12 @@ class EndedGaps(Protocol):
 
 
 def evidence(
-    trace: Trace, view: LaneView, spans: Spans, gaps: EndedGaps, blocking: Times | None = None
+    trace: Trace, view: LaneView, spans: Spans, gaps: EndedGaps, blocking: Times | None = None, awaiting: Spans = EMPTY
 ) -> list[Evidence]:
     """The longest judged spans of a cause, with what the host did there and what ended the gap.
 
-    Where the cause is blocking, the call that returned last before is named: `blocking` are these calls, by end.
+    Where the cause is blocking, the call that returned last before is named: `blocking` are these calls, by end. In the
+    spans `awaiting` the thread may wait for another process.
     """
     device, names = trace["device_events"], trace.names
     judged = intersect(spans, view.judged_spans)
@@ -51,6 +55,9 @@ def evidence(
         if event != NA:
             one["event"] = identity(trace, "device_events", event)
         what = _host_side(trace, view, int(gaps.thread[gap]), one, blocking)
+        if int(measure_within(awaiting, np.array([start]), np.array([end]))[0]) >= MOST * (end - start):
+            one["awaits"] = True
+            what = AWAITS
         one["note"] = f"{what}; device idle until {short_kernel(ended_by)}"
         found.append(one)
     return found
@@ -78,6 +85,8 @@ def _host_side(trace: Trace, view: LaneView, thread: int, shown: Evidence, block
         return "nothing recorded on the launching thread (Python between operators)"
     shown["event"] = identity(trace, "host_events", found.row)
     shown["covered_frac"] = found.covered / (end - start)
+    if holds_step(trace, view, found.row):
+        shown["holds_step"] = True
     share = units.share(shown["covered_frac"])
     return f"samples find the thread in it for {share} of the gap" if found.sampled else f"covers {share} of the gap"
 

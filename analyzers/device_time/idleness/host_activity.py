@@ -8,9 +8,11 @@ import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.catalogue.cause_table import COVERING
+from gpuscope.trace.columns.distinct import among
 from gpuscope.trace.columns.table import Mask, Table, Times, blocks, rows_of_rank, rows_where
 from gpuscope.trace.intervals import complement, union
 from gpuscope.trace.naming import kinds
+from gpuscope.trace.naming.kernel_categories import ENGINE, operator_category
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
@@ -56,6 +58,28 @@ def host_activity(trace: Trace, view: LaneView, thread: int, start: int, end: in
     row = rows[place]
     sampled = int(host["category"][row]) == Category.SAMPLE
     return Activity(names[int(host["name"][row])], int(cover[place]), sampled=sampled, row=int(row))
+
+
+def holds_step(trace: Trace, view: LaneView, row: int) -> bool:
+    """Whether a host event holds parts of a step: a backward pass, an optimizer's or a forward's range, or operators
+    that multiply matrices. Such a range is the training itself, whatever it is called."""
+    host, names = trace["host_events"], trace.names
+    low, high = rows_of_rank(host, view.lane.rank)
+    begin, end = int(host["start"][row]), int(host["end"][row])
+    part = slice(*(low + np.searchsorted(host["start"][low:high], [begin, end])).tolist())
+    parts = names.matching(_is_of_step)[host["name"][part]] & (host["end"][part] <= end)
+    parts &= among(host["category"][part], (Category.OP, Category.ANNOTATION))
+    parts[row - part.start] = False
+    return bool(parts.any())
+
+
+def _is_of_step(name: str) -> bool:
+    if kinds.phase(name) in ("forward", "backward", "optimizer"):
+        return True
+    return name.startswith(("aten::", ENGINE)) and operator_category(name.removeprefix(ENGINE)) in _MULTIPLYING
+
+
+_MULTIPLYING = ("gemm", "convolution", "attention")
 
 
 def _overlapping(trace: Trace, view: LaneView, thread: int, start: int, end: int) -> Times:

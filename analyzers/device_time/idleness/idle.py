@@ -79,10 +79,13 @@ def _attribute(trace: Trace, view: LaneView) -> tuple[dict[str, Attributed], lis
     inside = clip(left, int(host["start"][low + int(np.argmax(explaining))]), last)
     found[UNATTRIBUTED] = join(found[UNATTRIBUTED], unknown, subtract(left, inside))
     blocking = blocking_calls(trace, view)
-    for cause, spans in own_work(trace, view, gaps, blocking, inside).items():
+    own, awaiting = own_work(trace, view, gaps, blocking, inside)
+    for cause, spans in own.items():
         found[cause] = join(found.get(cause, EMPTY), spans)
     causes = {
-        cause: attribute(spans, view, evidence(trace, view, spans, gaps, blocking if cause == "sync" else None))
+        cause: attribute(
+            spans, view, evidence(trace, view, spans, gaps, blocking if cause == "sync" else None, awaiting)
+        )
         for cause, spans in found.items()
     }
     return only_present(causes), longest_gaps(trace, view, found, gaps)

@@ -47,27 +47,28 @@ class Outcome:
 
 def replay(
     work: Work, blocked: Sequence[Spans], explained: Sequence[Spans], stretches: Sequence[Spans],
-    host_of_thread: Sequence[int], segment: Times,
+    host_of_thread: Sequence[int], segment: Times, pinned: Sequence[Times],
 ) -> Outcome:  # fmt: skip
     """Replay a lane segment by segment, each from where it was recorded to begin.
 
     `blocked` is when each launching sequence was blocked; of each thread, `explained` is what its own causes (loader,
     collector, allocator) cover, and `stretches` its long ones, apart from these; `segment` numbers, not decreasing, say
-    which operations are replayed together.
+    which operations are replayed together. At its `pinned` instants, ascending, a launching sequence
+    goes on no earlier than recorded, however little it was blocked before.
     """
     waits = inferred_waits(work)
-    lead = [measure_before(spans, work.issue) for spans in blocked]
-    removed = np.zeros(len(work.start), np.int64)
-    for host, own in enumerate(lead):
-        removed = np.where(work.host == host, own, removed)
+    holds = [_Blocked(spans, pins) for spans, pins in zip(blocked, pinned, strict=True)]
     recorded, unblocked = np.zeros((2, len(work.start)), np.int64), np.zeros((2, len(work.start)), np.int64)
     bounds = np.concatenate(([0], np.flatnonzero(np.diff(segment)) + 1, [len(segment)]))
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         before = np.array([int(measure_before(spans, work.start[low : low + 1])[0]) for spans in blocked], np.int64)
         issue = work.issue[low:high]
         # Nothing is issued before the segment's first operation, which is where both replays begin.
-        sooner = issue - np.maximum(removed[low:high] - before[work.host[low:high]], 0)
-        shifts = [(spans, gone) for spans, gone in zip(blocked, before.tolist(), strict=True)]
+        sooner = issue.copy()
+        for host, own in enumerate(holds):
+            of_host = work.host[low:high] == host
+            sooner[of_host] -= own.before(issue[of_host], int(before[host]))
+        shifts = [(own, gone) for own, gone in zip(holds, before.tolist(), strict=True)]
         moved, moved_stretches = (
             [_moved(spans, *shifts[host]) for spans, host in zip(sets, host_of_thread, strict=True)]
             for sets in (explained, stretches)
@@ -77,10 +78,29 @@ def replay(
     return Outcome(recorded[0], unblocked[0], recorded[1], unblocked[1])
 
 
-def _moved(spans: Spans, blocked: Spans, before: int) -> Spans:
+@dataclass(frozen=True)
+class _Blocked:
+    """When a launching sequence was blocked, and the instants at which it goes on as recorded all the same."""
+
+    spans: Spans
+    pins: Times
+
+    def before(self, at: Times, gone: int) -> Times:
+        """By how much earlier it would come to each instant without blocking: ns blocked since the last pin before it,
+        the first `gone` ns of the recording left out."""
+        blocked = measure_before(self.spans, at)
+        base = np.full(len(at), gone)
+        if len(self.pins):
+            last = places(self.pins, at, "right") - 1
+            pinned = measure_before(self.spans, self.pins)[np.maximum(last, 0)]
+            base = np.where(last >= 0, np.maximum(base, pinned), base)
+        return np.asarray(np.maximum(blocked - base, 0))
+
+
+def _moved(spans: Spans, blocked: _Blocked, before: int) -> Spans:
     """Spans of a thread on its own clock without the blocked time (beyond `before`, ns, of it)."""
-    start = spans.start - np.maximum(measure_before(blocked, spans.start) - before, 0)
-    end = spans.end - np.maximum(measure_before(blocked, spans.end) - before, 0)
+    start = spans.start - blocked.before(spans.start, before)
+    end = spans.end - blocked.before(spans.end, before)
     keep = end > start
     return Spans(start[keep], end[keep])
 

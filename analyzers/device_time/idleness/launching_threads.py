@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.trace.columns.distinct import among, counted, distinct_values
 from gpuscope.trace.columns.sorted_search import places
@@ -11,6 +12,7 @@ from gpuscope.trace.columns.table import Array, Table, Times, blocks, rows_of_ra
 from gpuscope.trace.intervals import Spans, join, union
 from gpuscope.trace.launch_links import outermost
 from gpuscope.trace.naming import kinds
+from gpuscope.trace.naming.kernel_categories import OPTIMIZER, is_optimizer_step, kernel_category
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
@@ -40,6 +42,53 @@ class Turns:
     def blocked(self, host: Table) -> Spans:
         """When it could not go on before the device had: blocking calls, and launches into a full queue."""
         return join(union(host["start"][self.blocking], host["end"][self.blocking]), self.queue_waits)
+
+
+_TRAINS = when_used.pattern(r"(?i)backward|(?<![a-z])bwd(?![a-z])|dgrad|wgrad")
+"""Autograd's nodes and ranges around them; cuDNN's, CUTLASS's and Triton's kernels for gradients."""
+MOSTLY_BARE = 0.9
+"""Share of a stretch that no event may cover: what a thread records on its way to the wait and from it is short."""
+
+
+def trains(trace: Trace, view: LaneView) -> bool:
+    """Whether a rank shows a backward pass or an optimizer, on its host or its device."""
+    host, device, names = trace["host_events"], trace["device_events"], trace.names
+    low, high = rows_of_rank(host, view.lane.rank)
+    of_host = names.matching(lambda name: _TRAINS.search(name) is not None or is_optimizer_step(name))
+    of_device = names.matching(lambda name: _TRAINS.search(name) is not None or kernel_category(name) == OPTIMIZER)
+    named = any(bool(of_host[host["name"][low:high][block]].any()) for block in blocks(0, high - low))
+    return named or any(
+        bool(of_device[device.at("name", view.rows[block])].any()) for block in blocks(0, len(view.rows))
+    )
+
+
+def waits_for_work(trace: Trace, own: Turns, stretches: Spans) -> Spans:
+    """Of long stretches those that begin as a blocking call returns, in which nothing is recorded and around which no
+    range lies: the threads may wait there for work from another process."""
+    host = trace["host_events"]
+    behind = np.isin(stretches.start, own.blocked(host).end)
+    kept = []
+    for start, end in zip(stretches.start[behind].tolist(), stretches.end[behind].tolist(), strict=True):
+        rows = rows_where(
+            *_overlapping_rows(host, own, start, end),
+            lambda part: among(host["thread"][part], own.threads.tolist()) & (host["end"][part] > start),  # noqa: B023
+        )
+        begin, until = host["start"][rows], host["end"][rows]
+        if bool(((begin <= start) & (until >= end)).any()):
+            continue
+        covered = union(np.maximum(begin, start), np.minimum(until, end)).total
+        if covered <= (1 - MOSTLY_BARE) * (end - start):
+            kept.append((start, end))
+    bounds = np.array(kept, np.int64).reshape(-1, 2)
+    return Spans(bounds[:, 0], bounds[:, 1])
+
+
+def _overlapping_rows(host: Table, own: Turns, start: int, end: int) -> tuple[int, int]:
+    """Bounds of the rows of the rank's events that begin before `end`."""
+    del start
+    rank = int(host["rank"][own.launches[0]])
+    low, high = rows_of_rank(host, rank)
+    return low, low + int(np.searchsorted(host["start"][low:high], end, "left"))
 
 
 def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Turns]:

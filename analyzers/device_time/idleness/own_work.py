@@ -19,7 +19,7 @@ from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.device_time.idleness.gaps import Gaps, named_events
 from gpuscope.analyzers.device_time.idleness.host_activity import LONG_STRETCH
 from gpuscope.analyzers.device_time.idleness.idle_replay import Work, replay
-from gpuscope.analyzers.device_time.idleness.launching_threads import Turns, launching_threads
+from gpuscope.analyzers.device_time.idleness.launching_threads import Turns, launching_threads, trains, waits_for_work
 from gpuscope.catalogue.cause_table import COVERING
 from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.sorted_search import places
@@ -37,10 +37,11 @@ SLOW_LAUNCH = 1_000_000
 """ns from which a launch call did something else than launch (lazy loading, first use)."""
 
 
-def own_work(trace: Trace, view: LaneView, gaps: Gaps, blocking: Times, left: Spans) -> dict[str, Spans]:
-    """The idle time `left` by cause; `blocking` are the lane's blocking calls."""
+def own_work(trace: Trace, view: LaneView, gaps: Gaps, blocking: Times, left: Spans) -> tuple[dict[str, Spans], Spans]:
+    """The idle time `left` by cause, and the stretches in which the host may have waited for another process;
+    `blocking` are the lane's blocking calls."""
     if view.lane.device == NA:  # a training thread has no launch queue
-        return {"host_other": left}
+        return {"host_other": left}, EMPTY
     turns = launching_threads(trace, view, blocking)
     threads = _threads(trace, view, gaps, turns)
     stretches = [_long_stretches(trace, view, turns[one.turns], one.covered) for one in threads]
@@ -51,9 +52,19 @@ def own_work(trace: Trace, view: LaneView, gaps: Gaps, blocking: Times, left: Sp
     ))  # fmt: skip
     blocked = [own.blocked(trace["host_events"]) for own in turns]
     if not any(len(spans.start) for spans in blocked):
-        return {"host_other": long, "launch": subtract(left, long)}
-    sync, other = _without_blocking(trace, view, gaps, left, long, blocked, stretches, threads)
-    return {"host_other": other, "sync": sync, "launch": subtract(left, join(sync, other))}
+        return {"host_other": long, "launch": subtract(left, long)}, EMPTY
+    awaiting = [EMPTY] * len(turns)
+    if not trains(trace, view):
+        awaiting = [
+            waits_for_work(
+                trace, own, join(EMPTY, *(s for s, t in zip(stretches, threads, strict=True) if t.turns == at))
+            )
+            for at, own in enumerate(turns)
+        ]
+    pinned = [spans.end for spans in awaiting]
+    sync, other = _without_blocking(trace, view, gaps, left, long, blocked, stretches, threads, pinned)
+    causes = {"host_other": other, "sync": sync, "launch": subtract(left, join(sync, other))}
+    return causes, intersect(join(EMPTY, *awaiting), other)
 
 
 @dataclass(frozen=True)
@@ -106,7 +117,7 @@ def least_stretch(usual: float) -> float:
 
 def _without_blocking(
     trace: Trace, view: LaneView, gaps: Gaps, left: Spans, long: Spans, blocked: Sequence[Spans],
-    stretches: Sequence[Spans], threads: Sequence[_Thread],
+    stretches: Sequence[Spans], threads: Sequence[_Thread], pinned: Sequence[Times],
 ) -> tuple[Spans, Spans]:  # fmt: skip
     """The part of the remaining idle time that would not be there if blocking calls returned at once, and the part of
     the rest that lies in long stretches either way."""
@@ -122,6 +133,7 @@ def _without_blocking(
         stretches,
         [one.turns for one in threads],
         _segments(view)[replayed_with],
+        pinned,
     )
 
     def per_step(values: Times) -> Times:

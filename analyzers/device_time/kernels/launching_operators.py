@@ -18,6 +18,7 @@ from gpuscope.trace.naming.kernel_categories import (
     operator_category,
 )
 from gpuscope.trace.naming.kinds import is_step_range
+from gpuscope.trace.optimizer_ranges import update_begins
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
@@ -40,7 +41,8 @@ def codes(*labels: str) -> Labels:
 def categories(trace: Trace, rows: Times) -> Labels:
     """The category of each of these device events, as a code, shape (n,).
 
-    Communication and memory go by kind. A kernel launched inside an optimizer's step is the optimizer's. Of the
+    Communication and memory go by kind. A kernel launched inside an optimizer's step is the optimizer's, unless the
+    step's closure launched it. Of the
     operators around the launch (a backward kernel is launched on autograd's thread, inside its operator there) those
     that own whatever runs inside them come first, the innermost of them, then the innermost of all; where that does not
     say, or was not recorded, the kernel's name decides. Inductor's fused loops stay what they are.
@@ -99,6 +101,8 @@ def _by_operator(trace: Trace, rows: Times) -> Labels | None:
     linked = np.flatnonzero((device["kind"][rows] == Kind.COMPUTE) & device.known("launch")[rows])
     said = _operator_codes(names)
     layers = (operator, operator & looked_up(names.matching(encloses), host["name"]), is_step)
+    steps_at = np.flatnonzero(is_step)
+    updates = update_begins(host, names, steps_at)
     for own in (linked[part] for part in quarters(len(linked))):
         launch = device.at("launch", rows[own])
         thread, start = host.at("thread", launch), host["start"][launch]
@@ -106,6 +110,9 @@ def _by_operator(trace: Trace, rows: Times) -> Labels | None:
             around = innermost(host, candidates, thread, start)  # a later one overrides
             inside = np.flatnonzero(around != NA)
             around = around[inside]
+            if candidates is is_step:  # what its closure launches is not the optimizer's
+                updating = start[inside] >= updates[np.searchsorted(steps_at, around)]
+                inside, around = inside[updating], around[updating]
             says = np.where(is_step[around], np.int32(_CODE[OPTIMIZER]), said(host["name"][around]))
             known = says != NO_NAME
             result[own[inside[known]]] = says[known]

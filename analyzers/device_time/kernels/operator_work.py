@@ -46,7 +46,7 @@ class Work:
 def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     """FLOPs of the compute kernels among device events `rows`, whose categories are given.
 
-    Each operator is counted once: where one lies in another (`aten::addmm` in `aten::linear`), the inner one. Its FLOPs
+    Each operator is counted once: where one lies in another (`aten::addmm` in `aten::linear`), the innermost. Its FLOPs
     stand at its longest multiplying kernel, those of a convolution at all of them by their time (its two gradients run
     in kernels of their own); the others (layout, split-K sums) only help.
     """
@@ -64,20 +64,24 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     counts &= host["category"] == Category.OP
     launch = device.at("launch", rows[linked])
     operator = innermost(host, counts, host["thread"][launch], host["start"][launch])
+    on_host = np.flatnonzero(device.at("device", rows[linked]) == NA)
+    within = np.full(len(linked), np.nan)
+    if len(on_host):
+        operator[on_host], within[on_host] = _leaves(trace, np.flatnonzero(counts), shape_of, counted, launch[on_host])
     del launch, counts
-    linked, operator = linked[operator != NA], operator[operator != NA]
+    linked, operator, within = linked[operator != NA], operator[operator != NA], within[operator != NA]
     work.known[linked] = True
     inner = np.zeros(len(host), np.bool_)
     inner[_without_outer(trace, distinct_values(operator))] = True
     keep = inner[operator]
-    linked, operator = linked[keep], operator[keep]
+    linked, operator, within = linked[keep], operator[keep], within[keep]
     duration = device["end"][rows] - device["start"][rows]
     order = np.lexsort((-duration[linked], operator))  # each operator's kernels together, the longest first
-    linked, operator = linked[order], operator[order]
+    linked, operator, within = linked[order], operator[order], within[order]
     chosen, share = _shares(trace, rows, linked, operator, category, duration)
-    linked, operator = linked[chosen], operator[chosen]
+    linked, operator, within = linked[chosen], operator[chosen], within[chosen]
     shape = shape_of[operator]
-    work.flops[linked] = counted[shape] * share
+    work.flops[linked] = np.where(np.isnan(within), counted[shape], within) * share
     scores = trace.names.matching(recomputes_scores)[host["name"][operator]]
     again = np.where(recomputed(trace, operator), 1.0, np.where(scores, RECOMPUTED_SCORES, 0.0))
     work.again[linked] = work.flops[linked] * again
@@ -85,6 +89,26 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     known = list(dict.fromkeys([None, *said]))
     work.precision[linked] = np.array([known.index(one) for one in said], np.int8)[which]
     return replace(work, precisions=known)
+
+
+def _leaves(trace: Trace, operators: Times, shape_of: Array, counted: Array, calls: Times) -> tuple[Times, Array]:
+    """Of operators that are the device's work themselves (a training thread's): the first innermost one within each
+    whose FLOPs can be counted, or NA, and the FLOPs of all of them. An outer one may have the shapes of more than its
+    rank computes (DTensor's has those of the whole layer)."""
+    host = trace["host_events"]
+    leaves = _without_outer(trace, operators)
+    first, flops = np.full(len(calls), NA, np.int64), np.zeros(len(calls))
+    for thread in distinct_values(host["thread"][calls]).tolist():
+        own = np.flatnonzero(host["thread"][calls] == thread)
+        inner = leaves[host["thread"][leaves] == thread]
+        inner = inner[np.argsort(host["start"][inner], kind="stable")]
+        if not len(inner):
+            continue
+        total = np.concatenate(([0.0], np.cumsum(counted[shape_of[inner]])))
+        low, high = (np.searchsorted(host["start"][inner], host[bound][calls[own]]) for bound in ("start", "end"))
+        flops[own] = total[high] - total[low]
+        first[own] = np.where(high > low, inner[np.minimum(low, len(inner) - 1)], NA)
+    return first, flops
 
 
 def _shares(

@@ -11,6 +11,7 @@ from gpuscope.analyzers.replay.from_trace.graph_builder import Builder, median
 from gpuscope.analyzers.replay.from_trace.operations import CLOCK_NS, HAND_OVER_NS, Delays, Operations
 from gpuscope.analyzers.replay.graph import Edge
 from gpuscope.trace.columns.table import Times, rows_of_rank, rows_where
+from gpuscope.trace.optimizer_ranges import update_begins
 from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 
@@ -115,7 +116,7 @@ def _waited_collectives(
     host = trace["host_events"]
     optimizer = trace.names.matching(lambda name: name.startswith(_OPTIMIZER))
     named = rows_where(*rows_of_rank(host, rank), lambda rows: optimizer[host["name"][rows]])
-    begins = np.sort(host["start"][named])
+    begins = np.sort(update_begins(host, trace.names, named))
     launched = compute[np.argsort(ops.at[compute], kind="stable")]
     table = trace["collectives"]
     scatters = table["event"][table["op"] == trace.names.find("reduce_scatter")]

@@ -33,6 +33,7 @@ from gpuscope.trace.cpu_run.host_device import training_threads
 from gpuscope.trace.intervals import Spans, measure_within, union
 from gpuscope.trace.launch_links import innermost, outermost
 from gpuscope.trace.naming.kinds import POINT_TO_POINT
+from gpuscope.trace.optimizer_ranges import update_begins
 from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
@@ -292,7 +293,7 @@ def _unseen(
     """What was done in time, so that its wait left no mark: the optimizer, or the end, can't do without."""
     host, (own, ends, points) = trace["host_events"], chain
     named = own[trace.names.matching(lambda name: name.startswith(_OPTIMIZER))[host["name"][own]]]
-    begins = np.sort(host["start"][named])
+    begins = np.sort(update_begins(host, trace.names, named))
     for place in places:
         at = int(np.searchsorted(begins, collectives.issued[place], "right"))
         since = max(int(collectives.end[place]), int(begins[at]) if at < len(begins) else 0)

@@ -213,10 +213,26 @@ def fused_optimizer(graph: Graph, change: FusedOptimizer, setting: Setting) -> R
     longest = rows[np.argsort(-dur[rows], kind="stable")][:steps]
     gone = own.copy()
     gone[longest] = False
+    gone &= _behind_another(graph, own)
     new = np.where(own, dur * ONE_PASS[setting.bias], dur)
     return _shortened(_without_launches(graph, gone, OPTIMIZER_LAUNCHES[setting.bias]), new,
                       f"{len(rows):,} kernels of the optimizer in {units.whole_share(ONE_PASS[0])} of their time (by "
                       "its passes over memory, 7 of about 20)")  # fmt: skip
+
+
+def _behind_another(graph: Graph, own: Mask) -> Mask:
+    """Which of these operations are launched directly behind another of them: what the host does before the first of
+    them is no work of theirs."""
+    launch = graph.edges["why"] == Edge.LAUNCH
+    src, dst = graph.edges["src"][launch], graph.edges["dst"][launch]
+    launches = np.zeros(len(graph), np.bool_)
+    launches[src[own[dst]]] = True
+    program = (graph.edges["why"] == Edge.PROGRAM) & launches[graph.edges["src"]]
+    follows = np.zeros(len(graph), np.bool_)
+    follows[graph.edges["dst"][program]] = True
+    found = np.zeros(len(graph), np.bool_)
+    found[dst[follows[src]]] = True
+    return found & own
 
 
 def gradient_views(graph: Graph, change: GradientViews, setting: Setting) -> Rewritten:

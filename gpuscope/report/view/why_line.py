@@ -108,6 +108,9 @@ def _of_the_first_change(report: Report, main: FindingEntry | None) -> str:
 
 
 def _beside(report: Report, main: FindingEntry) -> str:  # noqa: ARG001 - one of `_WORDS`
+    awaited = sum(one["dur_ns"] for one in main["evidence"] if one.get("awaits"))
+    if 2 * awaited > sum(one["dur_ns"] for one in main["evidence"]):
+        return "nothing is recorded once the blocking calls have returned: it may wait for work from another process"
     cause = next((one for one in BY_CODE.values() if one.finding_code == main["code"]), None)
     if cause is None or not cause.located:
         return ""

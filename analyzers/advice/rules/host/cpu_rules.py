@@ -64,7 +64,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         by_hand = torch_settings.FUSED_ON_CPU[names[0]].to("True")
         adamw = {"transformers": other_settings.TRAINER_OPTIM.to('"adamw_torch_fused"')}
         setting = by_framework(case, by_hand, **(adamw if names == ["AdamW"] else {}))
-        most = max(one["host_mean_ns"] for name in names for one in _steps_of(case, name))
+        most = max(_spent(one) // one["count"] for name in names for one in _steps_of(case, name))
         yield Proposal(finding, OptimizerFusedOnCpu(), setting, at_most=most)
 
 
@@ -75,9 +75,14 @@ def _by_parameter(case: Case) -> list[str]:
     ):
         return []
     names = fusable(case, torch_settings.FUSED_ON_CPU)
-    spent = {name: sum(one["host_ns"] for one in _steps_of(case, name)) for name in names}
+    spent = {name: sum(map(_spent, _steps_of(case, name))) for name in names}
     whole = sum(rank["window_ns"] for rank in case.report["ranks"])
     return [name for name, taken in spent.items() if taken > 0] if sum(spent.values()) >= WORTH * whole > 0 else []
+
+
+def _spent(steps: RangeEntry) -> int:
+    """ns of an optimizer's steps, without the forward and backward of a closure in them."""
+    return steps.get("update_ns", steps["host_ns"])
 
 
 def _steps_of(case: Case, name: str) -> list[RangeEntry]:

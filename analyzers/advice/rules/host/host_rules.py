@@ -149,6 +149,22 @@ class HostWorkNamed(_HostWork):
         )
 
 
+class OtherProcess(_HostWork):
+    """The host does nothing that is recorded, behind a blocking call, in a process that does not train."""
+
+    code = "other_process"
+    sets = "the process that hands out the work recorded too, where a server's worker may wait for it"
+    action = "Record the process that hands out the work: this one may wait for it"
+    why = (
+        "{cost}; nothing is recorded on the launching thread after its blocking calls have returned, as in a worker that "
+        "waits for an engine or a scheduler"
+    )
+    why_not = "what the other process does meanwhile is in no file"
+    risk = "none: it only shows who is waited for"
+    verify = "the traces of both processes show what the other one does while this one waits"
+    bounded = False
+
+
 class HostWorkSampled(HostWorkNamed):
     """The same where Python stacks are recorded and name no more."""
 
@@ -184,6 +200,9 @@ def _launches_nothing(case: Case, name: str) -> bool:
 
 def _host_other(case: Case, finding: FindingEntry, names: list[str]) -> Proposal | None:
     without = (NoHostWork(),)
+    if _awaited(finding):
+        setting = config("record", "the process that hands out the work (the engine, the scheduler), in the same time")
+        return Proposal(finding, OtherProcess([]), setting)
     if names and kinds.is_compilation(names[0]):
         if "compilation" in case.report:  # the logs tell which guard failed
             return None
@@ -210,6 +229,12 @@ def _host_other(case: Case, finding: FindingEntry, names: list[str]) -> Proposal
         return None
     kind = HostWorkSampled if case.stacks else HostWorkNamed
     return Proposal(finding, kind(names), _recorded_with(case))
+
+
+def _awaited(finding: FindingEntry) -> bool:
+    """Whether most of what is shown of a finding may be waiting for another process."""
+    spent = sum(one["dur_ns"] for one in finding["evidence"])
+    return 2 * sum(one["dur_ns"] for one in finding["evidence"] if one.get("awaits")) > spent
 
 
 def _waits_for_frees(case: Case, finding: FindingEntry) -> bool:
@@ -276,8 +301,12 @@ def saved_beside(case: Case) -> Setting:
 
 
 def _recorded(finding: FindingEntry) -> list[str]:
-    """Names of host work that covers at least half of a gap, the longest first."""
-    shown = [one for one in finding["evidence"] if one.get("covered_frac", 0.0) >= HALF and not one.get("sampled")]
+    """Names of host work that covers at least half of a gap, the longest first; none that is the step itself."""
+    shown = [
+        one
+        for one in finding["evidence"]
+        if one.get("covered_frac", 0.0) >= HALF and not one.get("sampled") and not one.get("holds_step")
+    ]
     return list(dict.fromkeys(one["name"] for one in sorted(shown, key=lambda one: -one["dur_ns"])))
 
 
@@ -287,7 +316,7 @@ HALF = 0.5
 
 RULE = Rule(
     "host",
-    (CollectedTogether, MovedAside, HostWorkNamed, HostWorkSampled, GilGivenUp, NoBroadcastBuffers, NoRecompilation,
+    (CollectedTogether, MovedAside, OtherProcess, HostWorkNamed, HostWorkSampled, GilGivenUp, NoBroadcastBuffers, NoRecompilation,
      NoRecompilationInJax, EagerLoading),
     propose,
     programs=("pytorch", "jax", "native"),
