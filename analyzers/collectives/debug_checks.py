@@ -1,5 +1,5 @@
-"""What `TORCH_DISTRIBUTED_DEBUG=DETAIL` costs: before every collective it holds all ranks at a barrier and compares what
-they are about to call."""
+"""What `TORCH_DISTRIBUTED_DEBUG=DETAIL` costs: before every collective it holds all ranks at a barrier and compares
+what they are about to call."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Attribution:
     before: Array
     after: Array
     exchanged: Mask
-    """Whether the row is a message of an exchange among equals: waiting there is for a late rank, as in a collective."""
+    """Whether the row is a message of an exchange among equals: waiting there is for a late rank, as in collectives."""
     models: Sequence[CostModel]
     """The cost models of operations and groups."""
 

@@ -30,8 +30,9 @@ def update_begins(host: Table, names: NamePool, rows: Times) -> Times:
     for rank in distinct_values(host["rank"][rows]).tolist():
         inner = rows_where(
             *rows_of_rank(host, rank),
-            lambda part: training[host["name"][part]]
-            & among(host["category"][part], (Category.OP, Category.ANNOTATION)),
+            lambda part: (
+                training[host["name"][part]] & among(host["category"][part], (Category.OP, Category.ANNOTATION))
+            ),
         )
         if not len(inner):
             continue

@@ -19,7 +19,6 @@ from gpuscope.trace.trace import Trace
 from gpuscope.words import units
 from gpuscope.words.short_kernels import short_kernel
 
-
 AWAITS = "nothing recorded: it may wait for work from another process"
 
 

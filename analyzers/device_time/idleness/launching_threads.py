@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from gpuscope import when_used
 from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.trace.columns.distinct import among, counted, distinct_values
 from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Table, Times, blocks, rows_of_rank, rows_where
+from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, join, union
 from gpuscope.trace.launch_links import outermost
 from gpuscope.trace.naming import kinds
@@ -47,7 +49,8 @@ class Turns:
 _TRAINS = when_used.pattern(r"(?i)backward|(?<![a-z])bwd(?![a-z])|dgrad|wgrad")
 """Autograd's nodes and ranges around them; cuDNN's, CUTLASS's and Triton's kernels for gradients."""
 MOSTLY_BARE = 0.9
-"""Share of a stretch that no event may cover: what a thread records on its way to the wait and from it is short."""
+"""Share of a stretch that no event within it may cover: what a thread records on its way to the wait and from it is
+short; and that ranges from outside must cover to be around it."""
 
 
 def trains(trace: Trace, view: LaneView) -> bool:
@@ -64,31 +67,29 @@ def trains(trace: Trace, view: LaneView) -> bool:
 
 def waits_for_work(trace: Trace, own: Turns, stretches: Spans) -> Spans:
     """Of long stretches those that begin as a blocking call returns, in which nothing is recorded and around which no
-    range lies: the threads may wait there for work from another process."""
-    host = trace["host_events"]
+    range lies: the threads may wait there for work from another process. Ranges that end or begin within one say
+    nothing of the rest."""
+    host, threads = trace["host_events"], own.threads.tolist()
     behind = np.isin(stretches.start, own.blocked(host).end)
+    low, high = rows_of_rank(host, int(host["rank"][own.launches[0]])) if len(own.launches) else (0, 0)
     kept = []
     for start, end in zip(stretches.start[behind].tolist(), stretches.end[behind].tolist(), strict=True):
-        rows = rows_where(
-            *_overlapping_rows(host, own, start, end),
-            lambda part: among(host["thread"][part], own.threads.tolist()) & (host["end"][part] > start),  # noqa: B023
-        )
-        begin, until = host["start"][rows], host["end"][rows]
-        if bool(((begin <= start) & (until >= end)).any()):
-            continue
-        covered = union(np.maximum(begin, start), np.minimum(until, end)).total
-        if covered <= (1 - MOSTLY_BARE) * (end - start):
+        until = low + int(np.searchsorted(host["start"][low:high], end, "left"))
+        overlap = partial(_of_threads, host, threads, start)
+        rows = rows_where(low, until, overlap)
+        begins, ends = host["start"][rows], host["end"][rows]
+        within = (begins >= start) & (ends <= end)
+        recorded = union(begins[within], ends[within]).total
+        around = union(np.maximum(begins[~within], start), np.minimum(ends[~within], end)).total
+        if around < MOSTLY_BARE * (end - start) and recorded <= (1 - MOSTLY_BARE) * (end - start):
             kept.append((start, end))
     bounds = np.array(kept, np.int64).reshape(-1, 2)
     return Spans(bounds[:, 0], bounds[:, 1])
 
 
-def _overlapping_rows(host: Table, own: Turns, start: int, end: int) -> tuple[int, int]:
-    """Bounds of the rows of the rank's events that begin before `end`."""
-    del start
-    rank = int(host["rank"][own.launches[0]])
-    low, high = rows_of_rank(host, rank)
-    return low, low + int(np.searchsorted(host["start"][low:high], end, "left"))
+def _of_threads(host: Table, threads: list[int], after: int, part: slice) -> Mask:
+    """Which of these rows are events of the threads that end after an instant."""
+    return np.asarray(among(host["thread"][part], threads) & (host["end"][part] > after))
 
 
 def launching_threads(trace: Trace, view: LaneView, blocking: Times) -> list[Turns]:

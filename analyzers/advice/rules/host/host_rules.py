@@ -156,8 +156,8 @@ class OtherProcess(_HostWork):
     sets = "the process that hands out the work recorded too, where a server's worker may wait for it"
     action = "Record the process that hands out the work: this one may wait for it"
     why = (
-        "{cost}; nothing is recorded on the launching thread after its blocking calls have returned, as in a worker that "
-        "waits for an engine or a scheduler"
+        "{cost}; nothing is recorded on the launching thread once its blocking calls have returned, as in a worker "
+        "that waits for an engine or a scheduler"
     )
     why_not = "what the other process does meanwhile is in no file"
     risk = "none: it only shows who is waited for"
@@ -316,8 +316,8 @@ HALF = 0.5
 
 RULE = Rule(
     "host",
-    (CollectedTogether, MovedAside, OtherProcess, HostWorkNamed, HostWorkSampled, GilGivenUp, NoBroadcastBuffers, NoRecompilation,
-     NoRecompilationInJax, EagerLoading),
+    (CollectedTogether, MovedAside, OtherProcess, HostWorkNamed, HostWorkSampled, GilGivenUp, NoBroadcastBuffers,
+     NoRecompilation, NoRecompilationInJax, EagerLoading),
     propose,
     programs=("pytorch", "jax", "native"),
     place=110,
