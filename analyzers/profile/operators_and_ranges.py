@@ -81,6 +81,11 @@ def _of_rank(trace: Trace, recorded: RecordedRank) -> tuple[list[OperatorEntry],
         for part in quarters(len(wanted)):
             own = np.flatnonzero(wanted[part] & (thread[part] == which)) + part.start
             _add_thread((start, end, name, category), sums, own, parent, *launched)
+            nested = _within_same(name, category, parent, own)
+            if len(nested):
+                once_more = _Sums(len(trace.names))
+                _add_thread((start, end, name, category), once_more, nested, parent, *launched)
+                sums.take_inclusive(once_more)
     return _operators(trace, sums, recorded.has_device), _ranges(trace, recorded.rank, sums, recorded.has_device)
 
 
@@ -97,6 +102,19 @@ def _add_thread(
     own = by.columns
     others = own if of_ranges is by else of_ranges.columns
     native.add_launched(columns, rows, parent, int(Category.OP), int(Category.ANNOTATION), own, others, sums.columns)
+
+
+def _within_same(name: Array, category: Array, parent: Times, rows: Times) -> Times:
+    """Those of the events that lie within another of the same name and kind."""
+    found = np.zeros(len(rows), np.bool_)
+    left, around = np.arange(len(rows)), parent[rows]
+    while len(left := left[around != NA]):
+        around = around[around != NA]
+        own = rows[left]
+        same = (name[around] == name[own]) & ((category[around] == Category.OP) == (category[own] == Category.OP))
+        found[left[same]] = True
+        left, around = left[~same], parent[around[~same]]
+    return rows[found]
 
 
 _FIGURES = ("host", "host_self", "device_self", "compute", "communication", "memory", "kernels", "reach")
@@ -117,6 +135,13 @@ class _Sums:
     def columns(self) -> tuple[Times, Times, Times]:
         """Counts and longest, shape (keys,), and the figures in their order, shape (figures, keys): to be added to."""
         return self._counts, self._longest, self._figures
+
+    def take_inclusive(self, nested: _Sums) -> None:
+        """Take back what events within another of their key have added but for their own time: it is in that one's."""
+        self._counts -= nested._counts
+        for figure, values in self._sums.items():
+            if not figure.endswith("_self"):
+                values -= nested._sums[figure]
 
     @property
     def keys(self) -> Times:

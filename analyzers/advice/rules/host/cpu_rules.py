@@ -64,7 +64,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         by_hand = torch_settings.FUSED_ON_CPU[names[0]].to("True")
         adamw = {"transformers": other_settings.TRAINER_OPTIM.to('"adamw_torch_fused"')}
         setting = by_framework(case, by_hand, **(adamw if names == ["AdamW"] else {}))
-        most = max(_spent(one) // one["count"] for name in names for one in _steps_of(case, name))
+        most = max(_mean(one) for name in names for one in _steps_of(case, name))
         yield Proposal(finding, OptimizerFusedOnCpu(), setting, at_most=most)
 
 
@@ -82,7 +82,11 @@ def _by_parameter(case: Case) -> list[str]:
 
 def _spent(steps: RangeEntry) -> int:
     """ns of an optimizer's steps, without the forward and backward of a closure in them."""
-    return steps.get("update_ns", steps["host_ns"])
+    return steps["update_ns"] if "update_ns" in steps else steps["host_ns"]
+
+
+def _mean(steps: RangeEntry) -> int:
+    return steps["update_ns"] // steps["count"] if "update_ns" in steps else steps["host_mean_ns"]
 
 
 def _steps_of(case: Case, name: str) -> list[RangeEntry]:
