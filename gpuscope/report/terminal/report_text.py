@@ -223,10 +223,10 @@ def _kernels(report: Report, writer: Writer, shown: int) -> None:
         "time": [units.duration(row["dur_ns"]) for row in first],
         "count": [units.count(row["count"]) for row in first],
         "mean": [units.duration(row["mean_ns"]) for row in first],
-        "TFLOP/s": [_teraflops(row["flops_per_s"]) for row in first],
+        "rate": [_teraflops(row["flops_per_s"]) for row in first],
     }
     if not any(row["flops_per_s"] for row in first):
-        del columns["TFLOP/s"]
+        del columns["rate"]
     operators = [row.get("operator") or units.NONE for row in first]
     operator = max(map(len, operators)) if any(row.get("operator") for row in first) else 0
     if operator and _room(columns, writer) < LEAST_NAME + OPERATOR + 2:
@@ -246,7 +246,7 @@ def _room(columns: Mapping[str, Sequence[str]], writer: Writer) -> int:
 
 
 def _teraflops(flops_per_s: float | None) -> str:
-    return units.NONE if flops_per_s is None else f"{flops_per_s / 1e12:.3g}"
+    return units.NONE if flops_per_s is None else f"{flops_per_s / 1e12:.3g} TFLOP/s"
 
 
 def _ideal(report: Report, writer: Writer) -> None:

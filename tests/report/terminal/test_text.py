@@ -34,9 +34,9 @@ CPU     kernel launch overhead     4.000 ms  4.0 %  0
 memory  host–device copies (copy)  1.000 ms  1.0 %  0
 
 Longest kernels
- share      time  count      mean  TFLOP/s  kernel
-62.5 %  300.0 ms    500  600.0 µs      210  ampere_fp16_s16816ge…tages_32x5_tn
- 1.0 %  5.000 ms      5  1.000 ms        -  Memcpy HtoD (Pinned -> Device)
+ share      time  count      mean         rate  kernel
+62.5 %  300.0 ms    500  600.0 µs  210 TFLOP/s  ampere_fp16_s16816…ges_32x5_tn
+ 1.0 %  5.000 ms      5  1.000 ms            -  Memcpy HtoD (Pinned -> Device)
 """
 
 
