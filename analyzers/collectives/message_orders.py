@@ -33,7 +33,7 @@ compute by its messages. A forward pass is about a third of one; packing a borde
 class _Messages(NamedTuple):
     """A rank's messages of one group, by when they begin; columns of one length."""
 
-    sends: Times
+    sends: Mask
     start: Times
     """When it begins, where it was carried out."""
     end: Times
@@ -123,7 +123,7 @@ def _messages(trace: Trace, view: LaneView, rows: Times) -> _Messages:
         sends = names.matching(lambda name: name.startswith("c10d::send"))[host["name"][called]]
         found = _Messages(sends, host["start"][called], host["end"][called], host["start"][called])
     order = np.argsort(found.start, kind="stable")
-    return _Messages(*(column[order] for column in found))
+    return _Messages(found.sends[order], found.start[order], found.end[order], found.issued[order])
 
 
 def _backward(trace: Trace, rank: int) -> Times:
