@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import fsum, isnan, nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from gpuscope.trace.columns.table import Array
+
+Number = TypeVar("Number", int, float)
 
 
 def fmean(values: Iterable[float]) -> float:
@@ -28,6 +30,13 @@ def median(values: Iterable[float]) -> float:
     ordered = sorted(values)
     half, odd = divmod(len(ordered), 2)
     return ordered[half] if odd else (ordered[half - 1] + ordered[half]) / 2
+
+
+def lower_median(values: Iterable[Number]) -> Number:
+    """The middle one; of an even number the lower of the two in the middle. Raises `IndexError` where there are no
+    values."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
 
 
 def quantile(values: Iterable[float], part: float) -> float:

@@ -15,14 +15,14 @@ from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Times, blocks
 from gpuscope.trace.intervals import Spans, union
 from gpuscope.trace.schema import NA, Kind
-from gpuscope.trace.steps import KERNEL_SEQUENCE, device_steps
+from gpuscope.trace.steps import device_steps
 from gpuscope.trace.trace import Lane, Trace
 from gpuscope.when_used import dataclass
 
 
 @dataclass(frozen=True)
 class StepWindow:
-    """A step on the device's clock; `step` is `NA` for what ran before the first one."""
+    """A step on the device's clock; `step` is `NA` for what ran before the first one, or behind a single one."""
 
     step: int
     start: int
@@ -121,6 +121,8 @@ def no_such_steps(steps: tuple[int, int]) -> UsageError:
 def _view(trace: Trace, lane: Lane, asked: tuple[int, int] | None) -> LaneView | None:
     window = trace.window(lane.rows)
     steps, basis = _steps(trace, lane, window)
+    if steps:  # a single annotated step may begin before its first device event
+        window = (steps[0].start, steps[-1].end)
     if asked is not None:
         steps = [step for step in steps if step.step != NA and asked[0] <= step.step <= asked[1]]
         if not steps:
@@ -152,7 +154,7 @@ def _steps(trace: Trace, lane: Lane, window: tuple[int, int]) -> tuple[list[Step
         trace["host_events"],
         lane.rows,
         window,
-        on_device=basis == KERNEL_SEQUENCE,
+        basis,
     )
     return [StepWindow(*tile) for tile in tiles], basis
 

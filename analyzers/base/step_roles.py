@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from math import ceil
 
+from gpuscope.averages import lower_median
 from gpuscope.when_used import dataclass
 
 
@@ -20,6 +21,7 @@ class Role(StrEnum):
     WARMUP = "warmup"
     OUTLIER = "outlier"
     STEADY = "steady"
+    BEFORE_SHIFT = "before_shift"
 
 
 MAD_TO_SIGMA = 1.4826
@@ -39,6 +41,14 @@ CAPTURE = "capture"
 """Phase of a server's step that captures a graph."""
 MIN_STEADY = 2
 """Steady steps that a verdict on the steady state needs."""
+SHIFT = 1.3
+"""By what factor every step on one side of a shift exceeds every step on the other."""
+LATER_LEAST = 0.2
+"""Share of the steps that those after a shift must exceed: fewer are outliers."""
+SPIKE = 2.0
+"""Single steps that take so many times their side's median are no part of a shift…"""
+SPIKES_AT_MOST = 0.2
+"""… as long as they are at most this share of its side."""
 
 
 @dataclass(frozen=True)
@@ -93,22 +103,50 @@ def usual(steps: Sequence[StepFacts]) -> Usual | None:
     whole = [step.duration for step in steps[:-1] if not step.cut] or [step.duration for step in steps if not step.cut]
     if not whole:
         return None
-    half = sorted(whole[-ceil(len(whole) / 2) :])
-    median = _lower_median(half)
-    return Usual(median, MAD_TO_SIGMA * _lower_median(sorted(abs(one - median) for one in half)), len(whole))
-
-
-def _lower_median(ordered: Sequence[float]) -> float:
-    """The median; of an even number the lower of the middle two, for half of the steps may be long."""
-    return ordered[(len(ordered) - 1) // 2]
+    half = whole[-ceil(len(whole) / 2) :]
+    median = lower_median(half)  # the lower one: half of the steps may be long
+    return Usual(median, MAD_TO_SIGMA * lower_median(abs(duration - median) for duration in half), len(whole))
 
 
 def roles(steps: Sequence[StepFacts]) -> list[Role]:
-    """The role of each step in order; what ran before the first step is none of them.
+    """The role of each step in order; what ran before the first step is none of them. Where the step time shifts for
+    good, only steps after that are steady.
 
     The last step lacks the wait for its successor's input: it counts as cut off where enough other steps
     are steady, else as whole.
     """
+    found = _without_shift(steps)
+    if (first := shift(steps, found)) is not None:
+        later = _without_shift(steps[first:])
+        if later.count(Role.STEADY) >= MIN_STEADY:
+            return [Role.BEFORE_SHIFT if role == Role.STEADY else role for role in found[:first]] + later
+    return found
+
+
+def shift(steps: Sequence[StepFacts], found: Sequence[Role]) -> int | None:
+    """Which step is the first after the step time shifts, the last time that it does; None where it does not."""
+    steady = [place for place, role in enumerate(found) if role == Role.STEADY]
+    if is_server(steps):
+        return None
+    for split in range(len(steady) - MIN_STEADY, MIN_STEADY - 1, -1):
+        if len(steady) - split <= LATER_LEAST * len(steady):
+            continue
+        before, since = (_without_spikes([steps[at].duration for at in side]) for side in
+                         (steady[:split], steady[split:]))  # fmt: skip
+        if min(len(before), len(since)) < MIN_STEADY:
+            continue
+        if min(since) > SHIFT * max(before) or min(before) > SHIFT * max(since):
+            return steady[split]
+    return None
+
+
+def _without_spikes(side: Sequence[int]) -> Sequence[int]:
+    most = SPIKE * lower_median(side)
+    usual_ones = [duration for duration in side if duration <= most]
+    return usual_ones if len(side) - len(usual_ones) <= SPIKES_AT_MOST * len(side) else side
+
+
+def _without_shift(steps: Sequence[StepFacts]) -> list[Role]:
     typical = usual(steps)
     if typical is None:
         return [Role.PARTIAL] * len(steps)

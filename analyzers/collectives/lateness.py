@@ -89,7 +89,8 @@ def lateness(facts: RunFacts, steps: Times) -> Lateness:
     judged = np.array([steady.judged(step) for step in whole], np.bool_)
     outlier = np.array([roles_of_steps[step] == Role.OUTLIER for step in whole], np.bool_)
     looks = (judged, judged | outlier, judged | True)
-    return Lateness(numbers, delay - _without_core(facts, numbers, ranks), roles, facts.step_ns, looks)
+    # By how much ranks differ by chance goes with how long their own steps last, not with the run's.
+    return Lateness(numbers, delay - _without_core(facts, numbers, ranks), roles, steady.largest_ns, looks)
 
 
 def _compared(facts: RunFacts, roles: Sequence[Sequence[int]]) -> tuple[Times, Times]:

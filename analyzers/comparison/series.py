@@ -5,10 +5,10 @@ The ranks of a step wait for each other, so their step times are one observation
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from gpuscope.averages import fmean, median, whole_mean
-from gpuscope.schema.document import Report, StepEntry
+from gpuscope.averages import fmean, lower_median, whole_mean
+from gpuscope.schema.document import Report, StepEntry, StepTime
 from gpuscope.when_used import dataclass
 
 Value = Callable[[StepEntry], int]
@@ -19,6 +19,10 @@ class Series:
     """The judged steps that all ranks have, in order; each with the entries of its ranks."""
 
     steps: tuple[tuple[StepEntry, ...], ...]
+    of_run_ns: Mapping[str, int]
+    """By step number how long it takes the run, where that is not the largest over the ranks."""
+    told: StepTime | None
+    """What the report says of the same steps."""
 
     def values(self, of: Value) -> list[float]:
         """Per step the mean over ranks of `of`."""
@@ -26,8 +30,11 @@ class Series:
 
     @property
     def durations(self) -> list[float]:
-        """Step times, ns: the largest over the ranks."""
-        return [float(max(entry["dur_ns"] for entry in entries)) for entries in self.steps]
+        """Step times, ns: the largest over the ranks, or from begin to begin where they take turns being late."""
+        return [
+            float(self.of_run_ns.get(str(entries[0]["step"])) or max(entry["dur_ns"] for entry in entries))
+            for entries in self.steps
+        ]
 
 
 def series(report: Report) -> Series:
@@ -39,12 +46,15 @@ def series(report: Report) -> Series:
             by_step.setdefault(entry["step"], []).append(entry)
     whole = [tuple(own) for _, own in sorted(by_step.items()) if len(own) == len(lanes)]
     steady = [own for own in whole if all(entry["role"] == "steady" for entry in own)]
-    return Series(tuple(steady if len(steady) > 1 else whole))
+    told = report["step_time"]
+    return Series(tuple(steady if len(steady) > 1 else whole), told.get("of_run_ns", {}) if told else {}, told)
 
 
 def step(own: Series) -> int | None:
     """«The step», ns: the median of the steps; None without any."""
-    return round(median(own.durations)) if own.steps else None
+    if own.told is not None and own.told["steps"] == len(own.steps):
+        return own.told["median_ns"]
+    return round(lower_median(own.durations)) if own.steps else None
 
 
 def mean_window_ns(report: Report) -> int | None:

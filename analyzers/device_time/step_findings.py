@@ -10,9 +10,9 @@ from gpuscope.analyzers.base.lanes import RECORDING, HostWork, LaneSummary
 from gpuscope.analyzers.base.needs import Need
 from gpuscope.analyzers.base.step_roles import Role
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.averages import median
+from gpuscope.averages import fmean, lower_median, median
 from gpuscope.catalogue.finding import Finding, made
-from gpuscope.catalogue.findings.steps import OutlierSteps, Startup, StepTimeShift, Warmup
+from gpuscope.catalogue.findings.steps import PARTS, OutlierSteps, Startup, StepTimeShift, Warmup
 from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.breakdown import Breakdown
 from gpuscope.trace.schema import NA
@@ -67,14 +67,11 @@ def _by_name(work: Sequence[HostWork]) -> list[tuple[str, int]]:
 
 def _startup(facts: RunFacts) -> Iterator[FindingEntry]:
     """What ran on the devices before the first step."""
-    before = {
-        lane.rank: (step.start, step.end - step.start)
-        for lane in facts.lanes for step in lane.steps if step.step == NA
-    }  # fmt: skip
+    first = {lane.rank: (lane, lane.steps[0]) for lane in facts.lanes if lane.steps and lane.steps[0].step == NA}
+    before = {rank: (step.start, step.end - step.start) for rank, (_, step) in first.items()}
     if before:
         cost = max(duration for _, duration in before.values())
-        named = {lane.rank: _named(lane, place) for lane in facts.lanes
-                 for place, step in enumerate(lane.steps) if step.step == NA}  # fmt: skip
+        named = {rank: _named(lane, 0) for rank, (lane, _) in first.items()}
         yield _finding(Startup([], 0.0, cost), before, cost, [
             _evidence(rank, start, duration, *named[rank]) for rank, (start, duration) in before.items()
         ])  # fmt: skip
@@ -108,7 +105,9 @@ def _named(lane: LaneSummary, place: int) -> tuple[str, str]:
 
 
 def _shift(facts: RunFacts) -> Iterator[FindingEntry]:
-    """Steps that were faster at the beginning: something slows the job down since."""
+    """Steps that all take longer from one on, or all less: something slows the job down since, or no longer does."""
+    if Role.BEFORE_SHIFT in facts.steady.roles.values():
+        yield _shift_for_good(facts)
     fast, later = facts.steady.leading_fast, facts.steady.usual_ns
     if not fast or later is None:
         return
@@ -120,6 +119,42 @@ def _shift(facts: RunFacts) -> Iterator[FindingEntry]:
     yield _finding(StepTimeShift(len(fast), usual, later), {lane.rank for lane in facts.lanes}, cost, [
         _evidence(lane.rank, step.start, step.end - step.start, f"step {step.step}, the first slow one", "")
     ])  # fmt: skip
+
+
+def _shift_for_good(facts: RunFacts) -> FindingEntry:
+    steady, since = facts.steady, facts.steady.step_ns or 0
+    earlier = steady.of_role(Role.BEFORE_SHIFT)
+    before = lower_median(earlier.values())
+    judged = [step for step in steady.steps if steady.judged(step)]
+    slower = since > before
+    cost = sum(
+        max(steady.duration(step) - before, 0) if slower else max(duration - since, 0)
+        for step, duration in ((step, steady.duration(step)) for step in (judged if slower else earlier))
+    )
+    changes = [own for lane in facts.lanes if (own := _changed(facts, lane, earlier)) is not None]
+    mean = {part: round(sum(own[part] for own in changes) / len(changes)) for part in PARTS} if changes else {}
+    sign = 1 if slower else -1
+    part = max(mean, key=lambda one: sign * mean[one], default="")
+    lane = facts.lanes[0] if facts.lanes else None
+    first = [step for step in lane.steps if step.step == judged[0]] if lane else []
+    return _finding(
+        StepTimeShift(len(earlier), before, since, judged[0], part, mean.get(part, 0)),
+        {lane.rank for lane in facts.lanes}, cost,
+        [_evidence(lane.rank, step.start, step.end - step.start, f"step {step.step}", "the first one after the shift")
+         for step in first if lane],
+    )  # fmt: skip
+
+
+def _changed(facts: RunFacts, lane: LaneSummary, earlier: Iterable[int]) -> dict[str, int] | None:
+    """By how much each part of a lane's mean step grew with the shift, ns; None where it lacks a side."""
+    sides = [
+        [parts.parts for step, parts in zip(lane.steps, lane.step_breakdowns, strict=True) if step.step in numbers]
+        for numbers in (set(earlier), {step for step in facts.steady.steps if facts.steady.judged(step)})
+    ]
+    if not all(sides):
+        return None
+    before, since = ({part: fmean(own[part] for own in side) for part in PARTS} for side in sides)
+    return {part: round(since[part] - before[part]) for part in PARTS}
 
 
 def _finding(

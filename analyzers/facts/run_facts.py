@@ -23,7 +23,7 @@ from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key, flushes
 from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap, is_timed, stage_map
 from gpuscope.analyzers.facts.placement import Placement
 from gpuscope.analyzers.facts.role_steps import RoleSteps, is_of_roles, role_state, role_steps
-from gpuscope.analyzers.facts.steady_state import SteadyState, steady_state, timed_state
+from gpuscope.analyzers.facts.steady_state import SteadyState, steady_state, taking_turns, timed_state
 from gpuscope.analyzers.facts.waits import Waits, waits
 from gpuscope.schema.document import StepTime
 from gpuscope.trace.columns.table import Table
@@ -60,7 +60,10 @@ class RunFacts:
             return timed_state(self.trace["operations"])
         if not self.lanes and is_of_roles(self.trace):
             return role_state(self.role_steps, asked=self.steps_asked)
-        return steady_state(self.lanes, self.steps_asked)
+        found = steady_state(self.lanes, self.steps_asked)
+        if len(self.lanes) < 2 or not found.steps:
+            return found
+        return taking_turns(found, self.lanes, self.trace["collectives"], self.matched, self.clocks)
 
     @cached_property
     def role_steps(self) -> RoleSteps:

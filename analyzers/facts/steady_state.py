@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from gpuscope.analyzers.base.lanes import LaneSummary
 from gpuscope.analyzers.base.step_roles import MIN_STEADY, Role, StepFacts, leading_fast, roles, usual
-from gpuscope.averages import quantile
+from gpuscope.analyzers.facts.clocks import Clocks
+from gpuscope.analyzers.facts.matching import Matched
+from gpuscope.averages import lower_median, quantile
 from gpuscope.schema.document import StepTime
 from gpuscope.trace.breakdown import Breakdown
+from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask, Table, Times
 from gpuscope.trace.schema import NA
+from gpuscope.trace.steps import FEW_ANNOTATED, is_annotated
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
@@ -27,6 +33,11 @@ class SteadyState:
     roles: Mapping[int, Role]
     asked: bool
     """Whether the user asked for these steps: then they are judged whatever they are."""
+    of_run: Mapping[int, int] | None = None
+    """By step number, ns from its earliest begin on any rank to the next one's, where these tell «the step»: ranks take
+    turns being late, and the durations add up to more than was recorded."""
+    half_of_two: int | None = None
+    """Of two annotated steps in all, half of what they last together, ns."""
 
     @cached_property
     def whole_window(self) -> bool:
@@ -71,22 +82,41 @@ class SteadyState:
 
     def of_role(self, role: Role) -> dict[int, int]:
         """Durations (ns) of the steps of a role, by step number."""
-        return {step: self.steps[step].duration for step, own in self.roles.items() if own == role}
+        return {step: self.duration(step) for step, own in self.roles.items() if own == role}
+
+    def duration(self, step: int) -> int:
+        """How long a step takes the run, ns."""
+        return self.steps[step].duration if self.of_run is None else self.of_run[step]
 
     @cached_property
     def durations(self) -> list[int]:
-        """Durations of the judged steps, ns; the largest over the ranks."""
-        return [facts.duration for step, facts in self.steps.items() if self.judged(step)]
+        """Durations of the judged steps, ns."""
+        return [self.duration(step) for step in self.steps if self.judged(step)]
 
     @cached_property
     def step_ns(self) -> int | None:
-        """«The step»: the median duration of the judged steps; None without steps."""
-        return round(float(np.median(self.durations))) if self.durations else None
+        """«The step»: the median duration of the judged steps, of an even number the lower one; None without steps."""
+        if self.half_of_two is not None:
+            return self.half_of_two
+        return lower_median(self.durations) if self.durations else None
+
+    @property
+    def largest_ns(self) -> int | None:
+        """The median over the judged steps of what the slowest rank's lasts, ns; None without steps."""
+        return lower_median([own.duration for step, own in self.steps.items() if self.judged(step)] or [0]) or None
 
     @property
     def step_time(self) -> StepTime | None:
         """«The step» and its spread; None without steps."""
-        return spread(self.durations)
+        if self.step_ns is None:
+            return None
+        found: StepTime = {
+            "median_ns": self.step_ns, "p90_ns": round(quantile(self.durations, 0.9)),
+            "min_ns": min(self.durations), "max_ns": max(self.durations), "steps": len(self.durations),
+        }  # fmt: skip
+        if self.of_run is not None:
+            found["of_run_ns"] = {str(step): ns for step, ns in self.of_run.items()}
+        return found
 
     def of_the_step(self, lane: LaneSummary) -> float:
         """By what a mean per judged step of a lane is multiplied for its share of the time times «the step», which is
@@ -97,15 +127,22 @@ class SteadyState:
     @cached_property
     def usual_ns(self) -> float | None:
         """What a step usually takes, the reference for long ones; None without whole steps."""
-        typical = usual(list(self.steps.values()))
+        typical = usual([self.steps[step] for step in self.since_shift])
         return typical.median if typical is not None else None
+
+    @cached_property
+    def since_shift(self) -> list[int]:
+        """The steps since the step time shifted for good; all of them where it did not."""
+        earlier = [step for step, role in self.roles.items() if role == Role.BEFORE_SHIFT]
+        return [step for step in self.steps if not earlier or step > earlier[-1]]
 
     @cached_property
     def leading_fast(self) -> list[int]:
         """Durations (ns) of the steady steps at the beginning that are faster than the later ones."""
-        steady = [step.duration for step, role in zip(self.steps.values(), self.roles.values(), strict=True)
-                  if role == Role.STEADY]  # fmt: skip
-        return steady[: leading_fast(list(self.steps.values()), list(self.roles.values()))]
+        steps = [self.steps[step] for step in self.since_shift]
+        own = [self.roles[step] for step in self.since_shift]
+        steady = [step.duration for step, role in zip(steps, own, strict=True) if role == Role.STEADY]
+        return steady[: leading_fast(steps, own)]
 
 
 def steady_state(lanes: Sequence[LaneSummary], asked: bool = False) -> SteadyState:
@@ -119,17 +156,48 @@ def steady_state(lanes: Sequence[LaneSummary], asked: bool = False) -> SteadySta
     own = roles(list(steps.values()))
     if asked:
         own = [Role.STEADY] * len(own)
-    return SteadyState(steps, dict(zip(steps, own, strict=True)), asked)
+    half = None
+    if len(steps) == FEW_ANNOTATED and not asked and all(lane.basis and is_annotated(lane.basis) for lane in lanes):
+        half = max(sum(step.end - step.start for step in lane.steps if step.step != NA) for lane in lanes) // 2
+    return SteadyState(steps, dict(zip(steps, own, strict=True)), asked, half_of_two=half)
 
 
-def spread(durations: Sequence[int]) -> StepTime | None:
-    """«The step» and its spread, of durations in ns; None without any."""
-    if not durations:
-        return None
-    return {
-        "median_ns": round(float(np.median(durations))), "p90_ns": round(quantile(durations, 0.9)),
-        "min_ns": min(durations), "max_ns": max(durations), "steps": len(durations),
-    }  # fmt: skip
+def taking_turns(
+    steady: SteadyState, lanes: Sequence[LaneSummary], table: Table, matched: Matched, clocks: Clocks
+) -> SteadyState:
+    """The same with each step from its earliest begin on any rank to the next one's, where that is less in the median
+    and collectives join all ranks in every judged step; `table` is that of collectives."""
+    numbers, ranks = list(steady.steps), sorted({lane.rank for lane in lanes})
+    if len(ranks) < 2 or len(numbers) <= 2 or clocks.error is None:
+        return steady
+    joined = _joined(lanes, table, matched, ranks)
+    if not all(step in joined for step in numbers if steady.judged(step)):
+        return steady
+    begun: dict[int, int] = {}
+    for lane in lanes:
+        rank = np.full(len(lane.steps), lane.rank)
+        starts = clocks.common(rank, np.array([step.start for step in lane.steps], np.int64)).tolist()
+        for step, start in zip(lane.steps, starts, strict=True):
+            begun[step.step] = min(start, begun.get(step.step, start))
+    lengths = {step: facts.duration for step, facts in steady.steps.items()}
+    for number, following in pairwise(numbers):
+        if number != numbers[0]:
+            lengths[number] = max(begun[following] - begun[number], 0)
+    found = replace(steady, of_run=lengths)
+    return found if (found.step_ns or 0) < (steady.step_ns or 0) else steady
+
+
+def _joined(lanes: Sequence[LaneSummary], table: Table, matched: Matched, ranks: Sequence[int]) -> set[int]:
+    """The steps of the lowest rank in which collectives of all these ranks begin."""
+    lane = next(lane for lane in lanes if lane.rank == ranks[0])
+    starts = np.array([step.start for step in lane.steps], np.int64)
+    found: set[int] = set()
+    for instances in (matched.instances, matched.partial):
+        whole = instances.select((instances.sizes == len(ranks)) & ~instances.p2p)
+        own = whole.rows[table["rank"][whole.rows] == ranks[0]]
+        place = np.searchsorted(starts, table["start"][own], "right") - 1
+        found |= {lane.steps[k].step for k in distinct_values(place[place >= 0]).tolist()}
+    return found
 
 
 def timed_state(operations: Table) -> SteadyState:

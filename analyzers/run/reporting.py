@@ -29,6 +29,7 @@ from gpuscope.analyzers.facts.setup import stacks_recorded
 from gpuscope.analyzers.facts.waits import by_host
 from gpuscope.analyzers.run.rank_entries import Causes, judged_causes, rank_entry, step_entries
 from gpuscope.analyzers.run.rank_findings import of_run
+from gpuscope.analyzers.run.set_apart import set_apart
 from gpuscope.analyzers.run.shown_clock import clock_entry
 from gpuscope.analyzers.serving.by_phase import serving_section
 from gpuscope.analyzers.serving.served_steps import batches_of, captured_sizes, served_steps
@@ -147,6 +148,8 @@ def _diagnosis(
         of_server = serving_findings(served, diagnosis["serving"])
         diagnosis["findings"] += [with_per_step(one, facts.step_ns) for one in of_server]
     diagnosis["call_tree"] = places.led_to_lines(diagnosis["call_tree"], lines)
+    if apart := set_apart(facts):
+        diagnosis["set_apart"] = apart
     if ideal := ideal_steps(diagnosis):
         diagnosis["ideal"] = ideal
     return diagnosis

@@ -232,9 +232,9 @@ class StepEntry(TypedDict):
     """Number; null for what ran before the first step (role `setup`)."""
     rank: int
     device: int | None
-    role: Literal["setup", "partial", "warmup", "outlier", "steady"]
-    """`setup`, `partial`, `warmup`, `outlier` or `steady` ([roles](definitions.md#what-is-judged)), the same for all
-    ranks."""
+    role: Literal["setup", "partial", "warmup", "outlier", "steady", "before_shift"]
+    """`setup`, `partial`, `warmup`, `outlier`, `steady` or `before_shift`
+    ([roles](definitions.md#what-is-judged)), the same for all ranks."""
     start_ns: int
     """Start on the device."""
     dur_ns: int
@@ -252,7 +252,8 @@ class StepEntry(TypedDict):
 
 
 class StepTime(TypedDict):
-    """«The step» and its spread over the judged steps; each step's duration is the largest over ranks."""
+    """«The step» and its spread over the judged steps; each step's duration is the largest over ranks, or where
+    `of_run_ns` is there, what that says."""
 
     median_ns: int
     """«the step»: what predictions start from."""
@@ -262,6 +263,9 @@ class StepTime(TypedDict):
     max_ns: int
     steps: int
     """Judged steps."""
+    of_run_ns: NotRequired[dict[str, int]]
+    """By step number, from its earliest begin on any rank to the next step's; **absent** where «the step» is the
+    median of the largest durations over ranks. Where ranks take turns being late, those exceed what was recorded."""
 
 
 class CollectiveEntry(TypedDict):
@@ -728,6 +732,39 @@ class SharedEntry(TypedDict):
     users: int
 
 
+class SetApartPart(TypedDict):
+    """The steps of one role that are not judged, on the rank where they last longest."""
+
+    role: Literal["setup", "warmup", "outlier", "before_shift"]
+    steps: int
+    """How many; 0 of set-up."""
+    dur_ns: int
+    holds: Literal["compute", "exposed_communication", "exposed_memory", "idle"]
+    """The largest part of their breakdown…"""
+    holds_ns: int
+    """… and how long it is."""
+    host: str | None
+    """What the host did longest while the device was idle, where `holds` is that."""
+    op: str | None
+    """The collective that waited longest for a late rank, where that is most of what the part holds…"""
+    late_rank: int | None
+    """… for which rank…"""
+    wait_ns: int | None
+    """… and for how long in all."""
+
+
+class SetApart(TypedDict):
+    """What of the recording is not judged, where that is much."""
+
+    judged_ns: int
+    """What is judged, the longest over ranks."""
+    covered_frac: float
+    """Share of steady and partial steps in the recorded device window after set-up."""
+    startup: bool
+    """Whether set-up and warm-up are longer than all that is judged."""
+    parts: list[SetApartPart]
+
+
 class Diagnosis(TypedDict):
     """The diagnosis of a run: the document as far as advice rests on it."""
 
@@ -749,6 +786,9 @@ class Diagnosis(TypedDict):
     """What the steps were found from; null where there are none."""
     steps_provenance: Provenance | None
     """`measured` from ranges that name steps, `inferred` from what repeats ([provenance](#provenance))."""
+    set_apart: NotRequired[SetApart]
+    """What of the recording is not judged; **absent** unless set-up and warm-up are longer than what is, or steady and
+    partial steps are less than 80 % of what follows set-up."""
     collectives: list[CollectiveEntry]
     """One entry per operation and group, the costliest first."""
     stragglers: list[StragglerEntry]

@@ -9,10 +9,10 @@ import numpy as np
 from gpuscope import when_used
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.name_pool import NamePool
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks, those
+from gpuscope.trace.columns.table import Mask, Table, Times, blocks, those
 from gpuscope.trace.naming.kernel_categories import is_optimizer_step
 from gpuscope.trace.naming.serving_names import Batch
-from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.serving_steps import ServerSteps, annotated, from_kernels
 from gpuscope.when_used import dataclass
 
@@ -29,13 +29,11 @@ _NUMBER = when_used.pattern(r"\d+")
 KERNEL_SEQUENCE = "repetition of the kernel sequence"
 """Basis of steps that were found on the device's clock, not the host's."""
 MIN_PERIODS = 3
-"""Minimum repetitions of a kernel sequence before its period counts as a step."""
-MIN_AGREEMENT = 0.95
-"""Share of kernels that must have the same name one period later."""
-AS_EXACT = 0.001
-"""Periods whose agreement differs by less repeat equally exactly."""
-_LAGS_TRIED = 256
+"""Rounds of accumulated gradients from which they are steps."""
 _NEVER = np.iinfo(np.int64).max
+_ENDS_OF, _OF_SERVER = "ends of ", "ranges of "
+FEW_ANNOTATED = 2
+"""Annotated steps in all that last as long as their annotations: of more, the device's own begins tell the length."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +53,15 @@ def find_steps(host: Table, device: Table, names: NamePool, rows: Mask, device_r
 
     Tried in order: ranges of an inference server; `ProfilerStep#N`; a range named like a step (NVTX or annotation) that
     repeats on one thread without overlap; a server's kernels; `Optimizer.step#…`, once per iteration; a family of
-    ranges that differ by their numbers; the period of the kernel sequence. Where gradients are accumulated, the ranges
-    up to an optimizer step are one step.
+    ranges that differ by their numbers; the repetition of the kernel sequence. Where gradients are accumulated, the
+    ranges up to an optimizer step are one step.
     """
     ranges = np.flatnonzero(rows & (host["category"] == Category.ANNOTATION))
     ranges = ranges[host["end"][ranges] > host["start"][ranges]]
     # Traces of 2020 and of Ascend record ProfilerStep as an operator.
     operators = np.flatnonzero(rows & (host["category"] == Category.OP))
     if (served := annotated(host, names, ranges)) is not None:
-        return _of_server(served, f"ranges of {served.server}")
+        return _of_server(served, f"{_OF_SERVER}{served.server}")
     both = np.concatenate((ranges, operators))
     del operators
     named = _profiler_steps(host, names, both) or _named_steps(host, names, ranges)
@@ -74,7 +72,7 @@ def find_steps(host: Table, device: Table, names: NamePool, rows: Mask, device_r
     return (
         _marked_steps(host, names, both)
         or _numbered_ranges(host, device, names, ranges, device_rows)
-        or _repeating_kernels(device, device_rows)
+        or _repeating_kernels(host, device, names, ranges, device_rows)
     )
 
 
@@ -158,7 +156,7 @@ def _marked_steps(host: Table, names: NamePool, rows: Times) -> FoundSteps | Non
         return None
     first = int(host["start"][rows].min())
     starts = np.concatenate((np.array([min(first, int(ends[0]))], np.int64), ends[:-1]))
-    return FoundSteps(np.arange(len(ends), dtype=np.int64), starts, ends, f"ends of {names[codes[0]]!r}")
+    return FoundSteps(np.arange(len(ends), dtype=np.int64), starts, ends, f"{_ENDS_OF}{names[codes[0]]!r}")
 
 
 def _numbered_ranges(host: Table, device: Table, names: NamePool, rows: Times, device_rows: Mask) -> FoundSteps | None:
@@ -168,57 +166,14 @@ def _numbered_ranges(host: Table, device: Table, names: NamePool, rows: Times, d
     return FoundSteps(found.step, found.start, found.end, found.basis) if found else None
 
 
-def _repeating_kernels(device: Table, rows: Mask) -> FoundSteps | None:
-    """The shortest period with which the names of the kernels repeat, on the busiest stream."""
-    kernels = np.flatnonzero(rows & (device["kind"] != Kind.MEMORY))
-    if len(kernels) < 2 * MIN_PERIODS:
+def _repeating_kernels(host: Table, device: Table, names: NamePool, ranges: Times, rows: Mask) -> FoundSteps | None:
+    from gpuscope.trace.kernel_repetition import repeating_kernels
+
+    found = repeating_kernels(host, device, names, ranges, rows)
+    if found is None:
         return None
-    streams, counts = np.unique(device["stream"][kernels], return_counts=True)
-    kernels = kernels[device["stream"][kernels] == streams[np.argmax(counts)]]
-    sequence = device["name"][kernels]
-    period = _period(sequence)
-    if period is None:
-        return None
-    # Where a step begins within the period is not recorded; the longest pause is the likeliest place.
-    starts = device["start"][kernels]
-    pause = starts[1:] - device["end"][kernels][:-1]
-    whole = len(pause) // period
-    offset = (int(pause[: whole * period].reshape(whole, period).sum(0).argmax()) + 1) % period
-    begin = starts[offset::period]
-    end = np.concatenate((begin[1:], device["end"][kernels][-1:]))
-    return FoundSteps(np.arange(len(begin), dtype=np.int64), begin, end, KERNEL_SEQUENCE)
-
-
-def _period(sequence: Array) -> int | None:
-    """The shortest p with which the names recur about as exactly as with any other, `MIN_PERIODS` times.
-
-    Layers repeat too, but less exactly than the steps they are in; and a kernel that occurs less than
-    once per period (an embedding, a loss) shows that the period is a layer's.
-    """
-    _, codes, counts = np.unique(sequence, return_inverse=True, return_counts=True)
-    agreement = {
-        lag: float((codes[lag:] == codes[:-lag]).mean())
-        for lag in _likely_lags(codes)
-        if bool((counts >= len(codes) // lag).all())
-    }
-    best = max(agreement.values(), default=0.0)
-    if best < MIN_AGREEMENT:
-        return None
-    return min(lag for lag, share in agreement.items() if share >= best - AS_EXACT)
-
-
-def _likely_lags(codes: Array) -> list[int]:
-    """Lags at which the sequence looks most like itself, by autocorrelation, O(n log n).
-
-    Each name becomes a random number of modulus 1, so that equal names correlate and others cancel out.
-    """
-    size = 1 << int(2 * len(codes) - 1).bit_length()
-    phase = np.random.default_rng(0).random(int(codes.max()) + 1)
-    spectrum = np.fft.fft(np.exp(2j * np.pi * phase)[codes], size)
-    longest = len(codes) // MIN_PERIODS
-    correlation = np.fft.ifft(np.abs(spectrum) ** 2).real[: longest + 1] / (len(codes) - np.arange(longest + 1))
-    lags = np.argsort(-correlation[1:], kind="stable")[:_LAGS_TRIED] + 1
-    return [int(lag) for lag in lags]
+    basis = f"ranges named {found.label!r}" if found.label else KERNEL_SEQUENCE
+    return FoundSteps(np.arange(len(found.start), dtype=np.int64), found.start, found.end, basis)
 
 
 def _ordered(step: Times, start: Times, end: Times, basis: str) -> FoundSteps:
@@ -230,34 +185,54 @@ def _ordered(step: Times, start: Times, end: Times, basis: str) -> FoundSteps:
     return FoundSteps(step[first], start[first], end[first], basis)
 
 
+def is_annotated(basis: str) -> bool:
+    """Whether each step has a range of its own on the host, which says when it begins and ends there. A server's have
+    not: it prepares a batch while the device still works on the one before."""
+    return basis != KERNEL_SEQUENCE and not basis.startswith((_ENDS_OF, _OF_SERVER))
+
+
 def device_steps(
-    steps: Table, device: Table, host: Table, events: Times, window: tuple[int, int], on_device: bool
+    steps: Table, device: Table, host: Table, events: Times, window: tuple[int, int], basis: str
 ) -> list[tuple[int, int, int]]:
     """The steps of one rank as the device saw them: (step, start, end), tiling `window`.
 
     A device step runs from the first device event launched in host step k to the first launched in
     step k+1. What ran before the first step has the step number `NA`. `steps` are this rank's, `events`
-    the rows of its device events; `on_device` says that the steps were found on the device's own clock.
+    the rows of its device events; `basis` says what the steps were found from.
+
+    Of one or two annotated steps in all the first begins with its annotation, if that is sooner, and the last lasts to
+    the end of its annotation or of all that it launched: what they tile may be longer than `window`, and what ran
+    behind them has the number `NA`, too.
     """
-    launched = not on_device and bool(device.known("launch")[events].any())
-    first = np.full(len(steps), _NEVER)
+    launched = basis != KERNEL_SEQUENCE and bool(device.known("launch")[events].any())
+    first, last = np.full(len(steps), _NEVER), np.full(len(steps), -_NEVER)
     for block in blocks(0, len(events)):
-        _begin_first(first, steps, device, host, events[block], launched)
+        _begin_and_end(first, last, steps, device, host, events[block], launched)
     low, high = window
+    end = high
+    if len(steps) <= FEW_ANNOTATED and is_annotated(basis) and bool((first != _NEVER).all()):
+        first[0] = min(int(steps["start"][0]), int(first[0]))
+        end = max(int(steps["end"][-1]), int(last[-1]))
+        low, high = min(low, int(first[0])), max(high, end)
     tiles: list[tuple[int, int]] = []
     for step, start in zip(steps["step"].tolist(), first.tolist(), strict=True):
-        if start != _NEVER and low <= start < high and (not tiles or start > tiles[-1][1]):
+        if start != _NEVER and low <= start < end and (not tiles or start > tiles[-1][1]):
             tiles.append((step, start))
     if not tiles:
         return []
     if tiles[0][1] > low:
         tiles.insert(0, (NA, low))
+    if end < high:
+        tiles.append((NA, end))
     ends = [start for _, start in tiles[1:]] + [high]
     return [(step, start, end) for (step, start), end in zip(tiles, ends, strict=True)]
 
 
-def _begin_first(first: Times, steps: Table, device: Table, host: Table, events: Times, launched: bool) -> None:
-    """Lower `first`, the start of each step's first device event, to what some more events say."""
+def _begin_and_end(
+    first: Times, last: Times, steps: Table, device: Table, host: Table, events: Times, launched: bool
+) -> None:
+    """Lower `first` and raise `last`, the start of each step's first device event and the end of its last one, to what
+    some more events say."""
     starts = device.at("start", events)
     launched_at, known = starts, np.ones(len(events), np.bool_)
     if launched:  # when an event whose launch was not recorded was launched is not known
@@ -267,3 +242,4 @@ def _begin_first(first: Times, steps: Table, device: Table, host: Table, events:
     which = np.searchsorted(steps["start"], launched_at, "right") - 1
     inside = known & (which >= 0) & (launched_at < steps["end"][np.maximum(which, 0)])
     np.minimum.at(first, which[inside], starts[inside])
+    np.maximum.at(last, which[inside], device.at("end", events)[inside])

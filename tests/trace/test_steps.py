@@ -90,22 +90,58 @@ def test_a_layer_is_no_step(tmp_path: Path) -> None:
     assert found(sequence(tmp_path, "e" + "abcd" * 20 + "h")) == ([], None)
 
 
+def tiles_of(path: Path) -> list[tuple[int | None, int, int]]:
+    """The steps of the first rank, µs; None for what is no step."""
+    (view,) = views(gpuscope.open_trace(path))
+    assert sum(step.end - step.start for step in view.steps) == view.breakdown.window
+    assert (view.steps[0].start, view.steps[-1].end) == view.window
+    return [(None if one.step < 0 else one.step, one.start // 1000, one.end // 1000) for one in view.steps]
+
+
+def annotated(*numbers: int) -> list[Any]:
+    """What ran before the first step, then steps of 100 whose annotation begins 20 before the launch."""
+    steps = [event for k in numbers for event in (note(100 * k, 90, f"ProfilerStep#{k}"), *work(100 * k + 20, k + 10))]
+    return [*work(-100, 1), *steps]
+
+
 def test_device_steps_tile_the_window(tmp_path: Path) -> None:
     """What ran before the first step stands apart; each step begins with the first kernel launched in it."""
-    path = write(
-        tmp_path / "r.json",
-        *work(-100, 1),
-        note(0, 90, "ProfilerStep#1"),
-        *work(20, 2),
-        note(100, 90, "ProfilerStep#2"),
-        *work(130, 3),
-        *work(195, 4),
-    )
-    (view,) = views(gpuscope.open_trace(path))
-    tiles = [(step.start // 1000, step.end // 1000) for step in view.steps]
-    assert tiles == [(-90, 30), (30, 140), (140, 255)]
-    assert [step.step for step in view.steps][1:] == [1, 2]
-    assert sum(step.end - step.start for step in view.steps) == view.breakdown.window
+    path = write(tmp_path / "r.json", *annotated(0, 1, 2), *work(295, 99))
+    assert tiles_of(path) == [(None, -90, 30), (0, 30, 130), (1, 130, 230), (2, 230, 355)]
+
+
+def test_a_single_annotated_step_lasts_as_long_as_its_annotation(tmp_path: Path) -> None:
+    """And until all that it launched has ended; what runs behind that stands apart, too."""
+    assert tiles_of(write(tmp_path / "a.json", *annotated(0))) == [(None, -90, 0), (0, 0, 90)]
+    late = [note(0, 90, "ProfilerStep#0"), call(20, 2, 1), kernel(40, 100, 1), call(95, 2, 2), kernel(150, 50, 2)]
+    assert tiles_of(write(tmp_path / "b.json", *late)) == [(0, 0, 140), (None, 140, 200)]
+    # A kernel that the file times before its step's begin, by a clock that runs ahead.
+    ahead = [note(0, 90, "ProfilerStep#0"), call(20, 2, 1), kernel(-5, 50, 1)]
+    assert tiles_of(write(tmp_path / "c.json", *ahead)) == [(0, -5, 90)]
+
+
+def test_two_annotated_steps_last_from_the_first_begin_to_the_last_end(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.json", *annotated(0, 1))
+    assert tiles_of(path) == [(None, -90, 0), (0, 0, 130), (1, 130, 190)]
+    assert gpuscope.analyze(path).report["step_time"]["median_ns"] == 95_000
+
+
+def test_a_single_step_in_an_nsys_report(tmp_path: Path) -> None:
+    export = Export()
+    export.range(0, 90_000, "step 4")
+    export.range(100_000, 190_000, "step 5")
+    for at in (20_000, 120_000):
+        export.call(at, at + 2_000, at)
+        export.kernel(at + 10_000, at + 60_000, at)
+    assert tiles_of(export.write(tmp_path)) == [(4, 0, 130), (5, 130, 190)]
+
+
+def test_steps_without_annotations_end_with_the_device(tmp_path: Path) -> None:
+    """Ends of the optimizer say nothing of when the first step began."""
+    ends = [note(80, 10, "Optimizer.step#SGD.step"), note(180, 20, "Optimizer.step#SGD.step")]
+    assert tiles_of(write(tmp_path / "r.json", op(0, 5), *ends, *work(20, 1), *work(120, 2))) == [
+        (0, 30, 130), (1, 130, 180),
+    ]  # fmt: skip
 
 
 STEP = 1_000

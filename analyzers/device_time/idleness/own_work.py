@@ -24,7 +24,7 @@ from gpuscope.catalogue.cause_table import COVERING
 from gpuscope.trace.columns.distinct import distinct, distinct_values
 from gpuscope.trace.columns.sorted_search import places
 from gpuscope.trace.columns.table import Mask, Times
-from gpuscope.trace.intervals import EMPTY, Spans, complement, intersect, join, subtract, union
+from gpuscope.trace.intervals import EMPTY, Spans, clip, complement, intersect, join, subtract, union
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
@@ -50,9 +50,15 @@ def own_work(trace: Trace, view: LaneView, gaps: Gaps, blocking: Times, left: Sp
         for one, own in zip(threads, stretches, strict=True)
         if len(own.start)
     ))  # fmt: skip
+    device, (low, high) = trace["device_events"], view.window
+    # A single annotated step begins before its device works and may end after that; the replay does not reach so far.
+    before = clip(left, low, min(int(device["start"][view.rows].min()), high))
+    behind = clip(left, max(int(device["end"][view.rows].max()), low), high)
+    ends = join(intersect(long, before), behind)
     blocked = [own.blocked(trace["host_events"]) for own in turns]
     if not any(len(spans.start) for spans in blocked):
-        return {"host_other": long, "launch": subtract(left, long)}, EMPTY
+        other = join(long, ends)
+        return {"host_other": other, "launch": subtract(left, other)}, EMPTY
     awaiting = [EMPTY] * len(turns)
     if not trains(trace, view):
         awaiting = [
@@ -62,7 +68,10 @@ def own_work(trace: Trace, view: LaneView, gaps: Gaps, blocking: Times, left: Sp
             for at, own in enumerate(turns)
         ]
     pinned = [spans.end for spans in awaiting]
-    sync, other = _without_blocking(trace, view, gaps, left, long, blocked, stretches, threads, pinned)
+    replayed = subtract(left, join(before, behind))
+    within = intersect(long, replayed)
+    sync, other = _without_blocking(trace, view, gaps, replayed, within, blocked, stretches, threads, pinned)
+    other = join(other, ends)
     causes = {"host_other": other, "sync": sync, "launch": subtract(left, join(sync, other))}
     return causes, intersect(join(EMPTY, *awaiting), other)
 

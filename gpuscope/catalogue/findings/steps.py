@@ -118,30 +118,51 @@ class OutlierSteps(Finding):
         return "a checkpoint or an evaluation, say"
 
 
+PARTS = {
+    "compute": "computes", "exposed_communication": "waits for communication", "exposed_memory": "copies",
+    "idle": "idles",
+}  # fmt: skip
+"""What a device does in each part of the breakdown."""
+
+
 @dataclass(frozen=True)
 class StepTimeShift(Finding):
-    """The first steps are faster than those after them: something slows the job down since. All are steady and
-    judged, so «the step» is the median of two regimes, and its spread shows both. Severity is medium; `cost_ns` is
-    what the later steps take beyond the early ones, in all.
+    """From one step on, all take longer or all shorter. After a shift for good only the later steps are steady, and the
+    earlier ones have the role `before_shift`. A smaller jump at the beginning leaves all of them steady: «the step» is
+    the median of two regimes then, and its spread shows both. Severity is medium; `cost_ns` is what the slower side
+    takes beyond the faster one, in all.
     """
 
     code = "step_time_shift"
     severity = "medium"
-    recognised = """a leading run of steady steps that are shorter than m − max(3 s, 0.1 m), followed by at least two
-    steady ones that are not."""
+    recognised = """a split after warm-up and outliers where every step of one side exceeds 1.3 × every step of the
+    other, single steps above twice their side's median set aside (at most one in five); both sides have two steps at
+    least, the later more than a fifth of all. Else a leading run of steady steps that are shorter than m − max(3 s,
+    0.1 m), followed by at least two steady ones that are not."""
     helps = """compare the two regimes with `--steps`. Clocks that fall with heat, an allocator that begins to go to
     the driver, a cache that is full, another job on the host."""
-    misleads = "few steps in all: one fast one before two others makes a shift."
+    misleads = "few steps in all: one fast one before two others makes a jump."
 
     fast_steps: int
+    """Those before."""
     before_ns: float
     since_ns: float
+    first: int | None = None
+    """The first step after a shift for good; None of a jump that leaves all steps steady."""
+    part: str = ""
+    """Of a shift for good, the part of the breakdown that changed most…"""
+    part_ns: int = 0
+    """… and by how much per step, mean over ranks."""
 
     def message(self) -> str:
-        return (
-            f"Steps take {self.since_ns / self.before_ns:.1f} times as long after the first {self.fast_steps}: "
-            f"{units.duration(self.before_ns)} before, {units.duration(self.since_ns)} since"
-        )
+        before, since = units.duration(self.before_ns), units.duration(self.since_ns)
+        if self.first is None:
+            times = f"{self.since_ns / self.before_ns:.1f} times as long"
+            return f"Steps take {times} after the first {self.fast_steps}: {before} before, {since} since"
+        earlier = units.plural(self.fast_steps, "step")
+        less = "longer" if self.part_ns > 0 else "less"
+        changed = f": the device {PARTS[self.part]} {units.duration(abs(self.part_ns))} {less}" if self.part else ""
+        return f"From step {self.first} on a step takes {since}, in the {earlier} before it took {before}{changed}"
 
 
 def _longer(steps: int, noun: str, longer: str, usual_ns: int, why: str, more_ns: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from gpuscope.averages import median
+from gpuscope.averages import lower_median
 from gpuscope.report.view.per_step import per_step_ns
 from gpuscope.schema.document import Diagnosis, Evidence, FindingEntry, RankEntry, Report
 from gpuscope.schema.profile_sections import GapEntry
@@ -114,7 +114,9 @@ def rank_step_ns(report: Report, entry: RankEntry) -> int | None:
     ]  # fmt: skip
     steady = [step["dur_ns"] for step in own if step["role"] == "steady"]
     durations = steady if len(steady) > 1 else [step["dur_ns"] for step in own]
-    return round(median(durations)) if durations else None
+    if len(own) == len(durations) == 2:  # two steps in all: half of what they last
+        return sum(durations) // 2
+    return lower_median(durations) if durations else None
 
 
 _SEVERITY = {"high": 0, "medium": 1, "low": 2}

@@ -11,12 +11,20 @@ from gpuscope import when_used
 from gpuscope.catalogue import hang_sentences
 from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import headline, next_step, shows
+from gpuscope.catalogue.findings.steps import PARTS
 from gpuscope.catalogue.prediction_sentences import bound_share, doubt, setting_words
 from gpuscope.catalogue.suggestion import RECORDS
 from gpuscope.report.view import blame, memory_sentences
 from gpuscope.report.view.headline import on_cpu, whole
 from gpuscope.report.view.why_line import lower, why_it_is_so
-from gpuscope.schema.document import AbstainReason, FindingEntry, Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.schema.document import (
+    AbstainReason,
+    FindingEntry,
+    Report,
+    SetApartPart,
+    SuggestionEntry,
+    UnpredictedEntry,
+)
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.vocabulary import BOUND
@@ -74,10 +82,17 @@ class FirstLines:
     """What else limits the verdict, beside what `sure` says."""
     grounds: str = ""
     """What `sure` says beside the number: what lowers the confidence most, or what speaks for it."""
+    shift: str = ""
+    """Where the step time shifts for good, what changed when."""
+    apart: str = ""
+    """What of the recording is not judged, where that is much."""
 
     def below(self) -> list[tuple[str, str]]:
         """The lines below the first, each with its label."""
-        lines: tuple[tuple[str, str], ...] = (("why", self.why), (self.label, self.fix), ("sure", self.sure))
+        lines: tuple[tuple[str, str], ...] = (
+            ("why", self.why), (self.label, self.fix), ("sure", self.sure), ("shift", self.shift),
+            ("apart", self.apart),
+        )  # fmt: skip
         return [(label, text) for label, text in lines if text]
 
     def text(self) -> str:
@@ -111,8 +126,9 @@ def first_lines(report: Report) -> FirstLines:
     label, fix, told = _fix(report)
     sure, grounds, limits = _sure(report)
     return FirstLines(
-        _failed(report) + _what(report), why_it_is_so(report), fix, label, sure, told, tuple(limits), grounds
-    )
+        _failed(report) + _what(report), why_it_is_so(report), fix, label, sure, told, tuple(limits), grounds,
+        _shift(report), _apart(report),
+    )  # fmt: skip
 
 
 def _hung(report: Report) -> FirstLines:
@@ -286,6 +302,40 @@ def is_typed(setting: str) -> bool:
     while (outer := _BRACKETS.sub("", setting)) != setting:
         setting = outer
     return len(setting.split()) <= (2 if setting.startswith("-") else 1)
+
+
+# -- what is not judged
+
+
+def _shift(report: Report) -> str:
+    """Where the step time shifts for good, what changed when."""
+    shifts = (one for one in report["findings"] if one["code"] == "step_time_shift")
+    return next((lower(one["message"]) for one in shifts if one.get("facts", {}).get("first") is not None), "")
+
+
+def _apart(report: Report) -> str:
+    """What of the recording is not judged, where that is much."""
+    if (apart := report.get("set_apart")) is None:
+        return ""
+    parts = "; ".join(_part_apart(one) for one in apart["parts"])
+    judged = f"{units.duration(apart['judged_ns'])} {'are' if apart['startup'] else 'is'} judged"
+    share = f", {units.share(apart['covered_frac'])} of the recording after set-up is steady" * (not apart["startup"])
+    return f"{'start-up: ' if apart['startup'] else ''}{parts}; {judged}{share}"
+
+
+def _part_apart(part: SetApartPart) -> str:
+    """`1 warm-up step of 5.005 s (all_reduce waits 5.000 s for rank 2)`."""
+    count = part["steps"]
+    name = {
+        "setup": "set-up", "warmup": units.plural(count, "warm-up step"), "outlier": units.plural(count, "long step"),
+        "before_shift": f"{units.plural(count, 'step')} before the shift",
+    }[part["role"]]  # fmt: skip
+    if part["op"] is not None and part["late_rank"] is not None and part["wait_ns"] is not None:
+        holds = f"{part['op']} waits {units.duration(part['wait_ns'])} for rank {part['late_rank']}"
+    else:
+        within = f" in {part['host']}" if part["host"] else ""
+        holds = f"the device {PARTS[part['holds']]} {units.duration(part['holds_ns'])}{within}"
+    return f"{name} of {units.duration(part['dur_ns'])} ({holds})"
 
 
 # -- how sure

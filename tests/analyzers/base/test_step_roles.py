@@ -6,7 +6,7 @@ import pytest
 
 from gpuscope.analyzers.base.step_roles import Role, StepFacts, leading_fast, roles
 
-LETTER = {"w": Role.WARMUP, "s": Role.STEADY, "o": Role.OUTLIER, "p": Role.PARTIAL}
+LETTER = {"w": Role.WARMUP, "s": Role.STEADY, "o": Role.OUTLIER, "p": Role.PARTIAL, "b": Role.BEFORE_SHIFT}
 
 
 def steps(*durations: int) -> list[StepFacts]:
@@ -28,8 +28,27 @@ def steps(*durations: int) -> list[StepFacts]:
         # Exactly a tenth longer is usual, more is not: later half 1000 1000.
         ([1100, 1000, 1000, 1000, 1000], "ssssp"),
         ([1101, 1000, 1000, 1000, 1000], "wsssp"),
-        # Faster at the beginning is steady; the jump is a finding of its own.
-        ([100, 100, 1000, 1000, 1000], "ssssp"),
+        # Faster at the beginning by less than a shift is steady; the jump is a finding of its own.
+        ([800, 800, 1000, 1000, 1000], "ssssp"),
+        # A shift: only what follows it is steady, whichever side is faster.
+        ([116, 115, 1015, 1068, 1076], "bbssp"),
+        ([1000, 1000, 1000, 1000, 1000, 1000, 1000, 700, 690, 695], "bbbbbbbssp"),
+        # By 1.3 times, not more, is none.
+        ([100, 100, 130, 130, 130], "ssssp"),
+        # One step on a side is none; nor are later ones that are at most a fifth of all.
+        ([100, 200, 200, 200, 200], "ssssp"),
+        ([100, 100, 100, 100, 100, 100, 100, 100, 200, 200, 200], "ssssssssoop"),
+        # A single step above twice its side's median, of six, hides none …
+        ([100, 100, 250, 100, 100, 100, 200, 230, 260, 230, 200, 260, 230], "bbbbbbssssssp"),
+        # … two of six do; an outlier stays one.
+        ([100, 250, 250, 100, 100, 100, 200, 230, 260, 230, 200, 260, 230], "ssssssssssssp"),
+        ([100, 100, 100, 250, 100, 100, 200, 200, 200, 200, 200, 200], "bbbobbsssssp"),
+        # After a shift the roles are found anew: there a checkpoint is an outlier.
+        ([100, 100, 100, 100, 200, 200, 500, 200, 200, 200, 200], "bbbbssosssp"),
+        # Steps that alternate shift nowhere.
+        ([100, 200, 100, 200, 100, 200, 100], "ssssssp"),
+        # Of several shifts the last one counts.
+        ([100, 100, 100, 200, 200, 200, 400, 400, 400, 400], "bbbbbbsssp"),
         # Spread: later half 900 1000 1100, MAD 100, long above 1000 + 3·148.26 = 1444.8.
         ([1450, 1000, 1000, 900, 1000, 1100, 1000], "wsssssp"),
         # Of fewer than eight the spread tells nothing after the warm-up: long above 1300 …
@@ -70,7 +89,10 @@ def test_no_steps_have_no_roles() -> None:
     assert roles([]) == []
 
 
-@pytest.mark.parametrize(("durations", "expected"), [([115, 116, 1050, 1050, 1050], 2), ([1000, 1000, 1000], 0)])
+@pytest.mark.parametrize(
+    ("durations", "expected"),
+    [([800, 810, 1000, 1000, 1000], 2), ([115, 116, 1050, 1050, 1050], 0), ([1000, 1000, 1000], 0)],
+)
 def test_a_leading_run_that_is_faster(durations: list[int], expected: int) -> None:
     facts = steps(*durations)
     assert leading_fast(facts, roles(facts)) == expected

@@ -95,7 +95,7 @@ def test_rank_by_step(tmp_path: Path) -> None:
     cells = analyzed(tmp_path, {0: [0, 30], 1: [60, 0]})["rank_steps"]
     told = [(c["rank"], c["step"], c["wait_caused_ns"], c["wait_suffered_ns"]) for c in cells]
     assert told == [(0, 0, 0, 60_000), (0, 1, 30_000, 0), (1, 0, 60_000, 0), (1, 1, 0, 30_000)]
-    assert [cell["step_ns"] for cell in cells if cell["rank"] == 0] == [1_000_000, 449_000]  # 1 to 1001, then to 1450
+    assert [cell["step_ns"] for cell in cells if cell["rank"] == 0] == [1_001_000, 999_000]  # 0 to 1001, then to 2000
 
 
 def test_caused_waits_are_literal_and_stalls_are_what_is_exposed(tmp_path: Path) -> None:

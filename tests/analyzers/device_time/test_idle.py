@@ -108,10 +108,10 @@ def test_gap_is_split_by_step(tmp_path: Path) -> None:
         kernel(150, 45, 3),
     ]
     report = gpuscope.analyze(write(tmp_path / "r.json", *steps, *first, *second)).report
-    # The device's step 4 runs from 5 to 105, where the first kernel launched in step 5 starts.
+    # Of two steps the first begins with its annotation and runs to 105, where the first kernel of step 5 starts.
     assert [(s["step"], s["start_ns"], s["dur_ns"]) for s in report["steps"]] == [
-        (4, 5000, 100_000),
-        (5, 105_000, 90_000),
+        (4, 0, 105_000),
+        (5, 105_000, 95_000),
     ]
     assert report["steps"][1]["bound_by"] == "cpu"
     assert report["steps"][1]["cause"] == "input"

