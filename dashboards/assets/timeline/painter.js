@@ -13,7 +13,7 @@
     dark: { text: "#ececec", faint: "#b0b0b0", line: "#3f3f3f", back: "#1b1b1d", head: "#2a2b2e", select: "#ffffff", cursor: "#8fd0f5", counter: "#3fc79a" },
   };
   const PALE = 0.75; // how much of the ground is in the colour of what a search does not find
-  const ROLES = { setup: 0.1, partial: 0.1, warmup: 0.1, outlier: 0.1, steady: 0 };
+  const ROLES = { setup: 0.1, partial: 0.1, warmup: 0.1, before_shift: 0.1, outlier: 0.1, steady: 0 };
 
   const dark = () => document.documentElement.dataset.mantineColorScheme === "dark";
   const theme = () => THEMES[dark() ? "dark" : "light"];

@@ -198,7 +198,8 @@ def test_two_judged_steps_settle_what_is_large(recorded: dict[str, Side]) -> Non
 
 
 def test_what_was_predicted_for_a_recorded_run_is_held_against_the_next(recorded: dict[str, Side]) -> None:
-    """The slow loader's report suggests workers; without the slow loader a step takes 54 ms, of 137: of two steps each the lower one."""
+    """The slow loader's report suggests workers; without the slow loader a step takes 54 ms, of 137 (the lower of two
+    steps each)."""
     made = compare(recorded["ddp_slow_loader"], recorded["ddp_healthy"], applied="loader_workers")
     [proof] = [proof for proof in made["suggestions"] if proof["applied"]]
     assert proof["measured_ns"] == pytest.approx(53.82e6, rel=0.01)
