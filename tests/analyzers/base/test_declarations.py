@@ -24,7 +24,7 @@ ANALYZERS: tuple[Analyzer, ...] = tuple(
     analyzer for kind in (FileAnalyzer, RunAnalyzer, WhatIfAnalyzer) for analyzer in analyzers_of(kind)
 )
 BUILT = {"schema_version", "gpuscope_version", "trace", "verdict", "ranks", "steps", "step_time",
-         "steps_basis", "steps_provenance", "findings", "ideal", "serving", "shared"}  # fmt: skip
+         "steps_basis", "steps_provenance", "set_apart", "findings", "ideal", "serving", "shared"}  # fmt: skip
 """What `reporting` makes itself."""
 
 
