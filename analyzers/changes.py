@@ -233,6 +233,15 @@ class PaddedProducts:
 
 
 @dataclass(frozen=True)
+class NearerRoof:
+    """The calls of an operator that run below half of their roof brought nearer to it."""
+
+    operator: str
+    certain: bool
+    """Whether what keeps it below is known to cost time, so that something is gained in the worst case too."""
+
+
+@dataclass(frozen=True)
 class FusedKernels:
     """Chains of memory-bound kernels made a few kernels (torch.compile)."""
 
@@ -302,6 +311,7 @@ Change = (
     | MoreRanks
     | Precision
     | PaddedProducts
+    | NearerRoof
     | FusedKernels
     | NoLayoutConversion
     | FusedAttention

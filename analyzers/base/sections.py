@@ -128,6 +128,7 @@ def _work(own: Sequence[OperatorWorkEntry]) -> OperatorWorkEntry:
         "calls": sum(entry["calls"] for entry in own), "kernels": sum(entry["kernels"] for entry in own),
         "dur_ns": sum(entry["dur_ns"] for entry in own), "flops": sum(entry["flops"] for entry in own),
         "bytes": sum(entry["bytes"] for entry in own), "peak_ns": None if None in needed else _added(needed),
+        "known_ns": sum(entry.get("known_ns", 0) for entry in own),
     }  # fmt: skip
 
 

@@ -9,6 +9,14 @@ from gpuscope.schema.document import Diagnosis, RankEntry
 _STALLS = (("exposed_communication", "exposed communication"), ("exposed_memory", "exposed copies"), ("idle", "idle"))
 
 
+KNOWN = 0.5
+"""Share of the kernels' time whose work must be known, and set a floor, for an ideal step to be told."""
+MOST_NAMED = 3
+"""Operators of unknown work that are named…"""
+LEAST_UNKNOWN = 0.02
+"""…if they take this share of the kernels' time."""
+
+
 def ideal_steps(report: Diagnosis) -> list[IdealEntry]:
     """One entry per rank with compute kernels."""
     ranks = {(rank["rank"], rank["device"]): rank for rank in report["ranks"]}
@@ -38,17 +46,33 @@ def _of_rank(report: Diagnosis, rank: RankEntry, entry: ComputeEntry, recorded: 
     busy = rank["breakdown_ns"]["compute"] / steps
     compute = round(min(sum(part["ideal_ns"] for part in parts), busy))
     communication = _communication(report, rank, recorded)
+    known = sum(part["known_ns"] for part in entry["parts"]) / spent if spent else 0.0
+    bounded = sum(part.get("bounded_ns", part["known_ns"]) for part in entry["parts"]) / spent if spent else 0.0
+    if min(known, bounded) < KNOWN:
+        return {
+            "rank": rank["rank"], "step_ns": step, "compute_ns": None, "known_frac": known, "bounded_frac": bounded,
+            "unknown": _unknown(report), "communication_ns": communication, "ideal_ns": None, "parts": [],
+        }  # fmt: skip
     ideal = min(max(compute, communication or 0), step)
     for key, name in _STALLS:
         lost = rank["breakdown_ns"][key] // steps  # type: ignore[literal-required]
         left = ideal - compute if key == "exposed_communication" else 0
         parts.append(IdealPart(name=name, dur_ns=lost, ideal_ns=min(left, lost)))
-    known = sum(part["known_ns"] for part in entry["parts"])
     return {
-        "rank": rank["rank"], "step_ns": step, "compute_ns": compute, "known_frac": known / spent if spent else 0.0,
-        "communication_ns": communication, "ideal_ns": ideal,
+        "rank": rank["rank"], "step_ns": step, "compute_ns": compute, "known_frac": known, "bounded_frac": bounded,
+        "unknown": _unknown(report), "communication_ns": communication, "ideal_ns": ideal,
         "parts": sorted((part for part in parts if part["dur_ns"]), key=lambda one: one["ideal_ns"] - one["dur_ns"]),
     }  # fmt: skip
+
+
+def _unknown(report: Diagnosis) -> list[str]:
+    """Operators (kernels without one) with most of the time whose work is not known."""
+    spent: dict[str, int] = {}
+    for row in report.get("operator_work", []):
+        name = row["operator"] or row["kernel"]
+        spent[name] = spent.get(name, 0) + row["dur_ns"] - row.get("known_ns", 0)
+    least = LEAST_UNKNOWN * sum(row["dur_ns"] for row in report.get("operator_work", []))
+    return [name for name in sorted(spent, key=lambda name: -spent[name]) if spent[name] > least][:MOST_NAMED]
 
 
 def _communication(report: Diagnosis, rank: RankEntry, steps: int) -> int | None:

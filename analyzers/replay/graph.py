@@ -14,6 +14,7 @@ from enum import IntEnum, IntFlag
 from functools import cached_property
 from itertools import chain
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -83,6 +84,11 @@ class Edge(IntEnum):
     """Ranks of a collective."""
 
 
+def operation_number(operator: str) -> int:
+    """The number that stands for an operator's name in a node, the same in every process; never 0."""
+    return crc32(operator.encode()) & 0x7FFFFFFF or 1
+
+
 class Trait(IntFlag):
     """What a kernel is part of."""
 
@@ -94,6 +100,8 @@ class Trait(IntFlag):
     """FlashAttention 2."""
     ODD = 8
     """A product with sizes that tensor cores handle badly."""
+    BY_MEMORY = 32
+    """A kernel whose floor is set by its bytes, not by its FLOPs."""
     GRADIENT_COPY = 16
     """A copy between a gradient and DDP's bucket, which gradients that are views of the buckets spare."""
 
@@ -101,7 +109,7 @@ class Trait(IntFlag):
 NODE_COLUMNS = (
     "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "bytes", "kernel",
     "site", "compute", "staging", "unlaunching", "optimizing", "thread", "category", "precision", "floor", "chain",
-    "traits", *CAUSES,
+    "operation", "traits", *CAUSES,
 )  # fmt: skip
 EDGE_COLUMNS = ("src", "dst", "lag", "why")
 
@@ -155,9 +163,10 @@ class Graph:
     `calls`), `label` and `site` (place in `labels`; a site is where the
     program waits), `bytes` (of a copy), `kernel` (the same number for kernels of
     one name on one rank); of a kernel `category` and `precision` (codes of `kernel_facts`), `floor` (ns at the device's
-    peaks; 0 where not known), `chain` (the chain of memory-bound kernels it is in, -1 outside one) and `traits`
-    (bits of `Trait`); `compute`, `staging` (of copies from pageable memory) and the causes: ns of
-    a host segment's `dur`; `thread`: which one it is of.
+    peaks; 0 where not known), `chain` (the chain of memory-bound kernels it is in, -1 outside one), `operation`
+    (`operation_number` of its operator, 0 where its work is not known) and `traits` (bits of `Trait`); `compute`,
+    `staging` (of copies from pageable memory) and the causes: ns of a host segment's `dur`; `thread`: which one it is
+    of.
     Of an edge: `src` ends `lag` ns before `dst` starts at the earliest; `why` (`Edge`).
     """
 

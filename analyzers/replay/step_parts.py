@@ -8,10 +8,10 @@ import numpy as np
 
 from gpuscope.analyzers.changes import EvenStages, MicroBatches, PipelineChange
 from gpuscope.analyzers.replay.engine import Replayed
-from gpuscope.analyzers.replay.graph import Graph, Node
+from gpuscope.analyzers.replay.graph import Graph, Node, Trait
 from gpuscope.analyzers.replay.rewrite import nodes_by_call
 from gpuscope.averages import middle
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.trace.columns.table import Array, Mask, Times
 from gpuscope.trace.intervals import EMPTY, Spans, join, measure_within, union
 from gpuscope.trace.schema import Kind
 
@@ -41,8 +41,18 @@ def compute_floor(graph: Graph, done: Replayed, counted: Mask, pipelined: Sequen
     width = int(end.max() - start.min()) + 1
     behind, begin = place * width - int(start.min()), np.arange(len(ranks) * steps, dtype=np.int64) * width
     spent = measure_within(union(start + behind, end + behind), begin, begin + width).reshape(-1, steps)
+    spent = np.maximum(spent, _needed(graph, nodes[kept], place, spent.size).reshape(-1, steps))
     evened = any(isinstance(change, EvenStages) for change in pipelined)
     return middle((spent.mean(axis=0) if evened else spent.max(axis=0))[counted])
+
+
+def _needed(graph: Graph, nodes: Times, place: Times, places: int) -> Array:
+    """ns that the work of kernels needs by place (a step of a rank): of all streams together at the peak of their
+    precision or at the memory's bandwidth, whichever is more. What a change has taken away needs nothing."""
+    floor = np.where(graph.nodes["dur"][nodes] > 0, graph.nodes["floor"][nodes], 0).astype(np.float64)
+    by_memory = (graph.nodes["traits"][nodes] & int(Trait.BY_MEMORY)) > 0
+    sums = [np.bincount(place[own], floor[own], places) for own in (by_memory, ~by_memory)]
+    return np.asarray(np.maximum(*sums))
 
 
 def parts(graph: Graph, done: Replayed, counted: Mask) -> dict[str, float]:

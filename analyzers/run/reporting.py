@@ -22,7 +22,7 @@ from gpuscope.analyzers.base.sections import Sections, merged
 from gpuscope.analyzers.base.self_check import NAME as CHECK
 from gpuscope.analyzers.base.self_check import self_check
 from gpuscope.analyzers.device_time.ideal_step import ideal_steps
-from gpuscope.analyzers.device_time.kernels.compute_findings import compute_findings
+from gpuscope.analyzers.device_time.kernels.compute_findings import below_roof_findings, compute_findings
 from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.facts.setup import stacks_recorded
@@ -212,7 +212,8 @@ def _findings(
     compute = given.get(sections.COMPUTE)
     whole = "step" if facts.steady.steps else "window"
     of_compute = compute_findings(compute, whole) if compute and not thinned else ()
-    found = [*findings(judged, measure), *of_run(of_ranks, measure.windows), *of_whole, *of_compute]
+    roofs = below_roof_findings(compute, whole) if compute else ()
+    found = [*findings(judged, measure), *of_run(of_ranks, measure.windows), *of_whole, *of_compute, *roofs]
     step_time = facts.step_time
     return [with_per_step(one, step_time["median_ns"] if step_time else None) for one in found]
 

@@ -78,7 +78,7 @@ def _calls(trace: Trace, rows: Times, place: Times, count: int) -> list[tuple[in
 def _work(trace: Trace, rows: Times, place: Times, count: int) -> list[dict[str, list[int]]]:
     """Device time of each step by kind: in all, of kernels whose work is known, and what these would take at peak."""
     device, facts = trace["device_events"], kernel_facts(trace)
-    category, floor = facts.category[rows], picked(facts.floor, rows)
+    category, floor = facts.category[rows], picked(facts.roofs.floor, rows)
     kind = np.full(len(rows), KINDS.index("other"))
     for name, labels in (
         ("attention", ("attention",)),

@@ -103,6 +103,23 @@ _USUAL_REACHED = (0.78, 0.73)
 _REACHED_FP4 = 0.5
 """Of the peak at FP4: nobody's table has it. Fitted to published training rates (benchmarks/planner.py)."""
 
+SPARSE_TIMES = 2
+"""How much faster than dense ones matrices of 2:4 sparsity are multiplied, from Ampere and MI300 on."""
+# Multiprocessors (compute units of AMD, of MI250X and MI250 those of one die) and MB of the last-level cache, MI300's
+# and its successors' being the Infinity Cache: the same data sheets and white papers.
+_UNITS_AND_CACHE: dict[str, tuple[int, int]] = {
+    "GB300": (160, 126), "GB200": (148, 126), "B300": (160, 126), "B200": (148, 126),
+    "H100": (132, 50), "H100 PCIe": (114, 50), "H100 NVL": (132, 50), "H200": (132, 50), "H200 NVL": (132, 50),
+    "GH200": (132, 50), "H800": (132, 50), "H800 PCIe": (114, 50), "H20": (78, 60),
+    "A100": (108, 40), "A800": (108, 40), "A30": (56, 24), "A40": (84, 6), "A10": (72, 6), "A10G": (80, 6),
+    "RTX A6000": (84, 6), "RTX 3090": (82, 6), "RTX 3080": (68, 5),
+    "L4": (58, 48), "L40": (142, 96), "L40S": (142, 96), "RTX 6000 Ada": (142, 96), "RTX 4090": (128, 72),
+    "RTX 5090": (170, 96),
+    "V100": (80, 6), "V100 PCIE": (80, 6), "V100S": (80, 6), "T4": (40, 4),
+    "MI100": (120, 8), "MI210": (104, 8), "MI250": (104, 8), "MI250X": (110, 8), "MI300A": (228, 256),
+    "MI300X": (304, 256), "MI325X": (304, 256), "MI350X": (256, 256), "MI355X": (256, 256),
+}  # fmt: skip
+
 MODELS = tuple(_TFLOPS)
 """Whose peaks are known."""
 _VARIANT = when_used.pattern(r" rtx \d+ (ti|super|d|laptop|max q) ")
@@ -147,6 +164,26 @@ def memory_bandwidth(device_name: str) -> float | None:
     """
     row = _row(device_name, _MEMORY_GB_PER_S)
     return None if row is None else _MEMORY_GB_PER_S[row] * 1e9
+
+
+def multiprocessors(device_name: str) -> int | None:
+    """Multiprocessors of a GPU (compute units); None for a device that is not in the table.
+
+    >>> multiprocessors("NVIDIA H100 80GB HBM3")
+    132
+    """
+    row = _row(device_name, _UNITS_AND_CACHE)
+    return None if row is None else _UNITS_AND_CACHE[row][0]
+
+
+def cache_bytes(device_name: str) -> int:
+    """Bytes of the last-level cache; 0 for a device that is not in the table.
+
+    >>> cache_bytes("AMD Instinct MI300X")
+    256000000
+    """
+    row = _row(device_name, _UNITS_AND_CACHE)
+    return 0 if row is None else _UNITS_AND_CACHE[row][1] * 1_000_000
 
 
 def reached_frac(device_name: str, precision: str) -> float:

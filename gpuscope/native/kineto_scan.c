@@ -784,9 +784,9 @@ enum gs_status gs_scan(const uint8_t *text, size_t size, const gs_known_category
     return GS_OK;
 }
 
-enum gs_status gs_shape_texts(const uint8_t *text, size_t size, gs_span within, gs_span into[3])
+enum gs_status gs_shape_texts(const uint8_t *text, size_t size, gs_span within, gs_span into[4])
 {
-    memset(into, 0, 3 * sizeof *into);
+    memset(into, 0, 4 * sizeof *into);
     if (!within.length)
         return GS_OK;
     if (within.at > size || within.length > size - within.at)
@@ -804,7 +804,7 @@ enum gs_status gs_shape_texts(const uint8_t *text, size_t size, gs_span within, 
         place letters = text + found.at, open = at;
         if (!(at = value(at, end, 1)))
             return GS_UNUSUAL;
-        int which = IS("Input Dims") ? 0 : IS("Input type") ? 1 : IS("Concrete Inputs") ? 2 : -1;
+        int which = IS("Input Dims") ? 0 : IS("Input type") ? 1 : IS("Concrete Inputs") ? 2 : IS("Input Strides") ? 3 : -1;
         if (which >= 0)
             into[which].at = (uint32_t)(open - text), into[which].length = (uint32_t)(at - open);
         if (!(at = next(at, end, &closed)))

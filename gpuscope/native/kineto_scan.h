@@ -83,8 +83,8 @@ void gs_block_free(gs_block *block);
 enum gs_status gs_scan(const uint8_t *text, size_t size, const gs_known_category *known, size_t known_count,
                        gs_block *block);
 
-/* Where `Input Dims`, `Input type` and `Concrete Inputs` stand in an object of arguments; length 0 where absent. */
-enum gs_status gs_shape_texts(const uint8_t *text, size_t size, gs_span arguments, gs_span found[3]);
+/* Where `Input Dims`, `Input type`, `Concrete Inputs` and `Input Strides` stand in an object of arguments; length 0 where absent. */
+enum gs_status gs_shape_texts(const uint8_t *text, size_t size, gs_span arguments, gs_span found[4]);
 
 uint64_t gs_hash(const uint8_t *text, size_t length);
 

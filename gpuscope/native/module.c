@@ -178,25 +178,25 @@ static PyObject *py_scan(PyObject *self, PyObject *args)
 
 static PyObject *shape_texts(const Py_buffer *text, const gs_span *from, size_t count)
 {
-    gs_span *found = malloc((count + 1) * 3 * sizeof *found);
+    gs_span *found = malloc((count + 1) * 4 * sizeof *found);
     PyObject *result = NULL;
     if (!found)
         return PyErr_NoMemory();
     for (size_t row = 0; row < count; row++) {
-        gs_span own[3];
+        gs_span own[4];
         if (gs_shape_texts(text->buf, (size_t)text->len, from[row], own) != GS_OK) {
             free(found);
             Py_RETURN_NONE;
         }
-        for (size_t which = 0; which < 3; which++)
+        for (size_t which = 0; which < 4; which++)
             found[which * count + row] = own[which];
     }
-    PyObject *parts[3];
-    for (size_t which = 0; which < 3; which++)
+    PyObject *parts[4];
+    for (size_t which = 0; which < 4; which++)
         parts[which] = COPIED(found + which * count, count);
-    if (parts[0] && parts[1] && parts[2])
-        result = PyTuple_Pack(3, parts[0], parts[1], parts[2]);
-    for (size_t which = 0; which < 3; which++)
+    if (parts[0] && parts[1] && parts[2] && parts[3])
+        result = PyTuple_Pack(4, parts[0], parts[1], parts[2], parts[3]);
+    for (size_t which = 0; which < 4; which++)
         Py_XDECREF(parts[which]);
     free(found);
     return result;
@@ -861,7 +861,7 @@ static PyObject *py_release_memory(PyObject *self, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"scan", py_scan, METH_VARARGS, "scan(text, categories) -> columns of the events in it, or None where it is unusual"},
-    {"shape_texts", py_shape_texts, METH_VARARGS, "shape_texts(text, arguments) -> spans of dims, types and concrete inputs, or None"},
+    {"shape_texts", py_shape_texts, METH_VARARGS, "shape_texts(text, arguments) -> spans of dims, types, concrete inputs and strides, or None"},
     {"innermost", py_innermost, METH_VARARGS, "innermost(start, end, thread, candidates, threads, at_thread, at) -> rows"},
     {"in_order", py_in_order, METH_VARARGS, "in_order(stream, issue, waits, lasts, recorded_end, free, low, least) -> (start, end)"},
     {"table_pages", py_table_pages, METH_VARARGS, "table_pages(file, size, used, root, pages, rows) -> how many"},

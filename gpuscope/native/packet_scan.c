@@ -135,7 +135,7 @@ static int take_annotation(const uint8_t *text, const field *own, unsigned *seen
     } known[] = {
         {"correlation", 1, GS_PACKET_CORRELATION, 1}, {"External id", 2, GS_SLICE_EXTERNAL, 1},
         {"Input Dims", 4, GS_SLICE_DIMS, 0},          {"Input type", 8, GS_SLICE_TYPES, 0},
-        {"Concrete Inputs", 16, GS_SLICE_CONCRETE, 0},
+        {"Concrete Inputs", 16, GS_SLICE_CONCRETE, 0}, {"Input Strides", 32, GS_SLICE_STRIDES, 0},
     };
     annotation found;
     if (!read_annotation(inside(own), 0, &found) || !found.named)

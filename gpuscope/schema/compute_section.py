@@ -21,8 +21,11 @@ class ComputePart(TypedDict):
     """Per step; kernels beside each other on several streams count once."""
     known_ns: int
     """Of these, those whose FLOPs or bytes are known."""
+    bounded_ns: NotRequired[int]
+    """Of the known ones those whose work sets a floor: not where all that they read and write fits the last-level
+    cache. Reports of gpuscope 0.2 and before lack it."""
     floor_ns: int
-    """What the known ones would take at the device's peaks."""
+    """What the known ones would take at the device's peaks, those without a floor as long as measured."""
 
 
 class ReducibleEntry(TypedDict):
@@ -43,6 +46,45 @@ class ReducibleEntry(TypedDict):
     """And how long it took."""
     event: NotRequired[EventId]
     """Which one that is; reports of gpuscope 0.2 and before lack it."""
+
+
+Roof = Literal["compute", "memory"]
+
+
+class BelowRoofEntry(TypedDict):
+    """An operator with its inputs that runs below half of its roof on one rank, while those of its name hold a tenth of
+    the judged time."""
+
+    operator: str
+    shapes: str
+    """Of its inputs that are tensors."""
+    kernel: str
+    """The longest of its kernels."""
+    category: str
+    """As in `kernels[]`."""
+    kernels: list[str]
+    """Names of all its kernels."""
+    calls: float
+    """Per step."""
+    dur_ns: int
+    """Over the judged steps."""
+    floor_ns: int
+    """What its work needs at the roof."""
+    roof: Roof
+    """What it would run against: the peak of its precision, or the memory's bandwidth."""
+    precision: str
+    """Of products; empty where it is not known."""
+    peak_per_s: float
+    """The roof: FLOP/s or B/s."""
+    reason: str | None
+    """Why, as far as its inputs tell: `few_tiles`, `odd_sizes`, `tall_and_skinny`, `short_sequence`, `narrow_head`,
+    `depthwise`, `channels_last`, `unfused_chain`, `wrong_precision`, `strided_input`."""
+    figures: dict[str, int]
+    """What shows the reason: sizes, tiles, multiprocessors."""
+    start_ns: int
+    """When the longest of its kernels began."""
+    longest_ns: int
+    event: NotRequired[EventId]
 
 
 class PowerEntry(TypedDict):
@@ -79,6 +121,8 @@ class ComputeEntry(TypedDict):
     """The kernels of a judged step by category, the longest first."""
     reducible: list[ReducibleEntry]
     """Kernels that another setting would make shorter or needless."""
+    below_roof: NotRequired[list[BelowRoofEntry]]
+    """Operators that could be faster, those that leave most first; reports of gpuscope 0.2 and before lack it."""
     why: str
     """Why floors are not known, or not of all kernels; empty where all are."""
 
@@ -109,6 +153,8 @@ class OperatorWorkEntry(TypedDict):
     """0 where they can't be counted from shapes."""
     bytes: int
     """That are moved at least; 0 where they can't be counted."""
+    known_ns: NotRequired[int]
+    """Of its time that of kernels whose work is known; reports of gpuscope 0.2 and before lack it."""
     peak_ns: int | None
     """What that work needs at the device's peaks; null where these or half of the work are not known."""
 
@@ -129,14 +175,18 @@ class IdealEntry(TypedDict):
     rank: int
     step_ns: int
     """Mean over its judged steps."""
-    compute_ns: int
+    compute_ns: int | None
     """Kernels at their floors; those whose work is not known as long as measured."""
     known_frac: float
-    """Share of the kernels' time whose work is known."""
+    """Share of the kernels' time whose work is known. Below half nothing is told of an ideal step."""
+    bounded_frac: NotRequired[float]
+    """Share of the kernels' time whose work sets a floor; below half nothing is told either."""
+    unknown: NotRequired[list[str]]
+    """Operators (or kernels) with most of the time whose work is not known, the longest first."""
     communication_ns: int | None
     """Collectives at link speed; None where sizes or the link are not known, and then they count as hidden."""
-    ideal_ns: int
-    """The longer of the two."""
+    ideal_ns: int | None
+    """The longer of the two; None where it is not told."""
     parts: list[IdealPart]
     """Where the difference lies, the largest first: categories of kernels, exposed communication and memory, idle."""
 

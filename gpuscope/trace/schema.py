@@ -419,6 +419,7 @@ SHAPES = TableSchema(
         Column("dims", "name", "input dimensions, as JSON"),
         Column("types", "name", "input element types, as JSON", True),
         Column("concrete", "name", "scalar inputs, as JSON", True),
+        Column("strides", "name", "strides of the inputs, as JSON", True),
     ),
 )
 

@@ -5,16 +5,18 @@
 | `aten::scaled_dot_product_attention`, `aten::_scaled_dot_product_*`, `aten::_cudnn_attention_*` | (B, H, S, D) |
 | `aten::_flash_attention_*` | (B, S, H, D); with `cum_seq_q` (total, H, D) |
 | `aten::_efficient_attention_*`, xFormers | (B, S, H, D); with `cu_seqlens_q` (1, total, H, D) |
-| `flash_attn::_flash_attn_*`, `FlashAttnFunc` | (B, S, H, D); varlen (total, H, D) |
+| `flash_attn::_flash_attn_*`, `FlashAttnFunc`, aiter, FlashAttention 3 | (B, S, H, D); varlen (total, H, D) |
 
 Keys and values may have fewer heads than the query (GQA): each query head does its own products, so only the query's
 heads count. A backward pass has five products, the recomputed scores among them. Causal attention computes the pairs
-below the diagonal: half of them.
+below the diagonal: half of them, and with a window those inside it. How many keys a paged cache holds its shape does
+not say, so attention over one is not counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -32,7 +34,13 @@ def _flops(products: int, heads: int, pairs: float, query_width: int, value_widt
 
 
 def _dense(
-    query: Sequence[int], key: Sequence[int], value: Sequence[int], layout: Layout, products: int, causal: bool
+    query: Sequence[int],
+    key: Sequence[int],
+    value: Sequence[int],
+    layout: Layout,
+    products: int,
+    causal: bool,
+    left: int = -1,
 ) -> int:
     """All sequences of the batch as long as the shapes say."""
     sequence, head = (-2, -3) if layout == "heads first" else (-3, -2)
@@ -43,8 +51,15 @@ def _dense(
     if not same or own != value[head] or heads % own:
         raise ValueError("query, key and value do not fit")
     # Where there are more keys than queries, where the diagonal begins is the library's choice.
-    half = 0.5 if causal and query[sequence] == key[sequence] else 1.0
-    return _flops(products, heads, half * prod(query[:-3]) * query[sequence] * key[sequence], query[-1], value[-1])
+    long, own_keys = query[sequence], key[sequence]
+    if left >= 0:
+        if not causal or long != own_keys:
+            raise ValueError("a window whose pairs are not known")
+        width = min(left + 1, long)
+        pairs = width * (width + 1) / 2 + (long - width) * width
+    else:
+        pairs = long * own_keys * (0.5 if causal and long == own_keys else 1.0)
+    return _flops(products, heads, prod(query[:-3]) * pairs, query[-1], value[-1])
 
 
 def _packed(
@@ -60,60 +75,91 @@ def _packed(
     return _flops(products, query[-2], pairs, query[-1], value[-1])
 
 
-def _attention(
-    layout: Layout, first: int = 0, products: int = 2, *, causal: int, offsets: int | None = None
-) -> _Formula:
-    """Query, key and value are the inputs from `first` on; `causal` is the place of the argument that says so;
-    `offsets` is given where sequences are packed."""
+@dataclass(frozen=True)
+class _Operator:
+    """Where an attention has its inputs: query, key and value from `first` on."""
 
-    def formula(shapes: Sequence[Any], scalars: Sequence[str]) -> int:
-        query, key, value = shapes[first : first + 3]
-        half = causal < len(scalars) and scalars[causal] not in ("", "False", "0")
-        if offsets is not None and shapes[offsets]:
-            return _packed(query, key, value, shapes[offsets], products, half)
-        return _dense(query, key, value, layout, products, half)
+    layout: Layout
+    causal: int
+    """The place of the argument that says so."""
+    first: int = 0
+    products: int = 2
+    offsets: int | None = None
+    """Of the sequences' offsets, where they are packed."""
+    mask: int | None = None
+    window: int | None = None
+    """Of the number of earlier keys that a query sees; −1 for all."""
+    pages: int | None = None
+    """Of a table of pages: with one, the keys' number is not that of their shape."""
 
-    return formula
+    def flops(self, shapes: Sequence[Any], scalars: Sequence[str]) -> int:
+        query, key, value = shapes[self.first : self.first + 3]
+        if self.pages is not None and self.pages < len(shapes) and shapes[self.pages]:
+            raise ValueError("keys in pages")
+        half = self.causal < len(scalars) and scalars[self.causal] not in ("", "False", "0")
+        left = self._left(scalars)
+        if self.offsets is not None and shapes[self.offsets]:
+            if left >= 0:
+                raise ValueError("a window over sequences of unknown lengths")
+            return _packed(query, key, value, shapes[self.offsets], self.products, half)
+        return _dense(query, key, value, self.layout, self.products, half, left)
+
+    def _left(self, scalars: Sequence[str]) -> int:
+        text = scalars[self.window] if self.window is not None and self.window < len(scalars) else ""
+        return int(text) if text.lstrip("-").isdigit() else -1
 
 
 _FIRST: Layout = "heads first"
 _INSIDE: Layout = "heads inside"
-ATTENTION: dict[str, _Formula] = {
-    **{
-        name: _attention(_FIRST, causal=causal)
-        for name, causal in (
-            ("scaled_dot_product_attention", 5), ("_scaled_dot_product_flash_attention", 4),
-            ("_scaled_dot_product_efficient_attention", 6), ("_scaled_dot_product_cudnn_attention", 6),
-            ("_scaled_dot_product_attention_math", 5), ("_scaled_dot_product_flash_attention_for_cpu", 4),
-            ("_scaled_dot_product_fused_attention_overrideable", 5), ("_cudnn_attention_forward", 10),
-        )
-    },
-    **{
-        name: _attention(_FIRST, 1, 5, causal=causal)
-        for name, causal in (
-            ("_scaled_dot_product_flash_attention_backward", 11),
-            ("_scaled_dot_product_efficient_attention_backward", 11),
-            ("_scaled_dot_product_cudnn_attention_backward", 14),
-            ("_scaled_dot_product_flash_attention_for_cpu_backward", 7),
-            ("_scaled_dot_product_fused_attention_overrideable_backward", 13), ("_cudnn_attention_backward", 14),
-        )
-    },
-    "_flash_attention_forward": _attention(_INSIDE, causal=8, offsets=3),
-    "_flash_attention_backward": _attention(_INSIDE, 1, 5, causal=11, offsets=6),
+_OPERATORS: dict[str, _Operator] = {
+    "scaled_dot_product_attention": _Operator(_FIRST, 5, mask=3),
+    "_scaled_dot_product_attention_math": _Operator(_FIRST, 5, mask=3),
+    "_scaled_dot_product_flash_attention": _Operator(_FIRST, 4),
+    "_scaled_dot_product_flash_attention_for_cpu": _Operator(_FIRST, 4),
+    "_scaled_dot_product_efficient_attention": _Operator(_FIRST, 6, mask=3),
+    "_scaled_dot_product_cudnn_attention": _Operator(_FIRST, 6, mask=3),
+    "_scaled_dot_product_fused_attention_overrideable": _Operator(_FIRST, 5, mask=3),
+    "_cudnn_attention_forward": _Operator(_FIRST, 10, mask=3),
+    "_scaled_dot_product_flash_attention_backward": _Operator(_FIRST, 11, 1, 5),
+    "_scaled_dot_product_efficient_attention_backward": _Operator(_FIRST, 11, 1, 5, mask=4),
+    "_scaled_dot_product_cudnn_attention_backward": _Operator(_FIRST, 14, 1, 5),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _Operator(_FIRST, 7, 1, 5),
+    "_scaled_dot_product_fused_attention_overrideable_backward": _Operator(_FIRST, 13, 1, 5),
+    "_cudnn_attention_backward": _Operator(_FIRST, 14, 1, 5),
+    "_flash_attention_forward": _Operator(_INSIDE, 8, offsets=3, window=11),
+    "_flash_attention_backward": _Operator(_INSIDE, 11, 1, 5, offsets=6, window=15),
     # `custom_mask_type`: 1 and 2 are causal
-    "_efficient_attention_forward": _attention(_INSIDE, causal=9, offsets=4),
-    "_efficient_attention_backward": _attention(_INSIDE, 1, 5, causal=14, offsets=6),
-    "xformers::efficient_attention_forward_cutlass": _attention(_INSIDE, causal=9, offsets=4),
-    # (q, k, v, dropout_p, softmax_scale, causal, …), flash_attn/flash_attn_interface.py
-    "flash_attn::_flash_attn_forward": _attention(_INSIDE, causal=5),
-    "flash_attn::_flash_attn_backward": _attention(_INSIDE, 1, 5, causal=11),
-    "flash_attn::_flash_attn_varlen_forward": _attention(_INSIDE, causal=9, offsets=3),
+    "_efficient_attention_forward": _Operator(_INSIDE, 9, offsets=4, mask=3),
+    "_efficient_attention_backward": _Operator(_INSIDE, 14, 1, 5, offsets=6, mask=4),
+    "xformers::efficient_attention_forward_cutlass": _Operator(_INSIDE, 9, offsets=4, mask=3),
+    # (q, k, v, dropout_p, softmax_scale, causal, window_size_left, …), flash_attn/flash_attn_interface.py
+    "flash_attn::_flash_attn_forward": _Operator(_INSIDE, 5, window=6),
+    "flash_attn::_flash_attn_backward": _Operator(_INSIDE, 11, 1, 5, window=12),
+    "flash_attn::_flash_attn_varlen_forward": _Operator(_INSIDE, 9, offsets=3, window=10),
     # (dout, q, k, v, out, lse, dq, dk, dv, cu_seqlens_q, …)
-    "flash_attn::_flash_attn_varlen_backward": _attention(_INSIDE, 1, 5, causal=15, offsets=9),
-    "FlashAttnFunc": _attention(_INSIDE, causal=5),
-    "FlashAttnVarlenFunc": _attention(_INSIDE, causal=9, offsets=3),
-}  # fmt: skip
-"""By the operator's name; aten's without namespace, `flops._plain`."""
+    "flash_attn::_flash_attn_varlen_backward": _Operator(_INSIDE, 15, 1, 5, offsets=9, window=16),
+    "FlashAttnFunc": _Operator(_INSIDE, 5),
+    "FlashAttnVarlenFunc": _Operator(_INSIDE, 9, offsets=3),
+    # aiter/ops/mha.py
+    **dict.fromkeys(("aiter::fmha_v3_fwd", "aiter::mha_fwd"), _Operator(_INSIDE, 5, window=6)),
+    **dict.fromkeys(("aiter::fmha_v3_bwd", "aiter::mha_bwd"), _Operator(_INSIDE, 8, 1, 5, window=9)),
+    "aiter::mha_varlen_fwd": _Operator(_INSIDE, 12, offsets=3, window=13),
+    # FlashAttention 3 (hopper/flash_api.cpp) and vLLM's and SGLang's copies of it
+    **dict.fromkeys(
+        ("flash_attn_3::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd"),
+        _Operator(_INSIDE, 24, offsets=7, window=25, pages=14),
+    ),
+    "_vllm_fa2_C::varlen_fwd": _Operator(_INSIDE, 15, offsets=4, window=16, pages=8),
+    "_vllm_fa2_C::fwd_kvcache": _Operator(_INSIDE, 13, pages=9),
+}
+"""By the operator's name; aten's without namespace, `plain_name`."""
+ATTENTION: dict[str, _Formula] = {name: operator.flops for name, operator in _OPERATORS.items()}
+
+
+def attention_shapes(name: str) -> tuple[int, bool, int | None] | None:
+    """The place of the query, whether it is a backward pass, and the place of a mask; None for another operator."""
+    operator = _OPERATORS.get(name)
+    return None if operator is None else (operator.first, operator.products == 5, operator.mask)
 
 
 RECOMPUTED_SCORES = 0.2

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from gpuscope.analyzers.base.analyzer import EVIDENCE
 from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
-from gpuscope.catalogue.findings.compute import Reducible
-from gpuscope.schema.compute_section import ComputeEntry, ReducibleEntry
+from gpuscope.catalogue.findings.compute import BelowRoof, Reducible
+from gpuscope.schema.compute_section import BelowRoofEntry, ComputeEntry, ReducibleEntry
 from gpuscope.schema.document import Evidence, FindingEntry
 
 LEAST = 3 * MIN_SHARE
@@ -36,6 +36,56 @@ def compute_findings(entries: Sequence[ComputeEntry], whole: str = "step") -> It
         hidden = code not in _LEAST and share >= MIN_SHARE and costs[code] >= OF_COMPUTE * kernels
         if share >= _LEAST.get(code, LEAST) or hidden:
             yield _finding(code, found[code], costs[code], window, steps, whole)
+
+
+def below_roof_findings(
+    entries: Sequence[ComputeEntry], whole: str = "step", assumed_device: bool = False
+) -> Iterator[FindingEntry]:
+    """One per operator that runs below half of its roof, about the inputs with which it leaves most, the costliest
+    operator first; `assumed_device` where no file tells the device."""
+    window = sum(entry["window_ns"] for entry in entries)
+    steps = sum(entry["steps"] for entry in entries)
+    found: dict[str, dict[str, list[tuple[ComputeEntry, BelowRoofEntry]]]] = {}
+    for entry in entries:
+        for one in entry.get("below_roof", []):
+            found.setdefault(one["operator"], {}).setdefault(one["shapes"], []).append((entry, one))
+    if not window:
+        return
+    costs = {name: sum(map(_leaves, shapes.values())) for name, shapes in found.items()}
+    for name in sorted(found, key=lambda name: -costs[name]):
+        own = max(found[name].values(), key=_leaves)
+        yield _below_roof(own, window, steps, whole, len(found[name]) - 1, assumed_device)
+
+
+def _leaves(own: Sequence[tuple[ComputeEntry, BelowRoofEntry]]) -> int:
+    return sum(one["dur_ns"] - one["floor_ns"] for _, one in own)
+
+
+def _below_roof(
+    own: Sequence[tuple[ComputeEntry, BelowRoofEntry]], window: int, steps: int, whole: str, others: int,
+    assumed_device: bool,
+) -> FindingEntry:  # fmt: skip
+    entry, most = max(own, key=lambda pair: pair[1]["dur_ns"] - pair[1]["floor_ns"])
+    spent, floor = sum(one["dur_ns"] for _, one in own), sum(one["floor_ns"] for _, one in own)
+    calls = sum(one["calls"] * entry["steps"] for entry, one in own)
+    left = spent - floor
+    evidence: list[Evidence] = []
+    for one_entry, one in own[:EVIDENCE]:
+        evidence.append({
+            "rank": one_entry["rank"], "start_ns": one["start_ns"], "dur_ns": one["longest_ns"], "name": one["kernel"],
+            "note": "the longest of them",
+        })  # fmt: skip
+        if "event" in one:
+            evidence[-1]["event"] = one["event"]
+    words = BelowRoof(
+        most["operator"], most["shapes"], whole, min(spent / window, 1.0), floor / spent, most["roof"],
+        most["precision"], entry["device_name"] or "", assumed_device, most["peak_per_s"] * floor / spent,
+        most["peak_per_s"], spent / calls, floor / calls, round(left / steps), most["reason"] or "", most["figures"],
+        others,
+    )  # fmt: skip
+    share = min(left / window, 1.0)
+    ranks = {entry["rank"] for entry, _ in own}
+    return made(words, ranks=ranks, share=share, cost_ns=left, mean_ns=round(left / steps), evidence=evidence)
 
 
 def _sizes(own: Sequence[tuple[ComputeEntry, ReducibleEntry]]) -> list[str]:

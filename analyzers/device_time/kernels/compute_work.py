@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from gpuscope import when_used
-from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, entries_of_devices
 from gpuscope.analyzers.base.evidence import identity
 from gpuscope.analyzers.base.lanes import LaneView, computing
 from gpuscope.analyzers.base.needs import DEVICE_EVENTS
 from gpuscope.analyzers.base.sections import COMPUTE
+from gpuscope.analyzers.device_time.kernels.below_roof import below_roof
 from gpuscope.analyzers.device_time.kernels.generations import compiled_for, generation_of
 from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS, KernelFacts, kernel_facts
 from gpuscope.analyzers.device_time.kernels.launching_operators import codes, label
 from gpuscope.analyzers.device_time.kernels.operator_work import device_models, is_multiplying
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.hardware.link_rates import compute_capability
+from gpuscope.problems import device
 from gpuscope.schema.compute_section import ComputeEntry, ComputePart, Generation, ReducibleEntry
 from gpuscope.trace.columns.distinct import distinct_values
 from gpuscope.trace.columns.table import Mask, Times, looked_up, picked
 from gpuscope.trace.intervals import intersect, union
 from gpuscope.trace.naming import precisions
+from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
 SIZES_SHOWN = 6
@@ -41,12 +44,14 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[ComputeEntry]:
     if not len(rows):
         return
     model = device_models(trace).get(view.key, "")
+    window = sum(step.end - step.start for step in steps)
     yield {
         "rank": view.lane.rank, "device": view.lane.device, "device_name": model or None,
         "generation": _generation(trace, facts, rows, model),
-        "steps": len(steps), "window_ns": sum(step.end - step.start for step in steps),
+        "steps": len(steps), "window_ns": window,
         "parts": _parts(trace, view, facts, rows),
-        "reducible": list(_reducible(trace, view, facts, rows, model)), "why": _why(facts, rows, model),
+        "reducible": list(_reducible(trace, view, facts, rows, model)),
+        "below_roof": list(below_roof(trace, facts, rows, model, window, len(steps))), "why": _why(facts, rows, model),
     }  # fmt: skip
 
 
@@ -67,19 +72,22 @@ def _covered(trace: Trace, view: LaneView, rows: Times) -> int:
 
 def _parts(trace: Trace, view: LaneView, facts: KernelFacts, rows: Times) -> list[ComputePart]:
     device, steps = trace["device_events"], len(view.judged_steps)
-    category, floor = facts.category[rows], picked(facts.floor, rows)
+    category, floor = facts.category[rows], picked(facts.roofs.floor, rows)
     spent = device.at("end", rows) - device.at("start", rows)
+    counted = picked(facts.roofs.known, rows)
     found: list[ComputePart] = []
     for code in distinct_values(category).tolist():
         own = category == code
-        known = own & (floor > 0)
+        known, bounded = own & counted, own & counted & (floor > 0)
         covered = _covered(trace, view, rows[own])
         # Of kernels beside each other each has its part of the time that they cover together.
         alone = covered / max(int(spent.sum(where=own)), 1)
+        needed = int(np.where(floor > 0, floor, spent).sum(where=known))
         found.append({
             "category": label(code), "dur_ns": covered // steps,
             "known_ns": int(alone * int(spent.sum(where=known))) // steps,
-            "floor_ns": int(alone * int(floor.sum(where=known))) // steps,
+            "bounded_ns": int(alone * int(spent.sum(where=bounded))) // steps,
+            "floor_ns": int(alone * needed) // steps,
         })  # fmt: skip
     return sorted(found, key=lambda part: -part["dur_ns"])
 
@@ -91,7 +99,7 @@ def _why(facts: KernelFacts, rows: Times, model: str) -> str:
         return "the model of the device is not recorded, so its peaks are unknown"
     if not peaks_of(model):
         return f"no peaks are known for {model!r}"
-    if not (picked(facts.floor, rows) > 0).any():
+    if not (picked(facts.roofs.floor, rows) > 0).any():
         return f"no operator that launched these kernels has recorded shapes; {HOW_SHAPES}"
     return ""
 
@@ -113,7 +121,7 @@ def _reducible(trace: Trace, view: LaneView, facts: KernelFacts, rows: Times, mo
     yield from _entry(trace, view, "odd_sizes", rows, odd, ", ".join(map(str, sizes[:SIZES_SHOWN])))
     if "fp8" in peaks_of(model):
         halves = [PRECISIONS.index(name) for name in ("bf16", "fp16")]
-        busy = products & np.isin(precision, halves) & (picked(facts.floor, rows) >= NEAR_PEAK * spent)
+        busy = products & np.isin(precision, halves) & (picked(facts.roofs.floor, rows) >= NEAR_PEAK * spent)
         yield from _entry(trace, view, "half_precision_products", rows, busy, "")
     yield from _entry(trace, view, "layout_conversion", rows, facts.layout[rows], "")
     yield from _entry(trace, view, "unfused_attention", rows, facts.attention[rows] & ~products, "")
@@ -148,6 +156,24 @@ def _entry(trace: Trace, view: LaneView, code: str, rows: Times, own: Mask, deta
     }  # fmt: skip
 
 
-ANALYZER = FileAnalyzer(
-    "compute", entries_of_devices("compute", COMPUTE, _of_lane), (DEVICE_EVENTS,), (COMPUTE,), cost=2, large=True
-)
+MOST_NAMED = 3
+"""Operators that the problem of floors above the measurement names."""
+
+
+def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
+    """The entries of all lanes, and floors that exceed the measurement as a problem."""
+    result = _entries(trace, lanes)
+    judged = [computing(trace, view) for view in lanes if view.lane.device != NA]
+    rows = np.concatenate(judged) if judged else np.empty(0, np.int64)
+    roofs = kernel_facts(trace).roofs
+    rows = rows[picked(roofs.too_high, rows)] if len(rows) else rows
+    if len(rows):
+        host, names = trace["host_events"], trace.names
+        operators, count = np.unique(host["name"][roofs.operator[rows]], return_counts=True)
+        named = [names[code] for code in operators[np.argsort(-count)][:MOST_NAMED].tolist()]
+        result.problem(device.FLOOR_ABOVE_MEASUREMENT, len(rows), operators=", ".join(named))
+    return result
+
+
+_entries = entries_of_devices("compute", COMPUTE, _of_lane)
+ANALYZER = FileAnalyzer("compute", run, (DEVICE_EVENTS,), (COMPUTE,), cost=2, large=True)

@@ -3,7 +3,7 @@
 A chain is a run of elementwise operations, copies on the device, reductions and normalisations between two kernels that
 none of these can be fused into (matrix products, attention, convolutions, collectives). Kernels of Inductor are fused
 already, and so is what else a compiled region launches; updates of parameters, their gradients' accumulation and
-filling belong to the optimizer and are no chain.
+filling belong to the optimizer and are no chain. A chain ends with its step.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import numpy as np
 
 from gpuscope import when_used
 from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, codes
-from gpuscope.trace.columns.distinct import among
+from gpuscope.trace.columns.distinct import among, distinct_values
 from gpuscope.trace.columns.name_pool import PerName
 from gpuscope.trace.columns.table import Array, Mask, Times, constant, is_constant, looked_up
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming.kernel_names import words
 from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.steps import KERNEL_SEQUENCE
 from gpuscope.trace.trace import Trace
 
 NO_CHAIN = -1
@@ -57,6 +58,8 @@ def chains(trace: Trace, category: Labels) -> tuple[Array, Mask]:
     for name in lanes:
         own = device.at(name, order)
         moved[1:] |= own[1:] != own[:-1]
+    step = _steps(trace, order)
+    moved[1:] |= step[1:] != step[:-1]
     begins = fusable & (moved | ~np.concatenate(([False], fusable[:-1])))
     run = np.cumsum(begins) - 1
     fills = trace.names.matching(lambda name: _FILLS.search(name) is not None)[device["name"][order]]
@@ -65,6 +68,26 @@ def chains(trace: Trace, category: Labels) -> tuple[Array, Mask]:
     number[order[kept]] = run[kept]
     _mark_attention(trace, category, order, fusable, run, moved, attention)
     return number, attention
+
+
+def _steps(trace: Trace, rows: Times) -> Times:
+    """The place in the trace's steps in which each of these device events was launched (without a call, began), those
+    between steps with the step before: what is computed in one step can't be fused into the next."""
+    device, host, steps = trace["device_events"], trace["host_events"], trace["steps"]
+    found = np.zeros(len(rows), np.int64)
+    if not len(steps):
+        return found
+    at = device["start"][rows]
+    # Steps found in the kernels' own sequence have no marks on the host: their bounds are those of kernels.
+    if len(host) and trace.names[int(steps["basis"][0])] != KERNEL_SEQUENCE:
+        launch = device.at("launch", rows)
+        at = np.where(launch != NA, host["start"][np.maximum(launch, 0)], at)
+    rank = device.at("rank", rows)
+    for number in distinct_values(steps["rank"]).tolist():
+        own = rank == number
+        begins = np.sort(steps["start"][steps["rank"] == number])
+        found[own] = np.searchsorted(begins, at[own], "right")
+    return found
 
 
 def _fusable(trace: Trace, category: Labels) -> Mask:

@@ -11,16 +11,16 @@ import numpy as np
 
 from gpuscope import when_used
 from gpuscope.analyzers.device_time.kernels.kernel_chains import NO_CHAIN, chains
+from gpuscope.analyzers.device_time.kernels.kernel_roofs import Roofs, kernel_roofs
 from gpuscope.analyzers.device_time.kernels.launching_operators import Labels, categories
 from gpuscope.analyzers.device_time.kernels.odd_sizes import odd_sizes
-from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models, is_multiplying, operator_work
-from gpuscope.hardware.device_peaks import memory_bandwidth, peaks_of
-from gpuscope.trace.columns.distinct import distinct, distinct_rows
-from gpuscope.trace.columns.name_pool import NO_NAME, Codes, PerName
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, constant, is_constant, looked_up
+from gpuscope.analyzers.device_time.kernels.operator_work import Work, is_multiplying, operator_work
+from gpuscope.trace.columns.distinct import distinct_rows
+from gpuscope.trace.columns.name_pool import PerName
+from gpuscope.trace.columns.table import Array, Mask, Table, constant, looked_up
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.naming import precisions
-from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.schema import NA, Kind
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
 
@@ -29,7 +29,6 @@ PRECISIONS = ("", "fp32 or tf32", precisions.SINGLE, "tf32", "bf16", "fp16", "fp
 _LAYOUT = when_used.pattern(r"nchw_?to_?nhwc|nhwc_?to_?nchw|batched_transpose_\d", re.IGNORECASE)
 _FLASH_2 = when_used.pattern(r"flash_(fwd|bwd)(_\w+)*_kernel")
 BUCKET_COPIES = ("torch.distributed.ddp.reducer::copy_bucket_to_grad", "torch::distributed::reducer::copy_")
-_ELEMENT = ((when_used.pattern(r"bfloat16|bf16|half|c10::Half"), 2), (when_used.pattern(r"\bfloat\b"), 4))
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,8 @@ class KernelFacts:
     work: Work
     precision: Array
     """Place in `PRECISIONS`; of kernels that multiply."""
-    bytes: Array
-    """That its operator moves at least, split over its kernels by time; 0 where not known."""
-    needed: Array
-    """ns that its FLOPs need at the peak of their precision or its bytes at that of the memory, whichever is more; 0
-    where not known."""
-    floor: Times
-    """The same, no longer than it took: what a cache held was not read from memory."""
+    roofs: Roofs
+    """What its work needs at least."""
     chain: Array
     """Number of the chain of memory-bound kernels that it is part of; `NO_CHAIN` outside one."""
     layout: Mask
@@ -83,20 +77,14 @@ def _facts(trace: Trace) -> KernelFacts:
     category = categories(trace, rows)
     work = operator_work(trace, rows, category)
     precision = _precision(trace, category, work)
-    moved = _bytes(trace, rows)
     chain, attention = chains(trace, category)
     compute = device["kind"] == Kind.COMPUTE
     layout = _named(device, compute, names.matching(lambda name: _LAYOUT.search(name) is not None))
     flash = _named(device, compute, names.matching(lambda name: _FLASH_2.search(name) is not None))
-    needed = _needed(trace, work, moved, precision)
-    floor = constant(0, len(device), np.int64)
-    if not is_constant(needed):
-        floor = np.minimum(np.rint(needed).astype(np.int64), device["end"] - device["start"])
+    roofs = kernel_roofs(trace, work, precision, PRECISIONS)
     odd, sizes = _odd(trace, work, precision)
     copied = gradient_copies(trace)
-    return KernelFacts(
-        category, work, precision, moved, needed, floor, chain, layout, attention, flash, odd, sizes, copied
-    )
+    return KernelFacts(category, work, precision, roofs, chain, layout, attention, flash, odd, sizes, copied)
 
 
 def _named(device: Table, own: Mask, wanted: Mask) -> Mask:
@@ -151,73 +139,6 @@ def _precision(trace: Trace, category: Labels, work: Work) -> Array:
     found[multiplying] = said(trace["device_events"].at("name", multiplying))
     told = np.array([code.get(name or "", 0) for name in work.precisions], np.int8)[work.precision]
     return np.where((told != 0) & (work.flops != 0), told, found)
-
-
-def _bytes(trace: Trace, rows: Times) -> Array:
-    """Bytes per device event, from the innermost operator around its launch whose bytes can be counted."""
-    device, host = trace["device_events"], trace["host_events"]
-    if not len(trace["shapes"]):
-        return constant(0, len(rows), np.float64)
-    found = np.zeros(len(rows), np.float64)
-    linked = np.flatnonzero(device.known("launch") & (device["kind"] == Kind.COMPUTE) & (device["device"] != NA))
-    if not len(linked):
-        return found
-    shapes = trace["shapes"]
-    candidates = np.zeros(len(host), np.bool_)
-    candidates[shapes["event"][host["category"][shapes["event"]] == Category.OP]] = True
-    launch = device.at("launch", linked)
-    operator = innermost(host, candidates, host["thread"][launch], host["start"][launch])
-    linked, operator = linked[operator != NA], operator[operator != NA]
-    size = _per_operator(trace, operator, device["name"][linked])
-    spent = (device["end"] - device["start"])[linked].astype(np.float64)
-    _, which = distinct(operator)
-    whole = np.bincount(which, spent)[which] if len(which) else spent
-    found[linked] = np.where(whole > 0, size * spent / np.maximum(whole, 1), 0.0)
-    return found
-
-
-def _per_operator(trace: Trace, operator: Times, kernel: Codes) -> Array:
-    """Bytes of the operator behind each kernel; 0 where they can't be counted."""
-    from gpuscope.analyzers.device_time.kernels.operator_bytes import operator_bytes
-
-    host, shapes, names = trace["host_events"], trace["shapes"], trace.names
-    place = np.empty(len(host), np.int32 if len(shapes) < 2**31 else np.int64)  # only those asked for are written
-    place[shapes["event"]] = np.arange(len(shapes))
-    row = place[operator]
-    types = shapes["types"][row]
-    untyped = np.where(types == NO_NAME, PerName(names, _element_of)(kernel), 0)
-    columns = (host["name"][operator], shapes["dims"][row], types, untyped)
-    first, which = distinct_rows(*columns)
-    sizes = [
-        operator_bytes(names[name], names[dims], names[types], element) or 0
-        for name, dims, types, element in zip(*(column[first].tolist() for column in columns), strict=True)
-    ]  # fmt: skip
-    return np.array(sizes, np.float64)[which] if sizes else np.zeros(0)
-
-
-def _element_of(kernel: str) -> int:
-    """Bytes of an element by a kernel's template arguments; 0 where these do not say."""
-    return next((size for pattern, size in _ELEMENT if pattern.search(kernel)), 0)
-
-
-def _needed(trace: Trace, work: Work, moved: Array, precision: Array) -> Array:
-    """ns at the peaks of each device."""
-    device, models = trace["device_events"], device_models(trace)
-    if is_constant(work.flops) and is_constant(moved):  # nothing is known of either
-        return constant(0, len(device), np.float64)
-    needed = np.zeros(len(device), np.float64)
-    for (rank, number), model in models.items():
-        own = (device["rank"] == rank) & (device["device"] == number)
-        peaks, bandwidth = peaks_of(model), memory_bandwidth(model)
-        rate = np.array(
-            [peaks.get(name, peaks.get("tf32", 0.0) if name == PRECISIONS[1] else 0.0) for name in PRECISIONS]
-        )
-        counted = own & (work.flops > 0) & (rate[precision] > 0)
-        needed[counted] = work.flops[counted] / rate[precision][counted] * 1e9
-        if bandwidth:
-            sized = own & (moved > 0)
-            needed[sized] = np.maximum(needed[sized], moved[sized] / bandwidth * 1e9)
-    return needed
 
 
 __all__ = ["NO_CHAIN", "PRECISIONS", "KernelFacts", "kernel_facts"]

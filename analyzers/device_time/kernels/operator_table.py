@@ -52,8 +52,8 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[OperatorWorkEntry]:
         found = _MODULE.fullmatch(of)
         own = sums.of(place, steps)
         yield own | {
-            "module": found[1] if found else None, "operator": name or None, "shapes": _plain(dims),
-            "within": around or None, "within_shapes": _plain(around_dims),
+            "module": found[1] if found else None, "operator": name or None, "shapes": shape_text(dims),
+            "within": around or None, "within_shapes": shape_text(around_dims),
             "calls": float(calls[place]) / steps if name else 0.0,
         }  # fmt: skip
 
@@ -65,9 +65,11 @@ class _Sums:
         device, facts = trace["device_events"], kernel_facts(trace)
         self._trace, self._which, self._groups = trace, which, groups
         self._spent = device.at("end", rows) - device.at("start", rows)
-        self._needed = picked(facts.needed, rows)
-        self._known = self._by(np.where(self._needed > 0, self._spent, 0))
-        self._flops, self._bytes = self._by(picked(facts.work.flops, rows)), self._by(picked(facts.bytes, rows))
+        self._needed = picked(facts.roofs.needed, rows)
+        known = picked(facts.roofs.known, rows)
+        self._known = self._by(np.where(known & (self._needed > 0), self._spent, 0))
+        self._counted = self._by(np.where(known, self._spent, 0))
+        self._flops, self._bytes = self._by(picked(facts.work.flops, rows)), self._by(picked(facts.roofs.bytes, rows))
         self._whole, self._floor, self._kernels = self._by(self._spent), self._by(self._needed), np.bincount(which)
         self._category, self._name = self._longest(facts.category[rows]), self._longest(device["name"][rows])
 
@@ -95,6 +97,7 @@ class _Sums:
             "flops": round(self._flops[place] / steps), "bytes": round(self._bytes[place] / steps),
             # Helpers of an operator have no work of their own, so a little of its time may have none.
             "peak_ns": round(self._floor[place] / steps) if whole and known >= 0.5 * whole else None,
+            "known_ns": round(self._counted[place] / steps),
         }  # fmt: skip
 
 
@@ -144,7 +147,7 @@ def _text(trace: Trace, code: int) -> str:
     return "" if code == NO_NAME else trace.names[code]
 
 
-def _plain(dims: str) -> str:
+def shape_text(dims: str) -> str:
     """`16×559×1024, 1024`: without inputs that are no tensors, whose number differs between versions of torch."""
     try:
         shapes = msgspec.json.decode(dims) if dims else []

@@ -22,6 +22,8 @@ from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
 
+_NAMED_BY_KERNEL = ("fp8", "int8", "tf32", "fp64")
+"""Precisions that a kernel's name tells better than its operator's inputs: these may be converted on the way."""
 SINGLE_UNKNOWN = "fp32 or tf32"
 """Inputs are float, and the kernel's name does not say whether it multiplied them as TF32."""
 
@@ -41,6 +43,8 @@ class Work:
     """Places in `precisions`."""
     precisions: Sequence[str | None]
     """The first stands for those without FLOPs."""
+    operator: Times
+    """The host event of the operator whose FLOPs are counted, of each of its kernels; `NA` of others."""
 
 
 def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
@@ -53,9 +57,11 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     device, host = trace["device_events"], trace["host_events"]
     if not len(trace["shapes"]):
         none = constant(0, len(rows), np.float64)
-        return Work(none, none, constant(False, len(rows), np.bool_), constant(0, len(rows), np.int8), (None,))
+        unknown = constant(False, len(rows), np.bool_)
+        return Work(none, none, unknown, constant(0, len(rows), np.int8), (None,), constant(NA, len(rows), np.int64))
     flops, again = np.zeros((2, len(rows)), np.float64)
-    work = Work(flops, again, np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.int8), (None,))
+    of = np.full(len(rows), NA, np.int64)
+    work = Work(flops, again, np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.int8), (None,), of)
     linked = np.flatnonzero((device.at("launch", rows) != NA) & (device["kind"][rows] == Kind.COMPUTE))
     shape_of, counted = _counted(trace)
     counts = shape_of >= 0
@@ -71,6 +77,7 @@ def operator_work(trace: Trace, rows: Times, category: Labels) -> Work:
     del launch, counts
     linked, operator, within = linked[operator != NA], operator[operator != NA], within[operator != NA]
     work.known[linked] = True
+    work.operator[linked] = operator
     inner = np.zeros(len(host), np.bool_)
     inner[_without_outer(trace, distinct_values(operator))] = True
     keep = inner[operator]
@@ -141,11 +148,13 @@ def _counted(trace: Trace) -> tuple[Array, Array]:
     found = np.full(len(host), -1, np.int64 if len(shapes) >= 2**31 else np.int32)
     event = shapes["event"]
     pairs, pair = distinct_pairs(host["name"][event], shapes["dims"])
-    keys, key = distinct_pairs(pair, shapes["concrete"])
+    inputs, of_inputs = distinct_pairs(shapes["concrete"], shapes["types"])
+    keys, key = distinct_pairs(pair, of_inputs)
     counts = np.full(len(keys), np.nan)
-    for place, (which, concrete) in enumerate(keys):
+    for place, (which, recorded) in enumerate(keys):
         name, dims = pairs[which]
-        count = operator_flops(names[name], names[dims], names[concrete] if concrete != NO_NAME else "")
+        concrete, types = (names[code] if code != NO_NAME else "" for code in inputs[recorded])
+        count = operator_flops(names[name], names[dims], concrete, "" if types == "null" else types)
         if count:
             counts[place] = count
     counted = counts[key]
@@ -181,6 +190,8 @@ def _precision(types: str, kernel: str, model: str) -> str | None:
     said = precisions.of_kernel(kernel)
     inputs = [precisions.of_type(text) for text in types.strip("[]").replace('"', "").split(",")] if types else []
     first = next((precision for precision in inputs if precision), None)
+    if said in _NAMED_BY_KERNEL:
+        return said
     if first != precisions.SINGLE:
         return first or said
     peaks = peaks_of(model)

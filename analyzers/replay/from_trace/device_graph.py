@@ -44,8 +44,9 @@ from gpuscope.analyzers.replay.graph import (
     Trait,
     UnreplayableError,
     node_defaults,
+    operation_number,
 )
-from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.name_pool import NO_NAME, PerName
 from gpuscope.trace.columns.table import Table, Times, rows_of_rank, rows_where
 from gpuscope.trace.intervals import Spans, join, measure_within, subtract, union
 from gpuscope.trace.launch_links import innermost
@@ -244,16 +245,31 @@ def _of_kernels(trace: Trace, ops: Operations) -> dict[str, Times]:
     traits = (
         (Trait.LAYOUT, facts.layout[rows]), (Trait.ATTENTION, facts.attention[rows]),
         (Trait.FLASH_2, facts.flash_2[rows]), (Trait.ODD, facts.odd[rows] > 0),
-        (Trait.GRADIENT_COPY, facts.gradient_copy[rows]),
+        (Trait.GRADIENT_COPY, facts.gradient_copy[rows]), (Trait.BY_MEMORY, facts.roofs.by_memory[rows]),
     )  # fmt: skip
     found = sum(trait * own.astype(np.int64) for trait, own in traits)
-    columns = {"category": facts.category, "precision": facts.precision, "floor": facts.floor, "chain": facts.chain}
+    columns = {
+        "category": facts.category,
+        "precision": facts.precision,
+        "floor": facts.roofs.floor,
+        "chain": facts.chain,
+        "operation": _operations(trace, facts.roofs.operator),
+    }
     absent = node_defaults()
     return {
         "kernel": np.where(kernel, trace["device_events"].at("name", rows), absent["kernel"]),
         **{name: np.where(kernel, own[rows], absent[name]) for name, own in columns.items()},
         "traits": np.where(ops.work == Kind.COMMUNICATION, 0, found),
     }
+
+
+def _operations(trace: Trace, operator: Times) -> Times:
+    """The number of the name of each kernel's operator, 0 without one."""
+    host, found = trace["host_events"], np.zeros(len(operator), np.int64)
+    known = np.flatnonzero(operator != NA)
+    if len(known):
+        found[known] = PerName(trace.names, operation_number)(host["name"][operator[known]])
+    return found
 
 
 def _order(

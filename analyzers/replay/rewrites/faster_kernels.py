@@ -16,6 +16,7 @@ from gpuscope.analyzers.changes import (
     FusedOptimizer,
     GradientViews,
     HopperAttention,
+    NearerRoof,
     NoLayoutConversion,
     PaddedProducts,
     Precision,
@@ -23,7 +24,7 @@ from gpuscope.analyzers.changes import (
 from gpuscope.analyzers.device_time.kernels.generations import times_faster
 from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS
 from gpuscope.analyzers.device_time.kernels.launching_operators import codes
-from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, Trait, UnreplayableError
+from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, Trait, UnreplayableError, operation_number
 from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
 from gpuscope.hardware.device_peaks import peaks_of
 from gpuscope.trace.columns.table import Array, Mask, Times
@@ -43,6 +44,11 @@ HALVED = {-1: 0.55, 0: 0.75, 1: 1.1}
 PADDED = {-1: 0.8, 0: 0.5}
 LEAST_PADDED = 0.1
 """Products of aligned sizes reach 50 to 80 % of their floor; where it turns out badly they get a tenth shorter."""
+ROOF = {-1: 0.8, 0: 0.5}
+"""Share of their roof that operators reach once what keeps them below it is mended: half where it is told of, as large
+products and copies reach 60 to 90 %."""
+BELOW = 0.5
+"""Share of the roof from which nothing is promised."""
 PER_KERNEL = 5
 """Memory-bound kernels of eager mode that Inductor makes one of, about: five to seven in a normalisation, six in
 a rotary embedding, five in a masked softmax."""
@@ -141,7 +147,7 @@ def fused_kernels(graph: Graph, change: FusedKernels, setting: Setting) -> Rewri
         kept, whole = own[:stay], float(dur[own].sum())
         expected = float(dur[kept].sum())
         spent = (expected + whole) / 2 if setting.bias > 0 else expected * FUSED[setting.bias]
-        least = max(float(floor[kept].sum()) * (setting.bias < 0), stay * LEAST_NS)
+        least = max(float(floor[kept].sum()), stay * LEAST_NS)
         spent = min(max(spent, least), whole)
         new[own] = 0
         new[kept] = spent / stay
@@ -163,6 +169,26 @@ def padded_products(graph: Graph, change: PaddedProducts, setting: Setting) -> R
                       f"{int(odd.sum()):,} products at {units.whole_share(PADDED[0])} of their FLOPs' or bytes' peak "
                       f"(assumed: from {units.whole_share(LEAST_PADDED)} shorter to "
                       f"{units.whole_share(PADDED[-1])})")  # fmt: skip
+
+
+def nearer_roof(graph: Graph, change: NearerRoof, setting: Setting) -> Rewritten:
+    """The operator's kernels at a share of their floor; in the worst case as they are, or a tenth shorter."""
+    dur, floor = _columns(graph)
+    own = _kernels(graph) & (graph.nodes["operation"] == operation_number(change.operator))
+    own &= (floor > 0) & (floor < BELOW * dur)
+    if not own.any():
+        raise UnreplayableError(f"no kernel of {change.operator} below half of its roof was kept for the replay")
+    least = LEAST_PADDED if change.certain else 0.0
+    wanted = floor / ROOF[setting.bias] if setting.bias <= 0 else dur * (1 - least)
+    wanted = np.maximum(wanted, np.minimum(LEAST_NS, dur))
+    worst = (
+        f"a tenth shorter to {units.whole_share(ROOF[-1])}"
+        if change.certain
+        else (f"as they are to {units.whole_share(ROOF[-1])}")
+    )
+    return _shortened(graph, np.where(own, np.minimum(dur, wanted), dur),
+                      f"{int(own.sum()):,} kernels of {change.operator} at {units.whole_share(ROOF[0])} of their roof "
+                      f"(assumed: from {worst})")  # fmt: skip
 
 
 def no_layout_conversion(graph: Graph, change: NoLayoutConversion, setting: Setting) -> Rewritten:

@@ -36,6 +36,7 @@ REWRITES: dict[type, str] = {
     changes.ReplacedRank: "slow_ranks.replaced_rank",
     changes.Precision: "faster_kernels.precision",
     changes.PaddedProducts: "faster_kernels.padded_products",
+    changes.NearerRoof: "faster_kernels.nearer_roof",
     changes.FusedKernels: "faster_kernels.fused_kernels",
     changes.NoLayoutConversion: "faster_kernels.no_layout_conversion",
     changes.FusedAttention: "faster_kernels.fused_attention",

@@ -151,6 +151,104 @@ class OptimizerPasses(Reducible):
     said = "The optimizer passes over parameters and states several times"
 
 
+REASONS = {
+    "few_tiles": "its output is cut into {tiles:,} tiles of {high} × {wide} for {units} multiprocessors",
+    "odd_sizes": "size {size:,} is no multiple of what tensor cores take at once",
+    "tall_and_skinny": "one side of its output is only {size:,} long, less than a tile",
+    "short_sequence": "its sequences are only {size:,} long",
+    "narrow_head": "its heads are only {size} wide",
+    "depthwise": "each of its {size:,} channels is convolved by itself, which leaves tensor cores nothing to multiply",
+    "channels_last": "its images are in NCHW layout, while tensor cores want channels last",
+    "unfused_chain": "it is one of a chain of memory-bound kernels, each of which reads what the last one wrote",
+    "wrong_precision": "it is no faster than without tensor cores, so it does not run at TF32",
+    "strided_input": "its inputs lie in memory in different orders, or with gaps",
+}
+"""Why an operator runs below its roof, by the code of the reason."""
+
+
+@dataclass(frozen=True)
+class BelowRoof(Finding):
+    """An operator runs below half of what its device could do: of the peak of the precision it computes in, or of the
+    memory's bandwidth, whichever its FLOPs and bytes are nearer to. Calls with the same inputs are told together.
+    """
+
+    code = "below_roof"
+    within_compute = True
+    severity = "medium"
+    recognised = """FLOPs and bytes from recorded shapes, types and strides, against the data sheet of the device, where
+    operators of one name that run below half of their roof hold a tenth of the judged time. Bytes that fit the
+    last-level cache set no floor. The reason is read off shapes, layout and the kernel's tile; where nothing of these
+    explains it, none is named."""
+    helps = """by the reason: larger batches or split-K for few tiles, padding for odd sizes, packed or longer
+    sequences, channels-last, fusion, contiguous inputs, tensor cores; else a tuned kernel (max-autotune, TunableOp)."""
+    misleads = """a device whose clock is held down, or a slice of one (MIG); an operator that uses only a part of its
+    inputs."""
+
+    operator: str
+    shapes: str
+    whole: str
+    """`step` or `window`."""
+    share: float
+    """Of the judged time, of all its calls with these inputs."""
+    rate: float
+    """Share of its roof."""
+    roof: str
+    precision: str
+    device: str
+    assumed_device: bool
+    """Whether no file tells the device, so that the likeliest is taken."""
+    achieved_per_s: float
+    peak_per_s: float
+    call_ns: float
+    """Mean of its calls."""
+    call_floor_ns: float
+    leaves_ns: int
+    """Per step, above the roof."""
+    reason: str
+    """Its code; empty where nothing recorded explains it."""
+    figures: dict[str, int]
+    others: int
+    """Further operators, or shapes of this one, that are below half of their roofs."""
+
+    def message(self) -> str:
+        why = f"; {self.why}" if self.why else ""
+        others = f"; so do {self.others} more" if self.others else ""
+        return f"{self._where()}{why}{others}"
+
+    def shows(self) -> str:
+        return self._where() + (f"; {self.why}" if self.why else "")
+
+    def headline(self) -> str:
+        return f"{self.what} runs at {units.share(self.rate)} of {self._roof()}"
+
+    @property
+    def what(self) -> str:
+        """The operator with its shapes."""
+        return f"{self.operator} {self.shapes}".rstrip()
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return REASONS[self.reason].format(**self.figures) if self.reason in REASONS else ""
+
+    def _roof(self) -> str:
+        device = f"{self.device} (assumed)" if self.assumed_device else self.device
+        if self.roof == "memory":
+            return f"the memory bandwidth of {device}"
+        return f"the {f'{self.precision} ' if self.precision else ''}peak of {device}"
+
+    def _where(self) -> str:
+        if self.roof == "memory":
+            rates = f"{units.bandwidth(self.achieved_per_s / 1e9)} of {units.bandwidth(self.peak_per_s / 1e9)}"
+        else:
+            rates = f"{units.flop_rate(self.achieved_per_s)} of {units.flop_rate(self.peak_per_s)}"
+        call = units.span(round(self.call_ns), round(self.call_floor_ns), " → at least ")
+        return (
+            f"{self.what} takes {units.share(self.share)} of the {self.whole} at {units.share(self.rate)} of "
+            f"{self._roof()} ({rates}): {call} a call, {units.duration(self.leaves_ns)} per {self.whole} above it"
+        )
+
+
 @dataclass(frozen=True)
 class FewBlocks(Finding):
     """A kernel that is launched on so few blocks that most of the device idles while it runs, with nothing beside it:

@@ -123,6 +123,9 @@ def _causes(report: Report, found: Summary, writer: Writer) -> None:
     if found.compute:
         writer.line("")
         writer.line(writer.text(f"{found.compute_title}: ", "bold"), found.compute, hang=2)
+    for below in found.below_roof:
+        writer.line("")
+        writer.line(writer.text("Below its roof: ", "bold"), below, hang=2)
     if not found.causes:
         return
     writer.line("")

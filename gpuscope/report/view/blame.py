@@ -57,6 +57,26 @@ def _of_class(verdict: Verdict) -> list[str]:
     return sorted(own, key=lambda code: code == UNDIVIDED_COMMUNICATION)
 
 
+def below_roof(report: Diagnosis) -> list[FindingEntry]:
+    """Operators far below what their device could do, those that leave most first."""
+    found = [one for one in report["findings"] if one["code"] == "below_roof"]
+    return sorted(found, key=lambda one: -one["share_frac"])
+
+
+def leads_by_roof(report: Report) -> FindingEntry | None:
+    """The operator below its roof that the first lines name: where compute takes the time, and no change against
+    something else gains more than that operator leaves. None where something else leads."""
+    first = next(iter(below_roof(report)), None)
+    if first is None or report["verdict"]["bound_by"] != "compute" or main_finding(report) is not None:
+        return None
+    best = first_answer(report)
+    if best is None or best["finding"] == first["code"] or not best["predicted"]["step_ns_before"]:
+        return first
+    predicted = best["predicted"]
+    gain = 1 - predicted["step_ns_after"] / predicted["step_ns_before"]
+    return first if first["share_frac"] >= gain else None
+
+
 def late_ranks(report: Diagnosis, finding: FindingEntry) -> list[int]:
     """Of the finding that ranks wait for late ones those to name: if they are few, and late again and again (of one
     step nobody can tell). Else nobody: ranks take turns."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
 from gpuscope.catalogue.cause_table import BY_CODE, cause_words
+from gpuscope.catalogue.finding import shows
 from gpuscope.catalogue.prediction_sentences import bound_share, gain_share, setting_words
 from gpuscope.catalogue.straggler_sentences import late_in
 from gpuscope.report.view import arrangement, blame, memory_sentences
@@ -93,6 +94,8 @@ class Summary:
     compute_title: str
     compute: str
     """Where compute itself goes, by kind of kernel; empty unless the run is bound by it."""
+    below_roof: list[str]
+    """Operators far below what their device could do, beside the one that the first lines name."""
     changes: list[ChangeLine]
     """The other changes, beside the one that the first lines name."""
     first_row: int
@@ -125,6 +128,7 @@ def summary(report: Report, top: int = SHOWN) -> Summary:
         more_causes=max(len(causes) - top, 0),
         compute_title=f"Compute by kind of {'operator' if on_cpu(report) else 'kernel'} (shares of compute)",
         compute=_compute(report) if report["verdict"]["bound_by"] == "compute" else "",
+        below_roof=_below_roof(report),
         changes=shown,
         first_row=first_row,
         more_changes=len(changes) - len(shown) + aside,
@@ -151,6 +155,15 @@ def _causes(report: Report) -> list[CauseLine]:
         part = {part.key: part.short for part in PARTS}.get(BY_CODE[cause].part, "") if cause in BY_CODE else ""
         lines.append(CauseLine(label, part, cost, row.share_frac, where, not words))
     return [line for line in lines if line.share_frac >= 0.001]
+
+
+def _below_roof(report: Report) -> list[str]:
+    led = blame.leads_by_roof(report)
+    return [shows(one) for one in blame.below_roof(report) if one is not led][:ROOFS_SHOWN]
+
+
+ROOFS_SHOWN = 2
+"""Operators below their roofs that the first screen names beside the first lines."""
 
 
 def _where(report: Report, finding: FindingEntry) -> str:

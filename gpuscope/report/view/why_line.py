@@ -45,6 +45,8 @@ def why_it_is_so(report: Report) -> str:
         return _late(report, main)
     if reason := blame.reason(report):
         return shows(reason) if reason is main else lower(headline(reason))
+    if (below := blame.leads_by_roof(report)) is not None:
+        return shows(below)
     if found := _of_the_first_change(report, main):
         return found
     if main is None:

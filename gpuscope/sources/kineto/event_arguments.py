@@ -84,6 +84,7 @@ class ShapeArguments(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(default=NULL, name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=NULL, name="Input type")
     concrete: msgspec.Raw = msgspec.field(default=NULL, name="Concrete Inputs")
+    strides: msgspec.Raw = msgspec.field(default=NULL, name="Input Strides")
 
 
 class CommunicationArguments(msgspec.Struct, gc=False):

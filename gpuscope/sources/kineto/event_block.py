@@ -93,6 +93,7 @@ class Shapes:
     dims: Sequence[int] | npt.NDArray[np.int32] = ()
     types: Sequence[int] | npt.NDArray[np.int32] = ()
     concrete: Sequence[int] | npt.NDArray[np.int32] = ()
+    strides: Sequence[int] | npt.NDArray[np.int32] = ()
 
 
 @dataclass
@@ -227,6 +228,7 @@ def shapes_of(rows: npt.NDArray[np.int64], arguments: Sequence[Any], codes: Mapp
         [codes[bytes(a.dims)] for _, a in shaped],
         [codes[bytes(a.types)] for _, a in shaped],
         [codes[bytes(a.concrete)] for _, a in shaped],
+        [codes[bytes(a.strides)] for _, a in shaped],
     )
 
 

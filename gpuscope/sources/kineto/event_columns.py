@@ -256,6 +256,8 @@ class EventColumns:
         asked = np.flatnonzero(rows.route != Category.OP) if not block.shaped else np.arange(len(rows))
         shapes = rows.shapes(asked[self._is_shaped(name[asked]) != 0])
         inputs_of = {"dims": shapes.dims, "types": shapes.types, "concrete": shapes.concrete}
+        if len(shapes.strides):
+            inputs_of["strides"] = shapes.strides
         self.shaped |= len(shapes.rows) > 0
         self._builder.add("shapes", len(shapes.rows), {"event": shapes.rows + first, **inputs_of})
 

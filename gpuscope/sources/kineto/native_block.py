@@ -106,12 +106,13 @@ class Native:
             found = core.shape_texts(text, own)
             if found is None:
                 return shapes_of(rows, _getter(text, arguments)(rows.tolist()), self._texts)
-            dims, types, concrete = (_spans(spans) for spans in found)
+            inputs = [_spans(spans) for spans in found]
+            dims = inputs[0]
             recorded = dims[:, 1] > 0
             for row in np.flatnonzero(dims[:, 1] == len(_NULL)).tolist():
                 recorded[row] = bytes(text[dims[row, 0] :][: len(_NULL)]) != _NULL
             there = np.flatnonzero(recorded)
-            texts = (spans[there] for spans in (dims, types, concrete))
+            texts = (spans[there] for spans in inputs)
             columns = (text_codes(self._text_codes, text, spans, self._text) for spans in texts)
             return Shapes(rows[there], *columns)
 

@@ -24,6 +24,7 @@ from gpuscope.sources.perfetto.packet_rows import (
     EXTERNAL,
     FLAGS,
     KIND,
+    STRIDES,
     SYNC,
     TRACK,
     TYPES,
@@ -40,7 +41,12 @@ from gpuscope.trace.columns.table import picked
 from gpuscope.trace.naming.shaped_operators import is_shaped
 from gpuscope.trace.schema import NA, Category
 
-_INPUTS = {"dims": (DIMS, "Input Dims"), "types": (TYPES, "Input type"), "concrete": (CONCRETE, "Concrete Inputs")}
+_INPUTS = {
+    "dims": (DIMS, "Input Dims"),
+    "types": (TYPES, "Input type"),
+    "concrete": (CONCRETE, "Concrete Inputs"),
+    "strides": (STRIDES, "Input Strides"),
+}
 _SYNC, _OVERHEAD, _OPERATOR = "cuda_sync", "overhead", "cpu_op"
 _NOTHING = msgspec.Raw(b"{}")
 

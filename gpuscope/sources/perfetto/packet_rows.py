@@ -28,7 +28,7 @@ LIMIT = 1 << 62
 # Columns: of every packet, of slices, of render stages (gpuscope/native/packet_scan.h). What is unsigned stands there
 # as the int64 of the same bits; spans are offset << 32 | length, 0 where there is nothing.
 KIND, AT, SIZE, SEQUENCE, FLAGS, TIME, NAME, CORRELATION = range(8)
-TRACK, CATEGORY, EXTERNAL, DIMS, TYPES, CONCRETE = range(8, 14)
+TRACK, CATEGORY, EXTERNAL, DIMS, TYPES, CONCRETE, STRIDES = range(8, 15)
 EVENT, STAGE, STREAM, DEVICE, BYTES, GRAPH, DURATION, GPU, QUEUE = range(8, 17)
 COLUMNS = 17
 

@@ -19,15 +19,16 @@ _KERNELS = (
     ("fp16", when_used.pattern(r"f16|_fp16|_h884|_(half|half_t|hgemm|h\d*(gemm|cudnn)|s884gemm|hhs|h_hs)_"
         r"|_nvjet_(sm\d+_)?h\w{2}_")),
     ("fp64", when_used.pattern(r"f64|_(dgemm|d884gemm)_")),
-    ("int8", when_used.pattern(r"s8s8|_(i8\d*gemm|igemm)_")),
+    ("int8", when_used.pattern(r"s8s8|i8i8_i8i32|_int8_|_i(8\d+|16832)gemm_")),
     # With float inputs m16n8k8 is the TF32 instruction; `sgemm`, `simt` and the vector kernels
     # use no tensor cores.
     ("tf32", when_used.pattern(r"_tensorop_s1688|_s1688(gemm|fprop|dgrad|wgrad)")),
-    (SINGLE, when_used.pattern(r"_cijk_\w*?_(sb|s_b)_|scudnn_|_gemv|_(sgemm|simt|implicit_convolve_sgemm|gemm_sn|gemmk1"
+    (SINGLE, when_used.pattern(r"_cijk_\w*?_(sb|s_b)_|scudnn_|_gemv|_igemm_\w*_fp32_"
+        r"|_(sgemm|simt|implicit_convolve_sgemm|gemm_sn|gemmk1"
         r"|dot_kernel|f32f32_f32f32_f32|(d|w)grad_(alg\d_)?engine_float)_")),
 )  # fmt: skip
 """Searched in the words of a name, each between underscores. With any letters at its begin a pattern would look at
-every place of the name from every other."""
+every place of the name from every other. «igemm» alone is an implicit GEMM (MIOpen's `igemm_fwd_gtcx_nhwc_fp16_…`)."""
 
 
 @cache

@@ -8,34 +8,122 @@ from gpuscope import when_used
 
 NCCL_RANGES = ("nccl:", "rccl:")
 """How PyTorch names the ranges around its calls of NCCL."""
-_COMPUTES = when_used.pattern(
-    r"aten::(mm|addmm|bmm|baddbmm|addbmm|matmul|linear|_addmm_activation|_int_mm|_?(scaled_)?(grouped_)?mm(_v2)?"
-    r"|_?convolution(_backward)?(_overrideable)?|_?scaled_dot_product\w*|_(flash|efficient|cudnn)_attention\w*)(\.\w+)?$"
+
+
+def named(text: str) -> frozenset[str]:
+    """Names that stand in one text."""
+    return frozenset(text.split())
+
+
+# Families of aten's operators, by their names without namespace and overload; in-place forms end in an underscore.
+UNARY = named(
+    "neg sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh sigmoid silu "
+    "relu relu6 gelu elu selu celu leaky_relu hardtanh hardswish hardsigmoid mish softplus softshrink hardshrink "
+    "logsigmoid log_sigmoid abs sgn sign reciprocal erf erfc erfinv square floor ceil round trunc frac clamp "
+    "clamp_min clamp_max threshold nan_to_num logit bitwise_not positive deg2rad lgamma digamma i0 sinc isnan "
+    "isinf isfinite isposinf isneginf logical_not native_dropout dropout feature_dropout alpha_dropout "
+    "_fused_dropout pow clone contiguous _to_copy to flip roll tril triu logcumsumexp cumsum cumprod _softmax "
+    "_log_softmax softmax log_softmax _safe_softmax rrelu_with_noise"
+)
+"""One tensor in, one of its shape out."""
+BINARY = named(
+    "add sub rsub mul multiply div divide true_divide floor_divide fmod remainder atan2 maximum minimum fmax fmin "
+    "hypot copysign xlogy logaddexp logaddexp2 nextafter float_power bitwise_and bitwise_or bitwise_xor "
+    "bitwise_left_shift bitwise_right_shift eq ne lt gt le ge logical_and logical_or logical_xor dist "
+    "_prelu_kernel prelu threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward "
+    "elu_backward leaky_relu_backward hardtanh_backward hardswish_backward hardsigmoid_backward mish_backward "
+    "softplus_backward softshrink_backward hardshrink_backward log_sigmoid_backward native_dropout_backward "
+    "masked_scale logit_backward _softmax_backward_data _log_softmax_backward_data mse_loss l1_loss "
+    "smooth_l1_loss huber_loss mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy "
+    "binary_cross_entropy_with_logits glu_jvp"
+)
+"""Tensors (or numbers) that are broadcast together, one out."""
+TERNARY = named("where lerp addcmul addcdiv masked_fill masked_fill_backward addr")
+REDUCTIONS = named(
+    "sum nansum mean nanmean prod amax amin aminmax max min argmax argmin norm linalg_vector_norm linalg_norm std "
+    "var var_mean std_mean any all logsumexp count_nonzero median nanmedian frobenius_norm"
+)
+WRITES = named(
+    "fill zero zeros_like ones_like full_like normal uniform random bernoulli exponential rand_like randn_like"
+)
+NORMS = named(
+    "native_layer_norm native_group_norm layer_norm group_norm batch_norm instance_norm rms_norm _fused_rms_norm "
+    "cudnn_batch_norm miopen_batch_norm native_batch_norm _native_batch_norm_legit _batch_norm_with_update "
+    "_batch_norm_impl_index _batch_norm_no_update batch_norm_elemt local_response_norm"
+)
+NORMS_BACKWARD = named(
+    "native_layer_norm_backward native_group_norm_backward _fused_rms_norm_backward cudnn_batch_norm_backward "
+    "miopen_batch_norm_backward native_batch_norm_backward batch_norm_backward"
+)
+LOOKUPS = named(
+    "embedding embedding_dense_backward index_select gather index index_put _index_put_impl scatter scatter_add "
+    "take index_add index_copy masked_select sort topk cat stack _embedding_bag repeat expand_copy "
+    "repeat_interleave"
+)
+WINDOWS = named(
+    "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d "
+    "adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d "
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward "
+    "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward constant_pad_nd reflection_pad1d "
+    "reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d upsample_nearest1d "
+    "upsample_nearest2d upsample_nearest3d _upsample_nearest_exact2d upsample_linear1d upsample_bilinear2d "
+    "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa im2col col2im pixel_shuffle pixel_unshuffle"
+)
+CONVOLUTIONS = named(
+    "convolution _convolution convolution_overrideable convolution_backward convolution_backward_overrideable "
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d cudnn_convolution "
+    "cudnn_convolution_transpose cudnn_convolution_relu miopen_convolution miopen_convolution_transpose "
+    "miopen_depthwise_convolution miopen_convolution_relu mkldnn_convolution _conv_depthwise2d conv_depthwise3d "
+    "thnn_conv2d _slow_conv2d_forward slow_conv3d slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d "
+    "slow_conv_transpose2d slow_conv_transpose3d"
+)
+_PRODUCTS = when_used.pattern(
+    r"aten::(mm|addmm|bmm|baddbmm|addbmm|matmul|linear|mv|addmv|dot|_addmm_activation|_int_mm"
+    r"|_?(scaled_)?(grouped_)?mm(_v2)?|_scaled_dot_product\w*|scaled_dot_product_attention"
+    r"|_(flash|efficient|cudnn)_attention\w*)(\.\w+)?$"
     r"|flash_attn(_\d)?::\w+$|FlashAttn(Varlen)?Func$|xformers::efficient_attention_forward\w*$"
     r"|torch::autograd::AccumulateGrad$|[A-Z]\w*Backward\d*$"
 )
-_MAPS = (
-    r"add|sub|rsub|mul|div|neg|pow|sqrt|rsqrt|exp|log|sin|cos|tanh|sigmoid|silu|relu|gelu|elu|leaky_relu|hardtanh|hardswish"
-    r"|mish|softplus|where|clamp|clamp_min|clamp_max|threshold|abs|reciprocal|lerp|addcmul|addcdiv|erf|square|masked_fill"
-    r"|(threshold|gelu|silu|sigmoid|tanh|elu|leaky_relu|hardtanh|hardswish|mish|softplus)_backward"
+LIBRARIES = when_used.pattern(
+    r"(?!aten::|prim|c10d|torch|profiler)\w+(::\w+)*::(\w*(gemm|scaled_mm|fmha|mha|attention|attn|norm|rotary|rope|"
+    r"_and_mul|moe|experts|silu|gelu|cache|quant|batch_prefill|cross_entropy|swiglu)\w*)(\.\w+)?$"
 )
-_MOVES = when_used.pattern(
-    rf"aten::(({_MAPS})_?|copy_|fill_|zero_|sum|mean|_(log_)?softmax(_backward_data)?|native_(layer|group)_norm(_backward)?"
-    r"|_fused_rms_norm(_backward)?|(cudnn|miopen|native)_batch_norm(_backward)?)(\.\w+)?$"
-)
+"""Operators of libraries (vLLM, SGLang, aiter, FlashInfer, Transformer Engine…) whose recorded tensors tell their
+work."""
+INDUCTOR = when_used.pattern(r"triton_\w+$")
+_FUSED = when_used.pattern(r"aten::_(fused_(adam|adamw|sgd|adagrad)|foreach_\w+|amp_\w+)_?(\.\w+)?$")
+
+
+@cache
+def plain_name(name: str) -> str:
+    """Without the namespace of aten and without an overload: `aten::mm.out` → `mm`."""
+    return name.removeprefix("aten::").partition(".")[0]
+
+
+def is_library(name: str) -> bool:
+    """Whether an operator is one of a library whose recorded tensors tell its work."""
+    return LIBRARIES.match(name) is not None
 
 
 @cache
 def computes(name: str) -> bool:
     """Whether an operator's floating-point operations, or its gradient's size, follows from its inputs; nodes of the
     backward pass too, whose inputs are gradients: how much each rank has to compute."""
-    return _COMPUTES.match(name) is not None
+    return _PRODUCTS.match(name) is not None or (name.startswith("aten::") and plain_name(name) in CONVOLUTIONS)
 
 
 @cache
 def moves(name: str) -> bool:
     """Whether an operator does little but move data: the bytes of its inputs and outputs are its work."""
-    return _MOVES.match(name) is not None
+    if not name.startswith("aten::"):
+        return LIBRARIES.match(name) is not None or INDUCTOR.match(name) is not None
+    plain = plain_name(name)
+    return plain == "copy_" or plain.rstrip("_") in _MOVES or plain in _MOVES or _FUSED.match(name) is not None
+
+
+_MOVES = (
+    UNARY | BINARY | TERNARY | REDUCTIONS | WRITES | NORMS | NORMS_BACKWARD | LOOKUPS | WINDOWS | frozenset({"fill_"})
+)
 
 
 def is_shaped(name: str) -> bool:

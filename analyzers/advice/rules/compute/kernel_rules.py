@@ -225,7 +225,8 @@ def _floor(case: Case) -> float | None:
     kinds = ("elementwise", "copy", "reduction", "normalisation", "softmax")
     parts = [part for entry in case.report.get("compute", []) for part in entry["parts"] if part["category"] in kinds]
     known, floor = sum(part["known_ns"] for part in parts), sum(part["floor_ns"] for part in parts)
-    return floor / known if known else None
+    bounded = sum(part.get("bounded_ns", part["known_ns"]) for part in parts)
+    return (floor - (known - bounded)) / bounded if bounded else None
 
 
 RULE = Rule(
