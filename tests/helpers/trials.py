@@ -188,7 +188,19 @@ OTHER_SIZES = "test_nccl_settings.py::test_sizes_that_the_job_does_not_send_are_
 PAGES = "test_paging_advice.py::test_what_is_prefetched_already_is_left_alone"
 ROLES = "test_role_analysis.py::test_each_fault_is_named_and_answered"
 LENGTHS = "test_role_analysis.py::test_nothing_is_said_of_gpus_and_lengths_that_no_line_tells"
+_ROOFS = "test_roof_advice.py::test_each_reason_has_its_advice"
+_ABOVE_HALF = "test_roof_advice.py::test_above_half_of_the_roof_nothing_is_advised"
+_NEARER = "test_roof_advice.py::test_the_mended_job_lies_in_the_range"
 ELSEWHERE = [
+    Elsewhere("aligned_sizes", _ROOFS, _NEARER, _ABOVE_HALF),
+    Elsewhere("channels_last_images", _ROOFS, _NEARER, _ABOVE_HALF),
+    Elsewhere("more_tiles", _ROOFS, _NEARER, _ABOVE_HALF),
+    Elsewhere("one_layout", _ROOFS, _NEARER, _ABOVE_HALF),
+    Elsewhere("packed_sequences", _ROOFS, _NEARER, _ABOVE_HALF),
+    Elsewhere("tensor_cores", _ROOFS, _NEARER, _ABOVE_HALF),
+    Elsewhere("tuned_kernel", _ROOFS, _NEARER, _ABOVE_HALF),
+    Elsewhere("wider_heads", _ROOFS, _NEARER, _ABOVE_HALF),
+    Elsewhere("wider_products", _ROOFS, _NEARER, _ABOVE_HALF),
     Elsewhere("activation_checkpointing", FAILS, _MEMORY),
     Elsewhere("alike_compiled", "test_compilation.py::test_ranks_that_compile_unlike_are_named", _COMPILER, COMPILING),
     Elsewhere("allocate_once", "test_faults_put_in.py::test_memory_is_allocated_once_in_cpp", IN_RANGE),

@@ -126,7 +126,7 @@ def test_fused_experts_are_a_range() -> None:
 
 EXPLAINED = {
     "aten::_scaled_dot_product_efficient_attention": "the peer leaves out the mask, which is read: 4500² × 2 B",
-    "aten::convolution_backward": "the peer counts both gradients, though output_mask asks for that of the weight alone",
+    "aten::convolution_backward": "the peer counts both gradients, though only the weight's is asked for",
     "aten::div": "the peer reads an expanded tensor (stride 0) as if each of its elements were stored",
     "aten::copy_": "the same",
     "aten::layer_norm": "the peer counts weight and bias twice",

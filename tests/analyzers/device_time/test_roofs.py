@@ -42,8 +42,8 @@ def steps_of(*launches: Launch) -> list[Event]:
 
 
 def look(folder: Path, *launches: Launch, gpu: str = H100) -> Report:
-    header = {"deviceProperties": [{"id": 0, "name": gpu}]}
-    return analysed(write(folder / "trace.json", *steps_of(*launches), **header))
+    properties = [{"id": 0, "name": gpu}]
+    return analysed(write(folder / "trace.json", *steps_of(*launches), deviceProperties=properties))
 
 
 def below(report: Report) -> list[FindingEntry]:
