@@ -24,6 +24,7 @@ from gpuscope.analyzers.base.lanes import views
 from gpuscope.analyzers.base.sections import COMPUTE
 from gpuscope.analyzers.device_time.kernels import compute_work
 from gpuscope.analyzers.device_time.kernels.compute_findings import below_roof_findings
+from gpuscope.schema.compute_section import ComputeEntry
 from gpuscope.schema.document import FindingEntry
 from gpuscope.sources.opening import open_trace
 
@@ -63,7 +64,8 @@ def judge(case: Case, folder: Path) -> Judged:
     """Ask the analysis of one job."""
     trace = open_trace(case.write(folder))
     result = compute_work.ANALYZER.run(trace, views(trace))
-    found = list(below_roof_findings(result.sections[COMPUTE]))
+    entries: list[ComputeEntry] = result.sections[COMPUTE]
+    found = list(below_roof_findings(entries))
     return Judged(case, found[0] if found else None)
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from gpuscope.analyzers.base.evidence import identity
+from gpuscope.analyzers.base.lanes import LaneView
 from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS, KernelFacts
+from gpuscope.analyzers.device_time.kernels.kernel_roofs import peak_rate
 from gpuscope.analyzers.device_time.kernels.launching_operators import label
 from gpuscope.analyzers.device_time.kernels.operator_table import shape_text
 from gpuscope.analyzers.device_time.kernels.roof_reasons import Operation, reason_of
@@ -16,6 +18,7 @@ from gpuscope.schema.compute_section import BelowRoofEntry
 from gpuscope.trace.columns.distinct import distinct_rows
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.columns.table import Array, Times
+from gpuscope.trace.intervals import intersect, union
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 
@@ -29,10 +32,9 @@ SHAPES_SHOWN = 3
 """Shapes of one operator that have entries, those that leave most first."""
 
 
-def below_roof(
-    trace: Trace, facts: KernelFacts, rows: Times, model: str, window: int, steps: int
-) -> Iterator[BelowRoofEntry]:
-    """Of the compute kernels `rows` of a lane, by operator and inputs; `window` is the judged time, ns."""
+def below_roof(trace: Trace, view: LaneView, facts: KernelFacts, rows: Times, model: str) -> Iterator[BelowRoofEntry]:
+    """Of the compute kernels `rows` of a lane, by operator and inputs, on a device of this model."""
+    window = view.judged_spans.total
     rows = rows[facts.roofs.operator[rows] != NA]
     if not len(rows) or not window:
         return
@@ -40,9 +42,7 @@ def below_roof(
     spent = (device["end"] - device["start"])[rows].astype(np.float64)
     operator = facts.roofs.operator[rows]
     recorded = _inputs(trace, operator)
-    columns = (host["name"][operator], *recorded, facts.precision[rows] * (facts.work.flops[rows] > 0))
-    # A helper (split-K sum, layout copy) counts with its operator's kernels, whatever precision its name tells.
-    first, which = distinct_rows(*columns[:-1])
+    first, which = distinct_rows(host["name"][operator], *recorded)
     groups = len(first)
 
     def summed(values: Array) -> Array:
@@ -59,10 +59,8 @@ def below_roof(
             continue
         own = own[np.argsort(floor[own] - whole[own])]
         for place in own[:SHAPES_SHOWN].tolist():
-            mine = np.flatnonzero(which == place)
-            yield _entry(
-                trace, facts, rows[mine], names[name], tuple(int(c[first[place]]) for c in recorded), model, steps
-            )
+            texts = [_text(trace, int(column[first[place]])) for column in recorded]
+            yield _entry(trace, view, facts, rows[which == place], names[name], texts, model)
 
 
 def _inputs(trace: Trace, operator: Times) -> tuple[Array, Array, Array, Array]:
@@ -75,50 +73,34 @@ def _inputs(trace: Trace, operator: Times) -> tuple[Array, Array, Array, Array]:
     return dims, types, concrete, strides
 
 
+def _text(trace: Trace, code: int) -> str:
+    return "" if code == NO_NAME else trace.names[code]
+
+
 def _entry(
-    trace: Trace, facts: KernelFacts, rows: Times, name: str, recorded: tuple[int, ...], model: str, steps: int
+    trace: Trace, view: LaneView, facts: KernelFacts, rows: Times, name: str, recorded: list[str], model: str
 ) -> BelowRoofEntry:
+    """Of the kernels `rows` of one operator with these inputs (dimensions, types, numbers, strides)."""
     device, names, roofs = trace["device_events"], trace.names, facts.roofs
-    spent = device["end"][rows] - device["start"][rows]
-    longest = int(rows[np.argmax(spent)])
-    main = int(rows[np.argmax(roofs.needed[rows])])
-    by_memory = bool(roofs.by_memory[main])
-    precision = PRECISIONS[int(facts.precision[main])]
-    whole, floor = float(spent.sum()), float(roofs.needed[rows].sum())
-    dims, types, concrete, strides = ("" if code == NO_NAME else names[code] for code in recorded)
-    kernel = names[int(device["name"][longest])]
-    chained = float(spent[facts.chain[rows] >= 0].sum()) > whole / 2
-    operation = Operation(
-        name,
-        dims,
-        types,
-        concrete,
-        strides,
-        kernel,
-        label(int(facts.category[main])),
-        precision,
-        by_memory,
-        model,
-        chained,
-    )
+    start, end = device["start"][rows], device["end"][rows]
+    whole, floor = float((end - start).sum()), float(roofs.needed[rows].sum())
+    longest, main = int(rows[np.argmax(end - start)]), int(rows[np.argmax(roofs.needed[rows])])
+    by_memory, precision = bool(roofs.by_memory[main]), PRECISIONS[int(facts.precision[main])]
+    kernel, category = names[int(device["name"][longest])], label(int(facts.category[main]))
+    chained = float((end - start)[facts.chain[rows] >= 0].sum()) > whole / 2
+    dims, types, concrete, strides = recorded
+    operation = Operation(name, dims, types, concrete, strides, kernel, category, precision, by_memory, model, chained)
     reason = reason_of(operation, floor / whole)
-    peak = (
-        memory_bandwidth(model)
-        if by_memory
-        else peaks_of(model).get(
-            "tf32"
-            if precision == "fp32 or tf32" and "tf32" in peaks_of(model)
-            else precision.replace("fp32 or tf32", "fp32")
-        )
-    )
-    calls = len(np.unique(roofs.operator[rows]))
+    # Kernels beside each other have each a part of the time that they cover together.
+    covered = intersect(union(start, end), view.judged_spans).total
     return {
-        "operator": name, "shapes": shape_text(dims), "kernel": kernel, "category": label(int(facts.category[main])),
+        "operator": name, "shapes": shape_text(dims), "kernel": kernel, "category": category,
         "kernels": sorted({names[code] for code in np.unique(device["name"][rows]).tolist()}),
-        "calls": calls / steps, "dur_ns": int(whole), "floor_ns": round(floor),
-        "roof": "memory" if by_memory else "compute",
-        "precision": precision, "peak_per_s": peak or 0.0, "reason": reason.code if reason else None,
-        "figures": dict(reason.figures) if reason else {},
-        "start_ns": int(device["start"][longest]), "longest_ns": int(spent.max()),
+        "calls": len(np.unique(roofs.operator[rows])) / len(view.judged_steps),
+        "dur_ns": covered, "floor_ns": round(floor * covered / whole), "roof": "memory" if by_memory else "compute",
+        "precision": precision,
+        "peak_per_s": (memory_bandwidth(model) or 0.0) if by_memory else peak_rate(peaks_of(model), precision),
+        "reason": reason.code if reason else None, "figures": dict(reason.figures) if reason else {},
+        "start_ns": int(device["start"][longest]), "longest_ns": int((end - start).max()),
         "event": identity(trace, "device_events", longest),
     }  # fmt: skip

@@ -51,7 +51,7 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[ComputeEntry]:
         "steps": len(steps), "window_ns": window,
         "parts": _parts(trace, view, facts, rows),
         "reducible": list(_reducible(trace, view, facts, rows, model)),
-        "below_roof": list(below_roof(trace, facts, rows, model, window, len(steps))), "why": _why(facts, rows, model),
+        "below_roof": list(below_roof(trace, view, facts, rows, model)), "why": _why(facts, rows, model),
     }  # fmt: skip
 
 

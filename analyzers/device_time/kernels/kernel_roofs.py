@@ -73,7 +73,7 @@ def kernel_roofs(trace: Trace, work: Work, precision: Array, names: Sequence[str
     for (rank, number), model in device_models(trace).items():
         own = (device["rank"] == rank) & (device["device"] == number)
         peaks, bandwidth = peaks_of(model), memory_bandwidth(model)
-        rate = np.array([_rate(peaks, name) for name in names])[precision]
+        rate = np.array([peak_rate(peaks, name) for name in names])[precision]
         counted = own & (work.flops > 0) & (rate > 0)
         times = np.where(sparse[counted], SPARSE_TIMES, 1)
         computing[counted] = work.flops[counted] / (rate[counted] * times) * 1e9
@@ -92,7 +92,7 @@ def kernel_roofs(trace: Trace, work: Work, precision: Array, names: Sequence[str
     return Roofs(moved, known & ~too_high, needed, floor, moving > computing, cached, operator, too_high)
 
 
-def _rate(peaks: dict[str, float], name: str) -> float:
+def peak_rate(peaks: dict[str, float], name: str) -> float:
     """FLOP/s; of FP32 whose mode is not known TF32's, where there is one."""
     if name == "fp32 or tf32":
         return peaks.get("tf32", peaks.get("fp32", 0.0))
