@@ -1,9 +1,11 @@
 """`python -m benchmarks.planner`: layouts that papers and vendors publish, the place the planner gives each, and its
-estimate by the published rate."""
+estimate by the published rate. With `--measured FILE…` instead: layouts whose steps people measured
+(`benchmarks.measured_steps`)."""
 
 from __future__ import annotations
 
 import csv
+import json
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ from statistics import median
 
 import click
 
+from benchmarks import measured_steps
 from gpuscope.analyzers.planning.calibration.recorded_job import given_layout
 from gpuscope.analyzers.planning.candidates import (
     CHUNKS,
@@ -214,8 +217,15 @@ def table() -> list[str]:
 
 @click.command()
 @click.option("--write", is_flag=True, help="Write it where docs/planning.md takes it from.")
-def main(write: bool) -> None:
+@click.option("--measured", is_flag=True, help="Of files of measured steps instead: a row a file.")
+@click.option("--json", "as_json", is_flag=True, help="With --measured: as JSON.")
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def main(write: bool, measured: bool, as_json: bool, files: tuple[Path, ...]) -> None:
     """Print the table."""
+    if measured:
+        found = measured_steps.summaries(files)
+        click.echo(json.dumps(found, indent=2) if as_json else "\n".join(measured_steps.table(found)))
+        return
     text = "\n".join(table())
     click.echo(text)
     if write:

@@ -35,6 +35,10 @@ import click
               help="Of the matrix multiplications.  [default: the --config's, else bf16]")  # fmt: skip
 @click.option("--framework", type=click.Choice(["torchtitan", "megatron", "deepspeed", "accelerate"]),
               help="Only layouts that it can run.")  # fmt: skip
+@click.option("--launch", type=click.Choice(["eager", "compiled", "graphs"]),
+              help="How kernels are launched: a slow host can set the pace.  [default: eager]")  # fmt: skip
+@click.option("--nvlink-domain", type=click.IntRange(min=1), metavar="GPUS",
+              help="GPUs that NVLink joins, if several hosts.  [default: the GPU's usual]")  # fmt: skip
 @click.option("--lossy", is_flag=True, help="Gradients in bf16, and also consider ZeRO++ (fewer bits).")
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=4, show_default=True, help="Candidates to show.")
 @click.option("--full", is_flag=True, help="Also print the literature's rules and every assumption.")
@@ -43,7 +47,7 @@ def command(
     model_name: str | None, spec: str | None, run: Path | None, bench: Path | None, link_gbps: float | None,
     layout: str | None, config: Path | None, sequence: int | None,
     global_batch: int | None, tokens: int | None, network: str | None, ports: int | None, gpu_memory: float | None,
-    precision: str | None, framework: str | None, lossy: bool, limit: int, full: bool, as_json: bool,
+    precision: str | None, framework: str | None, launch: str | None, nvlink_domain: int | None, lossy: bool, limit: int, full: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say what fits: memory per GPU by part, bytes sent per step, pipeline bubble, placement; and why.
 
@@ -59,7 +63,7 @@ def command(
     document = advise(
         model_name, spec, run=run, bench=bench, link_gbps=link_gbps, layout=layout, config=config, sequence=sequence,
         global_batch=global_batch, tokens=tokens,
-        network=network, ports=ports, gpu_memory=gpu_memory, precision=precision, framework=framework, lossy=lossy,
+        network=network, ports=ports, gpu_memory=gpu_memory, precision=precision, framework=framework, launch=launch, nvlink_domain=nvlink_domain, lossy=lossy,
         limit=limit,
     ).document  # fmt: skip
     if as_json:

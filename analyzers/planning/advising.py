@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from gpuscope.analyzers.planning.calibration.measured_fabric import with_bench, with_link
 from gpuscope.analyzers.planning.candidates import Question
-from gpuscope.analyzers.planning.costs.rates import Rates
+from gpuscope.analyzers.planning.costs.rates import LAUNCHED, Rates
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
+from gpuscope.analyzers.planning.inputs.fields import is_file
 from gpuscope.analyzers.planning.inputs.model_spec import model_named
 from gpuscope.analyzers.planning.inputs.transformer import Model
 from gpuscope.analyzers.planning.launchers import FRAMEWORKS
@@ -67,6 +68,7 @@ def advise(
     config: str | Path | None = None, sequence: int | None = None, global_batch: int | None = None,
     tokens: int | None = None, network: str | None = None, ports: int | None = None, gpu_memory: float | None = None,
     precision: str | None = None, framework: str | None = None, lossy: bool = False, limit: int = 5,
+    launch: str | None = None, nvlink_domain: int | None = None,
 ) -> ParallelismPlan:  # fmt: skip
     """Say which parallelisms fit a model on a cluster, the quickest first, and of those that the estimate can't tell
     apart the simplest.
@@ -89,21 +91,27 @@ def advise(
     per GPU), `gpu_memory` in GB of a GPU (default: its data sheet's), `precision` `bf16` (default), `fp8` or `fp4`,
     `limit` the number of candidates kept. `framework` (`torchtitan`, `megatron`, `deepspeed` or `accelerate`) leaves
     the layouts that it can run. `lossy` takes gradients in bf16 and also considers ZeRO++, which sends in
-    fewer bits.
+    fewer bits. `launch` is how kernels are launched: `eager` (default), `compiled` or `graphs`; `nvlink_domain` how many
+    GPUs NVLink joins, where those are several hosts.
 
     Raises `UsageError` or `InputError` for a model, cluster, network or run that is not known or not possible, or a
     batch that no layout divides.
     """
     _refuse_odd(
         global_batch=global_batch, tokens=tokens, gpu_memory=gpu_memory, limit=limit, ports=ports, sequence=sequence,
-        link_gbps=link_gbps,
+        link_gbps=link_gbps, nvlink_domain=nvlink_domain,
     )  # fmt: skip
+    if launch not in (None, *LAUNCHED):
+        raise UsageError(f"launch={launch} is none of {', '.join(LAUNCHED)}")
+    if nvlink_domain is not None and cluster is not None:
+        cluster = _with_domain(cluster, nvlink_domain)
     if framework not in (None, *FRAMEWORKS):
         raise UsageError(f"framework={framework} is none of {', '.join(FRAMEWORKS)}")
     values = values_of(Path(config)) if config is not None else None
     model = model or (named_model(values) if values is not None else "") or None
     links = _Links(bench, link_gbps)
     shape, machines, rates, found = _inputs(model, cluster, run, sequence, network, gpu_memory, ports, layout, links)
+    rates = replace(rates, launched=launch or rates.launched)
     setup = setup_of(values, machines.gpus, shape) if values is not None else None
     if setup is not None:
         shape = replace(shape, sequence=sequence or setup.sequence or shape.sequence)
@@ -112,6 +120,13 @@ def advise(
     question = Question(shape, machines, batch, rates, _precision(precision, setup, machines), lossy, framework or "")
     given = (str(config), setup) if setup is not None else None
     return ParallelismPlan(plan(question, model or str(run), limit, found, links.told, given))
+
+
+def _with_domain(cluster: str, gpus: int) -> str:
+    """Raises `UsageError` where the cluster is a file, which says it itself."""
+    if is_file(cluster):
+        raise UsageError("nvlink_domain is a field of the cluster's file", hint=f"write nvlink_domain = {gpus} there")
+    return f"{cluster},nvlink_domain={gpus}"
 
 
 def _precision(asked: str | None, setup: Setup | None, machines: Cluster) -> str:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from gpuscope.analyzers.planning.candidates import Question, Scored, place
 from gpuscope.analyzers.planning.costs.plan_memory import FSDP_BYTES, OPTIMIZER_BYTES
-from gpuscope.analyzers.planning.costs.rates import Link, Rates
-from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, stages_of
+from gpuscope.analyzers.planning.costs.rates import COMPILED, EAGER, GRAPHS, RANGE_ERROR, Link, Rates
+from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate, flops, stages_of
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.layout import CPU, FULL, NO, SELECTIVE, SQRT, Layout, bubble, micro_batches
 from gpuscope.collective_costs.fixed_part import LEAST_USED
@@ -35,13 +35,26 @@ def entry(question: Question, row: Scored, best: Sequence[Scored]) -> PlanEntry:
         "memory_frac": row.needs / question.cluster.memory, "lacks_bytes": round(row.lacks),
         "volume_bytes": {kind: round(size) for kind, size in spent.sent.items()},
         "communication_ns": _ns(spent.in_flight), "exposed_ns": _ns(spent.exposed),
-        "compute_ns": round(spent.compute * 1e9), "bubble_ns": round(spent.bubble * 1e9),
+        "compute_ns": round(spent.compute * 1e9), "host_ns": round(spent.host * 1e9), "bubble_ns": round(spent.bubble * 1e9),
         "bubble_frac": bubble(own, question.batch), "estimate_ns": round(spent.seconds * 1e9),
         "low_ns": low, "high_ns": high,
+        "tokens_per_s_per_gpu": tokens_per_gpu(question, spent), "mfu_frac": mfu(question, spent),
         "slower_frac": spent.seconds / best[0].estimate.seconds - 1 if best else 0.0,
         "place": place(row, best) if row.lacks == 0 else None,
         "why": [*_alike(row, best), *_why(question, row)],
     }  # fmt: skip
+
+
+def tokens_per_gpu(question: Question, spent: Estimate) -> float:
+    """Tokens that a GPU trains on per second."""
+    return question.batch * question.model.sequence / spent.seconds / question.cluster.gpus
+
+
+def mfu(question: Question, spent: Estimate) -> float:
+    """Model FLOPs of a step by what the GPUs' peak at the plan's precision gives in its time."""
+    cluster = question.cluster
+    peak = cluster.gpus * cluster.peaks.get(question.precision, cluster.peaks["bf16"])
+    return flops(question.model, question.batch) / (spent.seconds * peak)
 
 
 def _alike(row: Scored, best: Sequence[Scored]) -> list[str]:
@@ -59,7 +72,7 @@ def _ns(seconds: dict[str, float]) -> dict[str, int]:
 def range_of(question: Question, layout: Layout) -> tuple[int, int]:
     """ns of the estimate with everything at its better and at its worse end. Links that nobody measured give what is
     usual or, at worst, as little of it as fabrics are known to."""
-    rates, error = question.rates, question.rates.error
+    rates, error = question.rates, question.rates.error_frac or RANGE_ERROR
 
     def at(side: float) -> int:
         longer = 1 + side * OTHER_GROUP_ERROR
@@ -113,10 +126,34 @@ def settling(question: Question, layout: Layout) -> str | None:
     )
 
 
+def _launching(question: Question, row: Scored) -> list[str]:
+    """Of a step that its host holds back: by how much, and what launching otherwise or a larger micro-batch gives."""
+    if not row.estimate.host:
+        return []
+    own, (host, device) = row.layout, row.estimate.launching
+
+    def step(layout: Layout, launched: str) -> str:
+        rates = replace(question.rates, launched=launched)
+        made = estimate(question.model, question.cluster, layout, question.batch, rates, question.precision)
+        return units.duration(made.seconds * 1e9)
+
+    launched = question.rates.launched
+    ways = [f"CUDA graphs give {step(own, GRAPHS)}"] if launched != GRAPHS else []
+    if launched == EAGER:
+        ways.insert(0, f"torch.compile gives {step(own, COMPILED)}")
+    twice = replace(own, micro_batch=2 * own.micro_batch)
+    if question.batch % (twice.data * twice.micro_batch) == 0:
+        ways.append(f"micro-batches of {twice.micro_batch} give {step(twice, launched)}, if they fit")
+    return [
+        f"host-bound: launching a micro-batch's kernels ({launched}) takes {units.duration(host * 1e9)}, running them "
+        f"{units.duration(device * 1e9)}; {', '.join(ways)}"
+    ]
+
+
 def _why(question: Question, row: Scored) -> list[str]:
     own, spent = row.layout, row.estimate
     model = question.model
-    found = []
+    found = _launching(question, row)
     for kind in sorted(spent.in_flight, key=lambda kind: -spent.exposed[kind]):
         if spent.in_flight[kind]:
             found.append(

@@ -104,6 +104,8 @@ class PlanEntry(TypedDict):
     """What of it nothing hides."""
     compute_ns: int
     """Of the slowest stage."""
+    host_ns: int
+    """What the GPU waits for its host's launches."""
     bubble_ns: int
     """Idle time of the pipeline."""
     bubble_frac: float
@@ -114,6 +116,10 @@ class PlanEntry(TypedDict):
     """Lower end of its range: a run's error, else 15 % of the compute."""
     high_ns: int
     """Upper end; with links as slow as fabrics can be where none was measured."""
+    tokens_per_s_per_gpu: float
+    """Tokens of a GPU per second."""
+    mfu_frac: float
+    """Model FLOPs by the GPUs' dense peak at the plan's precision; recomputed FLOPs don't count."""
     slower_frac: float
     """Than the first candidate; below 0 for one that is quicker by less than the estimate can tell."""
     place: int | None

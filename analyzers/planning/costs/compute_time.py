@@ -12,20 +12,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gpuscope.analyzers.planning.costs.rates import Rates
+from gpuscope.analyzers.planning.costs.rates import COMPILED, EAGER, GRAPHS, Rates
 from gpuscope.analyzers.planning.inputs.cluster import Cluster
 from gpuscope.analyzers.planning.inputs.transformer import ATTENTION_BACKWARD, Model
 from gpuscope.analyzers.planning.layout import RING, SELECTIVE, Layout
 
 BANDWIDTH_REACHED = 0.8
 """Of a memory's bandwidth: 2,668 of 3,352 GB/s in the thinnest of DeepGEMM's products."""
-SUSTAINED = 0.86
+SUSTAINED = 0.87
 """Of what the best products reach alone, in training: clocks fall under load, other kernels share memory. Fitted."""
 PASSES = 1.5
 """Times that the bytes between products pass through memory as counted in `_between`, with kernels fused. Fitted."""
 MERGED = 10
 """Bytes of an output of attention that are read and written for each further part of the ring: itself in bf16, and the
 sum so far in fp32; backward as many for queries."""
+FUSED_PASSES = 1.0
+"""The same where bias, activation, dropout and sum are one kernel each, as in Megatron-LM."""
 EAGER_PASSES = 2 * PASSES
 """The same where each operator is a kernel of its own, PyTorch without compilation: what is between two is written and
 read once more."""
@@ -43,6 +45,23 @@ HANDED_OVER = 2
 sending, the schedule. Fitted to Qwen3 on B300 in four chunks; one, two and twelve chunks then follow within 15 %."""
 CAUSAL = 0.5
 """Of attention's multiplications: those above the diagonal are skipped."""
+LAUNCHES = 30
+"""Kernels of a dense layer's forward pass in eager PyTorch, messages of tensor parallelism aside: two norms, four
+products with their biases, attention, the activation function, two sums with dropout, copies. Backward has twice as
+many, as each product has two gradients."""
+KERNEL_SECONDS = 3e-6
+"""That a kernel takes on the device however little it does: start, one wave, end. Counted where there are many small
+ones: operators that nothing fuses, and below bf16, where operands are scaled, cast and transposed before each product."""
+HOST_PER_LAUNCH = {EAGER: 28e-6, COMPILED: 8e-6, GRAPHS: 0.0}
+"""Seconds of a host for a launch and the Python around it. Eager: fitted to two thirds of the layouts that vTrain
+measured on one A100 host (arXiv:2312.12391; `benchmarks.planner --measured` names the third that was kept back).
+Compiled: fewer and cheaper launches, as much less as Inductor's generated wrapper takes per kernel (3 to 10 µs). A
+graph's nodes cost the host nothing."""
+WHOLE_ROWS = 20.0
+"""Bytes per element of a token's width between products: two norms, two sums, dropout."""
+SCORE_PASSES = 4
+"""Times that the matrix of attention's scores passes through memory forward where it is stored: written by the first
+product, read and written by masking and softmax in one kernel, read by the second product. Backward twice as many."""
 SELECTIVE_COST = 0.02
 """Of the compute, for norms and activation functions computed again: Korthikanti et al., arXiv:2205.05198, table 4,
 has 1.6 to 7 % for its selective recomputation, which also repeats attention."""
@@ -64,6 +83,8 @@ class Speed:
     """Times that what is between products passes through memory."""
     launched: float
     """Seconds of a layer at least, mean over layers: launching the kernels of experts one by one."""
+    stored_scores: bool = False
+    """Whether attention stores its scores, all of them, in separate kernels."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +113,18 @@ def speed_of(cluster: Cluster, rates: Rates, precision: str) -> Speed:
         SUSTAINED * cluster.reached[kind] * of / rates.slower for kind, of in ((precision, peak), ("bf16", bf16))
     )
     launched = HOST_SECONDS if cluster.launched_singly else 0.0
-    passes = EAGER_PASSES if rates.eager else PASSES
-    return Speed(product, plain, attention, memory, _ELEMENT[precision], passes, launched)
+    passes = EAGER_PASSES if rates.eager else FUSED_PASSES if rates.early_megatron else PASSES
+    return Speed(product, plain, attention, memory, _ELEMENT[precision], passes, launched, rates.early_megatron)
+
+
+def host_time(model: Model, layout: Layout, rates: Rates) -> float:
+    """Seconds that a host takes to launch a layer's kernels for a micro-batch, forward and backward, mean over layers.
+    Layers of experts have their own figure (`HOST_SECONDS`), and a measured run contains its host."""
+    if rates.gemm_frac is not None:
+        return 0.0
+    messages = (4 + 2 * layout.again) if layout.tensor > 1 else 0
+    launches = LAUNCHES * (3 + layout.again) + messages
+    return rates.slower * launches * HOST_PER_LAUNCH[rates.launched] * (1 - model.moe_layers / model.layers)
 
 
 def layer_time(model: Model, layout: Layout, speed: Speed) -> LayerTime:
@@ -139,9 +170,17 @@ def _layer(
         there, back = _product(speed, m, n, k)
         forward, backward = forward + count * there, backward + count * back
     attention = CAUSAL * tokens * model.attention_flops / tensor / speed.attention
+    if speed.stored_scores:
+        scores = 2.0 * tokens * model.sequence * model.heads / tensor
+        attention = attention / CAUSAL + SCORE_PASSES * scores / speed.memory
     between = speed.passes * tokens / tensor * _between(model, speed.element) / speed.memory
+    if speed.stored_scores:
+        # Without sequence parallelism every tensor-parallel rank has norms, sums and dropout of all tokens.
+        between += speed.passes * tokens * (1 - 1 / tensor) * WHOLE_ROWS * model.width / speed.memory
+    if speed.stored_scores or 0 < speed.element < 2:
+        between += KERNEL_SECONDS * LAUNCHES * (1 - model.moe_layers / model.layers)
     forward += attention + between
-    backward += ATTENTION_BACKWARD * attention + 2 * between
+    backward += (2.0 if speed.stored_scores else ATTENTION_BACKWARD) * attention + 2 * between
     backward += again * forward
     if recompute == SELECTIVE:
         backward += SELECTIVE_COST * (forward + backward) + _latent(model, speed, tokens, tensor)
@@ -205,7 +244,9 @@ def _between(model: Model, element: float) -> float:
     between = (1 - sparse) * model.ffn + sparse * (
         model.experts_per_token + model.shared_experts
     ) * model.expert_width  # fmt: skip
-    found = 20.0 * model.width + 4 * (model.heads * model.query + model.kv / 2) + (6 if model.gated else 4) * between
+    found = (
+        WHOLE_ROWS * model.width + 4 * (model.heads * model.query + model.kv / 2) + (6 if model.gated else 4) * between
+    )
     found += sparse * COPIES * 2 * model.experts_per_token * model.width
     if element < 2:
         inputs = 2 * model.width + model.heads * model.value + between

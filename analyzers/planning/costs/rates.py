@@ -10,8 +10,17 @@ ATTENTION_EFFICIENCY = 0.5
 section 4.1, reaches 50 to 73 % forward and less backward on A100; FlashAttention-3, arXiv:2407.08608, figure 5, and
 cuDNN beside it 60 to 65 % forward with heads of 128 on H100, less backward."""
 
+EAGER, COMPILED, GRAPHS = "eager", "compiled", "graphs"
+"""How kernels are launched: one by one from Python, by compiled code, or as captured CUDA graphs."""
+LAUNCHED = (EAGER, COMPILED, GRAPHS)
+
 COMPUTE_ERROR = 0.15
 """Of compute that no run measured: three quarters of the published rates keep to it (benchmarks/planner.py)."""
+
+
+RANGE_ERROR = 0.22
+"""Of compute and launching that no run measured: with it nine in ten of the measured steps of
+`benchmarks.planner --measured` lie within the range."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,11 @@ class Rates:
     """Whether each operator is a kernel of its own: PyTorch neither compiled nor with fused kernels."""
     flash_2: bool = False
     """Whether attention is FlashAttention-2, as in PyTorch's own, or the GPU's best."""
+    launched: str = EAGER
+    """How kernels are launched; a host that launches more slowly than the GPU computes sets the pace."""
+    early_megatron: bool = False
+    """Whether it is Megatron-LM of 2020 to 2022: attention of separate kernels that store the matrix of scores, no
+    message hidden behind a product, and a host that waits for each hand-over between pipeline stages."""
     slower: float = 1.0
     """Times that compute takes as long: the ends of a range."""
 

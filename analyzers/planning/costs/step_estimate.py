@@ -9,6 +9,7 @@ from gpuscope.analyzers.planning.costs.compute_time import (
     SUSTAINED,
     LayerTime,
     head_time,
+    host_time,
     layer_time,
     speed_of,
     update_time,
@@ -35,6 +36,9 @@ CPU_ADAM_NS = 0.25
 TENSOR_HIDDEN = 0.5
 """Of tensor parallelism's messages, sent by parts beside the product that needs or makes them (Megatron-LM's
 --tp-comm-overlap, torchtitan's asynchronous tensor parallelism; Wang et al., ASPLOS 2023). Fitted."""
+HAND_OVER = 1e-3
+"""Seconds that a host waits around each message between pipeline stages where it synchronises for it (Megatron-LM of
+2020 to 2022). Fitted with `HOST_PER_LAUNCH`."""
 SENDING_SHARE = 20 / 132
 """Of a GPU that communication takes from the compute that hides it: 20 of its 132 multiprocessors (DeepSeek-V3, section
 3.2.2)."""
@@ -72,11 +76,15 @@ class Estimate:
     sent: dict[str, float]
     in_flight: dict[str, float]
     """Communication by kind, hidden or not."""
+    host: float = 0.0
+    """What the device waits for its host's launches."""
+    launching: tuple[float, float] = (0.0, 0.0)
+    """Of a micro-batch on the slowest stage: seconds of the host, and of the device."""
 
     @property
     def seconds(self) -> float:
         """The step."""
-        return self.compute + self.bubble + sum(self.exposed.values()) + self.offload + self.other
+        return self.compute + self.host + self.bubble + sum(self.exposed.values()) + self.offload + self.other
 
     @property
     def hidden(self) -> float:
@@ -106,7 +114,10 @@ def estimate(
     model: Model, cluster: Cluster, layout: Layout, batch: int, rates: Rates, precision: str = "bf16"
 ) -> Estimate:
     """The step of a layout. Of the stages the one that takes longest sets the pace."""
-    stages, count = stages_of(model, layout), micro_batches(layout, batch)
+    count = micro_batches(layout, batch)
+    # Megatron-LM of those years gave each stage as many layers, whatever the output layer takes.
+    head = 0.0 if rates.early_megatron else model.embedding / model.active
+    stages = split(model.layers, layout.pipeline, layout.chunks, head)
     speed = speed_of(cluster, rates, precision)
     layer = layer_time(model, layout, speed)
     own = max(weights(model, layout, stages), key=lambda one: one.shared + one.experts)
@@ -114,13 +125,17 @@ def estimate(
     head, layers = head_time(model, layout, speed), stages.most
     compute = max(layers * layer.both if layout.pipeline > 1 else 0.0, stages.stages[-1] * layer.both + head)
     exposed, in_flight, volume = _communication(model, layout, layer, sent, layers, count, rates)
-    per_round = compute * count + sum(exposed[kind] for kind in ("tensor", "context", "expert", "pipeline"))
+    inner = sum(exposed[kind] for kind in ("tensor", "context", "expert", "pipeline"))
+    launching = layers * host_time(model, layout, rates)
+    host = count * max(launching - compute - inner / count, 0.0)
+    host += 2 * HAND_OVER * layout.chunks * count if rates.early_megatron and layout.pipeline > 1 else 0.0
+    per_round = compute * count + inner + host
     idle = bubble(layout, batch)
     mine = _divided(layout, own) if layout.zero else own.shared + own.experts
     update = update_time(mine, cluster, rates) if layout.offload == NO else 0.0
     return Estimate(
         compute * count + update, per_round * idle / (1 - idle), exposed, _offload(layout, cluster, own),
-        rates.step_ns / 1e9, volume, in_flight,
+        rates.step_ns / 1e9, volume, in_flight, host, (launching, compute + inner / count),
     )  # fmt: skip
 
 
@@ -147,7 +162,7 @@ def _communication(
         "pipeline": 2 * layout.chunks * count * sent.pipeline.nbytes,
     }
     exposed = dict(times)
-    exposed["tensor"] *= 1 if rates.link("tensor") or rates.eager else 1 - TENSOR_HIDDEN
+    exposed["tensor"] *= 1 if rates.link("tensor") or rates.eager or rates.early_megatron else 1 - TENSOR_HIDDEN
     if layout.chunks > 1:
         exposed["pipeline"] = 0.0
     if layout.overlap:

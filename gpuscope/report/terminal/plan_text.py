@@ -130,7 +130,11 @@ def _reasons(entry: PlanEntry, writer: Writer) -> None:
         writer.text(f"{entry['name']}: ", "bold"),
         f"{units.plural(entry['micro_batches'], 'micro-batch', 'micro-batches')} per step",
     )
-    writer.line(f"step: {units.duration(entry['low_ns'])} to {units.duration(entry['high_ns'])}", indent=2, hang=2)
+    writer.line(
+        f"step: {units.duration(entry['low_ns'])} to {units.duration(entry['high_ns'])}; "
+        f"{entry['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, MFU {units.share(entry['mfu_frac'])}",
+        indent=2, hang=2,
+    )  # fmt: skip
     parts = ", ".join(f"{part} {units.size(size)}" for part, size in entry["memory_bytes"].items())
     writer.line(f"memory: {parts}", indent=2, hang=2)
     for sentence in entry["why"]:
