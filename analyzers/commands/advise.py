@@ -47,7 +47,8 @@ def command(
     model_name: str | None, spec: str | None, run: Path | None, bench: Path | None, link_gbps: float | None,
     layout: str | None, config: Path | None, sequence: int | None,
     global_batch: int | None, tokens: int | None, network: str | None, ports: int | None, gpu_memory: float | None,
-    precision: str | None, framework: str | None, launch: str | None, nvlink_domain: int | None, lossy: bool, limit: int, full: bool, as_json: bool,
+    precision: str | None, framework: str | None, launch: str | None, nvlink_domain: int | None, lossy: bool,
+    limit: int, full: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say what fits: memory per GPU by part, bytes sent per step, pipeline bubble, placement; and why.
 
@@ -63,7 +64,8 @@ def command(
     document = advise(
         model_name, spec, run=run, bench=bench, link_gbps=link_gbps, layout=layout, config=config, sequence=sequence,
         global_batch=global_batch, tokens=tokens,
-        network=network, ports=ports, gpu_memory=gpu_memory, precision=precision, framework=framework, launch=launch, nvlink_domain=nvlink_domain, lossy=lossy,
+        network=network, ports=ports, gpu_memory=gpu_memory, precision=precision, framework=framework,
+        launch=launch, nvlink_domain=nvlink_domain, lossy=lossy,
         limit=limit,
     ).document  # fmt: skip
     if as_json:

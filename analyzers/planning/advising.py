@@ -91,8 +91,8 @@ def advise(
     per GPU), `gpu_memory` in GB of a GPU (default: its data sheet's), `precision` `bf16` (default), `fp8` or `fp4`,
     `limit` the number of candidates kept. `framework` (`torchtitan`, `megatron`, `deepspeed` or `accelerate`) leaves
     the layouts that it can run. `lossy` takes gradients in bf16 and also considers ZeRO++, which sends in
-    fewer bits. `launch` is how kernels are launched: `eager` (default), `compiled` or `graphs`; `nvlink_domain` how many
-    GPUs NVLink joins, where those are several hosts.
+    fewer bits. `launch` is how kernels are launched: `eager` (default), `compiled` or `graphs`; `nvlink_domain` how
+    many GPUs NVLink joins, where those are several hosts.
 
     Raises `UsageError` or `InputError` for a model, cluster, network or run that is not known or not possible, or a
     batch that no layout divides.

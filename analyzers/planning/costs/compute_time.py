@@ -51,7 +51,7 @@ products with their biases, attention, the activation function, two sums with dr
 many, as each product has two gradients."""
 KERNEL_SECONDS = 3e-6
 """That a kernel takes on the device however little it does: start, one wave, end. Counted where there are many small
-ones: operators that nothing fuses, and below bf16, where operands are scaled, cast and transposed before each product."""
+ones: operators that nothing fuses, and below bf16, where operands are scaled, cast and transposed before a product."""
 HOST_PER_LAUNCH = {EAGER: 28e-6, COMPILED: 8e-6, GRAPHS: 0.0}
 """Seconds of a host for a launch and the Python around it. Eager: fitted to two thirds of the layouts that vTrain
 measured on one A100 host (arXiv:2312.12391; `benchmarks.planner --measured` names the third that was kept back).
