@@ -306,6 +306,9 @@ def _weigh(
         exposed=sum(breakdown.exposed_communication for breakdown in judged),
         assumed=[cause for result in results for cause in result.assumed],
         sizes_estimated=verdict.count_problem(problems, collectives.SIZES_ESTIMATED) > 0,
+        totals_contradict="; ".join(
+            _messages(problems, reading.TOTALS_CONTRADICT) and _messages(problems, reading.TOTALS_DIFFER)
+        ),
         nothing_delivered=_nothing_delivered(problems),
         why_no_device="; ".join(reasons) or _no_timeline(trace, given.get(sections.MEMORY)),
         hung=any(finding["code"] == "hang" for result in results for finding in result.findings),

@@ -107,6 +107,8 @@ class Evidence:
     unjudged: Sequence[int] = ()
     """Ranks that are here without a step of those that are judged: cut off early, say."""
     unexplained: Unexplained = field(default_factory=Unexplained)
+    totals_contradict: str = ""
+    """How the file's own totals differ from its events as read, where by a tenth of the recording; else empty."""
     nothing_delivered: str = ""
     """That launches were recorded without one of their kernels; empty where that is not so."""
     stands: bool = False
@@ -283,6 +285,9 @@ def _why_abstain(evidence: Evidence) -> tuple[AbstainReason, str, str] | None:
             return "kernels_lost", evidence.nothing_delivered, evidence.why_no_device
         record = "record the device too (ProfilerActivity.CUDA in torch.profiler, `nsys -t cuda`)"
         return "no_device_events", "no device events", evidence.why_no_device or record
+    if evidence.totals_contradict:
+        record = "go by the file's own totals; if the events themselves are right, please report the trace"
+        return "totals_contradict", evidence.totals_contradict, record
     if evidence.worked is not None and (evidence.worked < LITTLE_WORK or evidence.copies_alone):
         done = f"{units.plural(evidence.events, 'operation')}, {units.duration(evidence.worked)} together"
         why = f"the device's work in all that is judged is {done}{', no kernel' if evidence.copies_alone else ''}"

@@ -94,9 +94,15 @@ OVERRUNS_STREAM = ProblemKind(
 TOTALS_DIFFER = ProblemKind(
     "totals_differ", "data_loss",
     "rank {rank}: {by} gives {given_ms:.2f} ms of {part}, the events as read {own_ms:.2f} of {window_ms:.2f} ms",
-    about="The trace holds totals of its own (Ascend's «Overlap Analysis») that differ from those of the events as "
-    "they were read, by more than 2 % of the recording: some kind of event was not understood. The breakdown is then "
-    "in doubt, and the verdict keeps half of its confidence at most.",
+    about="The trace holds totals of its own (Ascend's «Overlap Analysis», or `step_trace_time.csv` beside it) that "
+    "differ from those of the events as they were read, by more than 2 % of the recording: some kind of event was not "
+    "understood. The breakdown is then in doubt, and the verdict keeps half of its confidence at most.",
+)  # fmt: skip
+TOTALS_CONTRADICT = ProblemKind(
+    "totals_contradict", "info",
+    "rank {rank}: {by} and the events as read differ by a tenth of the recording or more: believe the former",
+    about="The trace's own totals (see `totals_differ`) differ from those of the events by a tenth of the recording or "
+    "more: there is no verdict.",
 )  # fmt: skip
 UNKNOWN_CATEGORY = ProblemKind(
     "unknown_category", "info",

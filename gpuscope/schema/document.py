@@ -60,6 +60,7 @@ AbstainReason = Literal[
     "no_host_events",
     "idle_unexplained",
     "little_work",
+    "totals_contradict",
 ]
 
 

@@ -33,7 +33,7 @@ from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.intervals import union
 from gpuscope.trace.recorded_totals import Part
-from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.schema import NA, NS_PER_US, Category, Kind
 
 _HARDWARE = "Ascend Hardware"
 _COMMUNICATION = ("HCCL", "Communication")
@@ -43,6 +43,9 @@ _TOTALS: dict[str, Part] = {
     "Communication": "communication",
     "Communication(Not Overlapped)": "exposed_communication",
 }
+_STEP_TOTALS = "step_trace_time.csv"
+COVERED = 0.9
+"""Part of the recording that the steps of that table must cover: else it is about something else."""
 _COMPUTE_TASK = when_used.pattern(r"AI_CORE|AI_VECTOR_CORE|AIV|AIC|AI_CPU|AICPU|MIX_|DSA", re.IGNORECASE)
 _COPY = when_used.pattern(r"MEMCPY", re.IGNORECASE)
 _TRANSFER_TASK = when_used.pattern(
@@ -121,7 +124,10 @@ class AscendSource:
         builder.add("ranks", 1, {
             "rank": rank, "device": rank_device(path), "source": source, "backend": builder.names.code("hccl"),
         })  # fmt: skip
-        _Rows(builder, rank, rank_device(path), names).add(spans, flows)
+        rows = _Rows(builder, rank, rank_device(path), names)
+        rows.add(spans, flows)
+        if not rows.totals:
+            rows.add_totals(path.parent / _STEP_TOTALS)
 
 
 class _Rows:
@@ -129,6 +135,9 @@ class _Rows:
 
     def __init__(self, builder: TraceBuilder, rank: int, device: int, names: dict[Any, str]) -> None:
         self.builder, self.rank, self.device, self.names = builder, rank, device, names
+        self.totals = False
+        """Whether the trace itself holds its totals."""
+        self._span = 0
 
     def add(self, spans: list[Complete], flows: list[FlowStart]) -> None:
         timed = [event for event, known in zip(spans, _timed(spans), strict=True) if known]
@@ -145,12 +154,32 @@ class _Rows:
                 sorted_out[_TOTALS[event.name]].append(event)
             elif event.cat in _HOST or process == "CANN":
                 sorted_out["host"].append(event)
+        if work := [*sorted_out["hardware"], *sorted_out["operations"]]:
+            starts, ends = _times(work)
+            self._span = int(ends.max() - starts.min())
         host = self._host(sorted_out["host"])
         self._hardware(sorted_out["hardware"], _launches(flows, host))
         self._communication(sorted_out["operations"])
         for part in _TOTALS.values() if any(sorted_out[part] for part in _TOTALS.values()) else ():
+            self.totals = True
             starts, ends = _times(sorted_out[part])
             self.builder.recorded_total(self.rank, part, union(starts, ends).total, f"its own «{_OVERLAP}»")
+
+    def add_totals(self, path: Path) -> None:
+        """The vendor's totals by step, from the table beside a trace without any; its steps must cover the trace."""
+        import csv
+
+        totals, covered = dict.fromkeys(_TOTALS.values(), 0.0), 0.0
+        try:
+            for row in csv.DictReader(read_text(path.parent, path).splitlines()):
+                for column, part in _TOTALS.items():
+                    totals[part] += float(row[column])
+                covered += sum(float(row[column]) for column in ("Computing", "Communication(Not Overlapped)", "Free"))
+        except (OSError, ValueError, KeyError, TypeError, csv.Error, InputError):
+            return  # a table of another version
+        if COVERED * self._span <= covered * NS_PER_US <= self._span / COVERED:
+            for part, total in totals.items():
+                self.builder.recorded_total(self.rank, part, round(total * NS_PER_US), _STEP_TOTALS)
 
     def _host(self, events: list[Complete]) -> dict[tuple[Any, Any], tuple[Any, Any]]:
         """Adds host events; returns the starts and row numbers of each thread's, ordered by start."""

@@ -135,6 +135,7 @@ class TraceBuilder:
                 reading.TOTALS_DIFFER, 1, rank=total.rank, by=total.by, part=total.part.replace("_", " "),
                 given_ms=total.ns / 1e6, own_ms=found.own / 1e6, window_ms=found.window / 1e6,
             )  # fmt: skip
+            self.problem(reading.TOTALS_CONTRADICT, int(found.contradicts), rank=total.rank, by=total.by)
 
     def _table(self, name: str) -> Table:
         chunks = self._chunks.pop(name)

@@ -15,6 +15,9 @@ from gpuscope.when_used import dataclass
 TOLERANCE = 0.02
 """Share of the recording: beyond it a difference is told. Rounding, and what lies at the edges, is below."""
 
+CONTRADICTS = 0.1
+"""Share of the recording: from it on the breakdown decides nothing (definitions: «Ascend»)."""
+
 Part = Literal["compute", "communication", "exposed_communication"]
 
 
@@ -35,6 +38,11 @@ class Difference:
     total: RecordedTotal
     own: int
     window: int
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the two are so far apart that no verdict can rest on either."""
+        return abs(self.total.ns - self.own) >= CONTRADICTS * self.window
 
 
 def differences(trace: Trace, totals: Iterable[RecordedTotal]) -> Iterator[Difference]:

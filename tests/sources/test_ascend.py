@@ -125,6 +125,38 @@ def test_totals_of_the_vendors_own_analysis_that_differ_are_told_and_take_confid
     assert far["verdict"]["confidence"] <= 0.6 * agreeing["verdict"]["confidence"]
 
 
+@pytest.mark.parametrize(("computing", "abstains"), [(2_600, False), (3_100, False), (3_700, True), (500, True)])
+@pytest.mark.parametrize("beside", [False, True])
+def test_totals_a_tenth_apart_leave_no_verdict(tmp_path: Path, computing: int, abstains: bool, beside: bool) -> None:
+    """Ours are 2.6 of 9.9 ms; theirs stand in the trace, or in the table beside it."""
+    path = older(tmp_path / "a", 0, "Other", computing=computing)
+    if beside:
+        events = [event for event in json.loads(path.read_text()) if event["pid"] != OVERLAP]
+        path.write_text(json.dumps(events))
+        head = "Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free"
+        rows = [f"{step},{computing / 10},600,50,650,{390 - computing / 10}" for step in range(10)]
+        (path.parent / "step_trace_time.csv").write_text("\n".join([head, *rows]))
+    verdict = gpuscope.analyze(path, advice=False).report["verdict"]
+    assert verdict["abstained"] == abstains
+    assert (verdict["abstain_reason"] == "totals_contradict") == abstains
+    assert ("ms of compute" in verdict["why"]) == abstains
+
+
+def test_a_table_of_other_steps_is_no_witness(tmp_path: Path) -> None:
+    """One step of ten, or no table at all that can be read: the events stand alone."""
+    path = older(tmp_path / "a", 0, "Other")
+    path.write_text(json.dumps([event for event in json.loads(path.read_text()) if event["pid"] != OVERLAP]))
+    table = path.parent / "step_trace_time.csv"
+    for text in (
+        "Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free\n0,20,600,50,650,370",
+        "Step,Computing\n0,20", "Step,Computing,Communication(Not Overlapped),Communication,Free\n0,a,b,c,d", "",
+    ):  # fmt: skip
+        table.write_text(text)
+        report = gpuscope.analyze(path, advice=False).report
+        assert codes(report, "data_loss") == []
+        assert not report["verdict"]["abstained"]
+
+
 def test_ranks_that_are_here_are_not_asked_for(tmp_path: Path) -> None:
     """The size of the job is not recorded; what is missing is not another file."""
     for rank in range(2):

@@ -59,6 +59,7 @@ _NO_VERDICT: dict[AbstainReason, str] = {
     "no_host_events": "the device idles, and no host events are recorded",
     "idle_unexplained": "the device idles, and what it waits for is not recorded",
     "little_work": "the device hardly works in this recording",
+    "totals_contradict": "the file's own totals contradict its events",
 }
 _BRACKETS = when_used.pattern(r"\([^()]*\)|\[[^\[\]]*\]")
 
