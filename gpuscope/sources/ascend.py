@@ -64,7 +64,7 @@ _UNTYPED = frozenset({"", "OTHER", "N/A", "UNKNOWN", "INVALID"})
 _HCOM = when_used.pattern(r"hcom_(?P<op>\w+?)__(?P<group>\w+?)_(?P<seq>\d+)(?:_\d+)?$")
 _LAUNCHED_BY = "async_npu"
 """Arrows from an operator to its device task; their id is the task's start in ns."""
-_ROWS = when_used.pattern(rb'"name"\s*:\s*"(Ascend Hardware|CANN)"|"async_npu"|"AscendCL@')
+_ROWS = when_used.pattern(rb'"name"\s*:\s*"(Ascend Hardware|CANN|Overlap Analysis)"|"async_npu"|"AscendCL@')
 _TIME_AS_TEXT = when_used.pattern(rb'"ts"\s*:\s*"\d')
 _ON_HARDWARE, _OF_GROUP = 0, 1
 """What numbers streams: the hardware does, and whole collectives stand in rows numbered by their group."""

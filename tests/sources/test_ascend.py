@@ -174,3 +174,12 @@ def test_times_that_are_no_numbers_are_told(tmp_path: Path) -> None:
     path.write_text(json.dumps(events))
     (problem,) = (one for one in gpuscope.open_trace(path).problems if one.code == "bad_time")
     assert (problem.severity, problem.count) == ("data_loss", 2)
+
+
+def test_the_vendors_analysis_alone_is_still_its_trace(tmp_path: Path) -> None:
+    """A recording of marks (mstx) leaves «Overlap Analysis» and nothing else: no verdict, but whose trace it is."""
+    out = tmp_path / "trace_view.json"
+    out.write_text(json.dumps([process(OVERLAP, "Overlap Analysis"), span(OVERLAP, 2, "Computing", 0, 10)]))
+    report = gpuscope.analyze(out, store=False).report
+    assert report["trace"]["sources"][0]["format"] == "ascend"
+    assert report["verdict"]["abstained"]
