@@ -180,6 +180,6 @@ def test_the_vendors_analysis_alone_is_still_its_trace(tmp_path: Path) -> None:
     """A recording of marks (mstx) leaves «Overlap Analysis» and nothing else: no verdict, but whose trace it is."""
     out = tmp_path / "trace_view.json"
     out.write_text(json.dumps([process(OVERLAP, "Overlap Analysis"), span(OVERLAP, 2, "Computing", 0, 10)]))
-    report = gpuscope.analyze(out, store=False).report
+    report = gpuscope.analyze(out).report
     assert report["trace"]["sources"][0]["format"] == "ascend"
     assert report["verdict"]["abstained"]
