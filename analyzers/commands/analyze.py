@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuscope.commands.options import StepRange, inputs
+from gpuscope.commands.options import StepRange, device_model, inputs
 from gpuscope.commands.report_options import print_report, report_options
 from gpuscope.errors import AnalysisError, GpuscopeError, SeveralRoles, UsageError
 from gpuscope.store.location import store_option
@@ -35,6 +35,8 @@ SHARED_AS = (".html", ".json")
 @click.option("--role", metavar="NAME", help="Of jobs by role (actor_update/, rollout/) this one alone.")
 @click.option("--world-size", type=click.IntRange(min=1), metavar="N",
               help="Ranks of the whole job, where the files don't say.")  # fmt: skip
+@click.option("--device", metavar="MODEL", callback=device_model,
+              help="Model of the GPUs (H100, MI300X, ...), if the traces don't record it.")  # fmt: skip
 @report_options
 @click.option("-v", "--verbose", is_flag=True, help="Say on stderr what was read, and how long it took.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else, on stdout.")
@@ -133,6 +135,7 @@ class Asked:
     window: int | None
     role: str | None
     world_size: int | None
+    device: str | None
     full: bool
     top: int | None
     by: Shown | None
@@ -157,7 +160,7 @@ class Asked:
     def question(self) -> dict[str, Any]:
         """What of it the report depends on, besides the files."""
         ranks = sorted(self.ranks) if self.ranks is not None else None
-        chosen = {"window": self.window, "role": self.role, "world_size": self.world_size}
+        chosen = {"window": self.window, "role": self.role, "world_size": self.world_size, "device": self.device}
         given = {key: value for key, value in chosen.items() if value is not None}
         return {"ranks": ranks, "steps": self.steps, "partial": self.partial, **given}
 
@@ -252,7 +255,7 @@ def _analyse(asked: Asked, cached: bool) -> tuple[Analysis, list[Input]]:
     chosen = executor_named(asked.executor)
     items = find_inputs(asked.paths, asked.ranks, asked.window, asked.role, skip_unreadable=asked.skip_unreadable)
     with reading(total_size(items), "reading", files=len(items)) as progress:
-        read = ReadOptions(asked.partial, asked.nsys, progress, cache=cached, status=progress.say)
+        read = ReadOptions(asked.partial, asked.nsys, progress, cache=cached, device=asked.device, status=progress.say)
         advice, workers = not asked.no_advice, asked.jobs or os.cpu_count() or 1
         options = Options(
             asked.ranks, asked.steps, workers, read, advice, replay=advice, world_size=asked.world_size,

@@ -33,6 +33,7 @@ from gpuscope.analyzers.run.reporting import build
 from gpuscope.analyzers.topology.pcie_lanes import narrow_links
 from gpuscope.averages import median
 from gpuscope.errors import GpuscopeError, InputError, UsageError
+from gpuscope.hardware.device_peaks import known_model
 from gpuscope.problems import job, reading
 from gpuscope.schema.document import Report
 from gpuscope.sources import digest
@@ -74,6 +75,7 @@ def analyze(
     window: int | None = None,
     role: str | None = None,
     world_size: int | None = None,
+    device: str | None = None,
 ) -> Analysis:
     """Analyse files, folders or globs as one run: `gpuscope.analyze`.
 
@@ -85,13 +87,14 @@ def analyze(
     `cache` looks for large files in the user's cache directory, and keeps there what is found in them. `window` is the
     one to analyse of a folder with several of one run (`iteration_10/`, `iteration_20/`); by default the latest. `role`
     is the one to analyse of a folder with jobs of several roles (`actor_update/`, `rollout/`). `world_size` is the
-    number of ranks of the whole job, where the files don't record it or are wrong.
+    number of ranks of the whole job, where the files don't record it or are wrong. `device` is the model of the GPUs
+    (`H100`), where the files don't record it.
 
     Returns an `Analysis` whose `report` is the document of `gpuscope analyze --json` and whose `tables` are DataFrames;
     times are int ns. Raises `InputError` for what is missing or can't be read, `UsageError` where files claim one rank
     or are of different jobs or roles, or no such step is recorded. An analysis that fails is in `Analysis.failed`.
     """
-    read = ReadOptions(partial=partial, nsys=nsys, cache=cache)
+    read = ReadOptions(partial=partial, nsys=nsys, cache=cache, device=None if device is None else known_model(device))
     replayed = advice if replay is None else replay or advice
     asked = asked_ranks(ranks)
     options = Options(asked, steps, workers, read, advice, replayed, world_size=world_size)

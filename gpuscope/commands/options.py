@@ -22,6 +22,16 @@ def command_words(ctx: click.Context, _: click.Parameter, words: tuple[str, ...]
     return words
 
 
+def device_model(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    """The model of a device, as far as its peaks are known."""
+    del ctx, param
+    if name is None:
+        return None
+    from gpuscope.hardware.device_peaks import known_model
+
+    return known_model(name)
+
+
 class RankSet(click.ParamType[frozenset[int]]):
     """`0-7,64` as a set of ranks, at most `most` of them counted as written."""
 

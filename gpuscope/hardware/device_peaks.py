@@ -8,8 +8,10 @@ cores. One device is what a trace counts as one: of an MI250X one of its two die
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from gpuscope import when_used
+from gpuscope.errors import UsageError
 
 _Peaks = dict[str, float]
 
@@ -133,6 +135,20 @@ def _row(device_name: str, names: Iterable[str]) -> str | None:
         return None
     named = [name for name in names if f" {name} ".casefold() in text]
     return max(named, key=len, default=None)
+
+
+def known_model(name: str) -> str:
+    """A device whose peaks are known, as the table names it. Raises `UsageError` for any other.
+
+    >>> known_model("mi300x")
+    'MI300X'
+    """
+    row = _row(name, _TFLOPS)
+    if row is None:
+        close = get_close_matches(name.upper(), MODELS, 3, 0.4)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(MODELS)}"
+        raise UsageError(f"no peaks are known for a device called {name!r}", hint=hint)
+    return row
 
 
 def same_model(one: str, other: str) -> bool:

@@ -76,6 +76,10 @@ class BelowRoofEntry(TypedDict):
     """Of products; empty where it is not known."""
     peak_per_s: float
     """The roof: FLOP/s or B/s."""
+    device_name: str
+    """Whose roof it is."""
+    device_assumed: bool
+    """Whether no file tells the device, so that it is the likeliest by the names of kernels."""
     reason: str | None
     """Why, as far as its inputs tell: `few_tiles`, `odd_sizes`, `tall_and_skinny`, `short_sequence`, `narrow_head`,
     `depthwise`, `channels_last`, `unfused_chain`, `wrong_precision`, `strided_input`."""

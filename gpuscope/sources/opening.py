@@ -9,6 +9,8 @@ from dataclasses import field, replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from gpuscope import archives
 from gpuscope.cache import file_cache
 from gpuscope.errors import InputError, UsageError
@@ -44,7 +46,10 @@ from gpuscope.sources.source import (
     suffixes_of,
 )
 from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.columns.table import Table
 from gpuscope.trace.merge import merge
+from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 from gpuscope.trace.world import with_world_size
 from gpuscope.when_used import dataclass
@@ -450,12 +455,12 @@ def read_file(item: Input, options: ReadOptions) -> Trace:
     if (kept := file_cache.kept(key, Trace)) is not None:
         if options.advance:
             options.advance(item.path.stat().st_size)
-        return _with_manifest(kept, item.path)
+        return _with_device(_with_manifest(kept, item.path), options.device)
     trace = _read(item, options)
     if item.size >= LARGE:
         release_memory()
     file_cache.keep(key, trace)
-    return _with_manifest(trace, item.path)
+    return _with_device(_with_manifest(trace, item.path), options.device)
 
 
 def as_shown(trace: Trace, item: Input) -> Trace:
@@ -477,6 +482,16 @@ def _read(item: Input, options: ReadOptions) -> Trace:
         builder = TraceBuilder()
         builder.problem(reading.FILE_BESIDE_UNREADABLE, 1, why=error.message)
     return builder.finish()
+
+
+def _with_device(trace: Trace, model: str | None) -> Trace:
+    """The trace with this model of its devices, where the file tells none."""
+    ranks = trace["ranks"]
+    untold = (ranks["device_name"] == NO_NAME) & (ranks["device"] != NA)
+    if model is None or not untold.any():
+        return trace
+    named = np.where(untold, np.int32(trace.names.code(model)), ranks["device_name"]).astype(np.int32)
+    return trace.with_table(Table(ranks.schema, {**ranks.columns, "device_name": named}))
 
 
 def _with_manifest(trace: Trace, path: Path) -> Trace:

@@ -35,6 +35,8 @@ class ReadOptions:
     """Execution traces of the run, one of which may be of the file's process."""
     cache: bool = False
     """Look for what was read of a large file before, and keep what is read (`gpuscope.cache`)."""
+    device: str | None = None
+    """The model of the devices, where files don't tell it."""
     status: Callable[[str], None] | None = None
     """Called with what is going on where bytes show nothing (an export under way)."""
 

@@ -35,7 +35,7 @@ SHAPES_SHOWN = 3
 def below_roof(trace: Trace, view: LaneView, facts: KernelFacts, rows: Times, model: str) -> Iterator[BelowRoofEntry]:
     """Of the compute kernels `rows` of a lane, by operator and inputs, on a device of this model."""
     window = view.judged_spans.total
-    rows = rows[facts.roofs.operator[rows] != NA]
+    rows, model = rows[facts.roofs.operator[rows] != NA], model or facts.roofs.assumed or ""
     if not len(rows) or not window:
         return
     device, host, names = trace["device_events"], trace["host_events"], trace.names
@@ -98,7 +98,7 @@ def _entry(
         "kernels": sorted({names[code] for code in np.unique(device["name"][rows]).tolist()}),
         "calls": len(np.unique(roofs.operator[rows])) / len(view.judged_steps),
         "dur_ns": covered, "floor_ns": round(floor * covered / whole), "roof": "memory" if by_memory else "compute",
-        "precision": precision,
+        "precision": precision, "device_name": model, "device_assumed": facts.roofs.assumed is not None,
         "peak_per_s": (memory_bandwidth(model) or 0.0) if by_memory else peak_rate(peaks_of(model), precision),
         "reason": reason.code if reason else None, "figures": dict(reason.figures) if reason else {},
         "start_ns": int(device["start"][longest]), "longest_ns": int((end - start).max()),

@@ -38,11 +38,9 @@ def compute_findings(entries: Sequence[ComputeEntry], whole: str = "step") -> It
             yield _finding(code, found[code], costs[code], window, steps, whole)
 
 
-def below_roof_findings(
-    entries: Sequence[ComputeEntry], whole: str = "step", assumed_device: bool = False
-) -> Iterator[FindingEntry]:
+def below_roof_findings(entries: Sequence[ComputeEntry], whole: str = "step") -> Iterator[FindingEntry]:
     """One per operator that runs below half of its roof, about the inputs with which it leaves most, the costliest
-    operator first; `assumed_device` where no file tells the device."""
+    operator first."""
     window = sum(entry["window_ns"] for entry in entries)
     steps = sum(entry["steps"] for entry in entries)
     found: dict[str, dict[str, list[tuple[ComputeEntry, BelowRoofEntry]]]] = {}
@@ -54,7 +52,7 @@ def below_roof_findings(
     costs = {name: sum(map(_leaves, shapes.values())) for name, shapes in found.items()}
     for name in sorted(found, key=lambda name: -costs[name]):
         own = max(found[name].values(), key=_leaves)
-        yield _below_roof(own, window, steps, whole, len(found[name]) - 1, assumed_device)
+        yield _below_roof(own, window, steps, whole, len(found[name]) - 1)
 
 
 def _leaves(own: Sequence[tuple[ComputeEntry, BelowRoofEntry]]) -> int:
@@ -62,10 +60,9 @@ def _leaves(own: Sequence[tuple[ComputeEntry, BelowRoofEntry]]) -> int:
 
 
 def _below_roof(
-    own: Sequence[tuple[ComputeEntry, BelowRoofEntry]], window: int, steps: int, whole: str, others: int,
-    assumed_device: bool,
+    own: Sequence[tuple[ComputeEntry, BelowRoofEntry]], window: int, steps: int, whole: str, others: int
 ) -> FindingEntry:  # fmt: skip
-    entry, most = max(own, key=lambda pair: pair[1]["dur_ns"] - pair[1]["floor_ns"])
+    _, most = max(own, key=lambda pair: pair[1]["dur_ns"] - pair[1]["floor_ns"])
     spent, floor = sum(one["dur_ns"] for _, one in own), sum(one["floor_ns"] for _, one in own)
     calls = sum(one["calls"] * entry["steps"] for entry, one in own)
     left = spent - floor
@@ -79,7 +76,7 @@ def _below_roof(
             evidence[-1]["event"] = one["event"]
     words = BelowRoof(
         most["operator"], most["shapes"], whole, min(spent / window, 1.0), floor / spent, most["roof"],
-        most["precision"], entry["device_name"] or "", assumed_device, most["peak_per_s"] * floor / spent,
+        most["precision"], most["device_name"], most["device_assumed"], most["peak_per_s"] * floor / spent,
         most["peak_per_s"], spent / calls, floor / calls, round(left / steps), most["reason"] or "", most["figures"],
         others,
     )  # fmt: skip

@@ -36,6 +36,24 @@ def compiled_for(kernels: Iterable[str]) -> Generation | None:
     return next((name for name, pattern in _COMPILED_FOR if any(pattern.search(text) for text in names)), None)
 
 
+LIKELIEST: dict[Generation, str] = {
+    "blackwell": "B200", "hopper": "H100", "ada": "L40S", "ampere": "A100", "turing": "T4", "volta": "V100",
+}  # fmt: skip
+"""Of each generation the model that most training jobs run on."""
+_AMD = ((re.compile(r"gfx95\d"), "MI355X"), (re.compile(r"gfx90a"), "MI250X"), (re.compile(r"gfx942"), "MI300X"),
+        (re.compile(r"^Cijk_|^hipLaunchKernel$|^hipModuleLaunchKernel$|ck_tile::|aiter"), "MI300X"))  # fmt: skip
+
+
+def likeliest_model(names: Iterable[str]) -> str | None:
+    """The model that a run most likely ran on, by the names of its kernels and calls; None where these don't tell."""
+    texts = list(names)
+    for pattern, model in _AMD:
+        if any(pattern.search(text) for text in texts):
+            return model
+    generation = compiled_for(texts)
+    return None if generation is None else LIKELIEST[generation]
+
+
 def times_faster(generation: str, now: str, then: str) -> tuple[float, float, float] | None:
     """By how much the peak at one precision exceeds that at another, on the models of a generation whose peaks are
     known: least, median and most."""

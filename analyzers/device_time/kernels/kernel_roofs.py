@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuscope.analyzers.device_time.kernels.generations import likeliest_model
 from gpuscope.analyzers.device_time.kernels.operator_bytes import operator_bytes_range
 from gpuscope.analyzers.device_time.kernels.operator_work import Work, device_models
 from gpuscope.hardware.device_peaks import SPARSE_TIMES, cache_bytes, memory_bandwidth, peaks_of
@@ -52,6 +53,8 @@ class Roofs:
     floor."""
     operator: Times
     """The host event of the operator whose work is counted, that of its FLOPs where these are known; `NA` of others."""
+    assumed: str | None
+    """The model whose peaks are taken where no file tells the device: then there is no `floor`, on which more rests."""
     too_high: Mask
     """Whether its work would need longer than it took, by more than `PLAUSIBLE`: `needed` is 0 there."""
 
@@ -65,12 +68,15 @@ def kernel_roofs(trace: Trace, work: Work, precision: Array, names: Sequence[str
     off = constant(False, len(device), np.bool_)
     if is_constant(work.flops) and is_constant(moved):  # nothing is known of either
         none = constant(0, len(device), np.float64)
-        return Roofs(none, known, none, constant(0, len(device), np.int64), off, off, operator, off)
+        return Roofs(none, known, none, constant(0, len(device), np.int64), off, off, operator, None, off)
     computing, moving = np.zeros((2, len(device)), np.float64)
     cached = np.zeros(len(device), np.bool_)
     spent = (device["end"] - device["start"]).astype(np.float64)
     sparse = trace.names.matching(lambda name: _SPARSE.search(name) is not None)[device["name"]]
-    for (rank, number), model in device_models(trace).items():
+    models, assumed = device_models(trace), None
+    if not models and (assumed := likeliest_model(trace.names.names)) is not None:
+        models = {(lane.rank, lane.device): assumed for lane in trace.lanes() if lane.device != NA}
+    for (rank, number), model in models.items():
         own = (device["rank"] == rank) & (device["device"] == number)
         peaks, bandwidth = peaks_of(model), memory_bandwidth(model)
         rate = np.array([peak_rate(peaks, name) for name in names])[precision]
@@ -89,7 +95,11 @@ def kernel_roofs(trace: Trace, work: Work, precision: Array, names: Sequence[str
     needed[too_high] = 0
     needed = np.where(needed > 0, _at_own_peak(device["rank"], device["device"], moving > computing, needed, spent), 0)
     floor = np.minimum(np.rint(needed).astype(np.int64), device["end"] - device["start"])
-    return Roofs(moved, known & ~too_high, needed, floor, moving > computing, cached, operator, too_high)
+    if assumed is not None:
+        # On another device than assumed some kernel is faster than this one could be.
+        needed = constant(0, len(device), np.float64) if too_high.any() else needed
+        floor, too_high = constant(0, len(device), np.int64), off
+    return Roofs(moved, known & ~too_high, needed, floor, moving > computing, cached, operator, assumed, too_high)
 
 
 def peak_rate(peaks: dict[str, float], name: str) -> float:

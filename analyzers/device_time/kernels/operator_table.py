@@ -65,7 +65,8 @@ class _Sums:
         device, facts = trace["device_events"], kernel_facts(trace)
         self._trace, self._which, self._groups = trace, which, groups
         self._spent = device.at("end", rows) - device.at("start", rows)
-        self._needed = picked(facts.roofs.needed, rows)
+        roofs = facts.roofs
+        self._needed = picked(roofs.floor if roofs.assumed else roofs.needed, rows)
         known = picked(facts.roofs.known, rows)
         self._known = self._by(np.where(known & (self._needed > 0), self._spent, 0))
         self._counted = self._by(np.where(known, self._spent, 0))
