@@ -27,7 +27,7 @@ from gpuscope.trace.trace import Trace
 PLAUSIBLE = 1.05
 """A floor above this many times the measurement is an error in the work. Up to it the device is faster than its data
 sheet says, by its clocks or by the clock that timed the kernel, and its own best kernel is the peak."""
-_ELEMENT = ((re.compile(r"OpaqueType<(\d+)"), 0), (re.compile(r"bfloat16|bf16|half|c10::Half"), 2),
+_ELEMENT = ((re.compile(r"OpaqueType<(?:\(unsigned int\))?(\d+)"), 0), (re.compile(r"bfloat16|bf16|half|c10::Half"), 2),
             (re.compile(r"\bfloat\b"), 4))  # fmt: skip
 """Bytes of an element by a kernel's template arguments; 0: the number found."""
 _SPARSE = re.compile(r"sparse|spmma|_sp_gemm")

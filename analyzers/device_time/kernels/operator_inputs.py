@@ -123,8 +123,8 @@ class Inputs:
 
 
 def decoded(dims: str, types: str = "", concrete: str = "", strides: str = "", element: int | None = None) -> Inputs:
-    """The inputs that a profiler recorded as JSON. Where types were not recorded, `element` is taken as the bytes of an
-    element of every tensor.
+    """The inputs that a profiler recorded as JSON. Where types were not recorded, as those of lists of tensors are not,
+    `element` is taken as the bytes of an element.
 
     Raises `ValueError` (which `msgspec.DecodeError` is) or `TypeError` for what is no list of inputs.
     """
@@ -134,7 +134,7 @@ def decoded(dims: str, types: str = "", concrete: str = "", strides: str = "", e
     recorded: Any = msgspec.json.decode(types) if types else None
     if recorded is not None:
         kinds = [str(kind) for kind in recorded]
-        sizes = [_element(kind) for kind in kinds]
+        sizes = [(element or 0) if kind == "TensorList" else _element(kind) for kind in kinds]
     else:
         kinds, sizes = [""] * len(shapes), [(element or 0) if shape else 0 for shape in shapes]
     if len(sizes) != len(shapes):

@@ -112,6 +112,20 @@ def test_what_is_not_understood_is_not_counted(name: str, dims: Any, types: Any,
     assert count(name, dims, types, concrete) is None
 
 
+def test_lists_of_tensors_take_the_size_that_the_kernel_names() -> None:
+    """`cat` of two halves; Adam's fused kernel reads four lists and writes three."""
+    types = json.dumps(["TensorList", "Scalar"])
+    halves = json.dumps([[[8, 32], [8, 32]], []])
+    assert operator_bytes("aten::cat", halves, types, 2) == 2 * 2 * 2 * 8 * 32
+    assert operator_bytes("aten::cat", halves, types) is None
+    lists = [[[100], [50, 2]]] * 4
+    types = json.dumps(["TensorList"] * 4 + ["TensorList"])
+    adam = operator_bytes("aten::_fused_adamw_", json.dumps([*lists, [[1], [1]]]), types, 4)
+    assert adam == 7 * 200 * 4
+    scaled = operator_bytes("aten::_foreach_mul_", json.dumps([lists[0], []]), json.dumps(["TensorList", "Scalar"]), 4)
+    assert scaled == 2 * 200 * 4
+
+
 def test_fused_experts_are_a_range() -> None:
     """16 tokens, two of 64 experts each: two experts are read at least, 32 at most."""
     dims = [[16, 4096], [64, 22016, 4096], [64, 4096, 11008], [16, 2]]
