@@ -78,6 +78,21 @@ _TFLOPS: dict[str, _Peaks] = {
 }
 
 
+# TOP/s of 8-bit integers and TFLOP/s of FP64 on tensor (matrix) cores, dense, of the same data sheets.
+_INT8: dict[str, float] = {
+    "GB200": 5000.0, "B200": 4500.0, "H100": 1978.9, "H100 PCIe": 1513.0, "H100 NVL": 1671.0, "H200": 1978.9,
+    "H200 NVL": 1671.0, "GH200": 1978.9, "H800": 1978.9, "H800 PCIe": 1513.0, "H20": 296.0, "A100": 623.8,
+    "A800": 623.8, "A30": 330.0, "A40": 299.3, "A10": 250.0, "L4": 242.5, "L40": 362.0, "L40S": 733.0, "MI210": 181.0,
+    "MI250": 181.05, "MI250X": 191.5, "MI300A": 1961.2, "MI300X": 2614.9, "MI325X": 2614.9, "MI350X": 4619.3,
+    "MI355X": 5033.2,
+}  # fmt: skip
+_FP64: dict[str, float] = {
+    "GB200": 40.0, "B200": 37.0, "H100": 66.9, "H100 PCIe": 51.2, "H100 NVL": 60.0, "H200": 66.9, "H200 NVL": 60.0,
+    "GH200": 66.9, "A100": 19.5, "A30": 10.3, "MI210": 45.3, "MI250": 45.25, "MI250X": 47.85, "MI300A": 122.6,
+    "MI300X": 163.4, "MI325X": 163.4, "MI350X": 72.1, "MI355X": 78.6,
+}  # fmt: skip
+
+
 # GB/s of the device's memory, from the same data sheets (of the 80 GB A100 the SXM module's, of GH200 the 96 GB one's);
 # MI250 and MI250X halved as above.
 _MEMORY_GB_PER_S: dict[str, float] = {
@@ -162,14 +177,18 @@ def same_model(one: str, other: str) -> bool:
 
 
 def peaks_of(device_name: str) -> _Peaks:
-    """FLOP/s by precision (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`, `fp4`); empty for a device that is not in the table.
+    """FLOP/s by precision (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`, `fp4`, `int8`, `fp64`); empty for a device that is
+    not in the table.
 
     >>> peaks_of("Tesla T4")
     {'fp16': 65000000000000.0, 'fp32': 8100000000000.0}
     """
     # «AMD Instinct MI250X / MI250» is one name for both.
     row = _row(device_name, _TFLOPS)
-    return {} if row is None else {precision: tflops * 1e12 for precision, tflops in _TFLOPS[row].items()}
+    if row is None:
+        return {}
+    further = {name: table[row] for name, table in (("int8", _INT8), ("fp64", _FP64)) if row in table}
+    return {precision: tflops * 1e12 for precision, tflops in (_TFLOPS[row] | further).items()}
 
 
 def memory_bandwidth(device_name: str) -> float | None:

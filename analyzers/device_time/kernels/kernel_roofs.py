@@ -88,7 +88,8 @@ def kernel_roofs(trace: Trace, work: Work, precision: Array, names: Sequence[str
             held, cache = PLAUSIBLE * spent * bandwidth / 1e9, cache_bytes(model)
             fits = (whole <= cache) | ((moved > held) & (moved - np.minimum(cache, whole / 2) <= held))
             cached |= own & (moved > 0) & fits
-            sized = own & (moved > 0) & ~cached
+            # Without a peak of its precision a product has no floor: its bytes alone would make it look slow.
+            sized = own & (moved > 0) & ~cached & ((work.flops == 0) | counted)
             moving[sized] = moved[sized] / bandwidth * 1e9
     needed = np.maximum(computing, moving)
     too_high = needed > PLAUSIBLE * np.maximum(spent, 1)

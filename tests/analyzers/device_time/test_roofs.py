@@ -114,6 +114,22 @@ def test_a_little_above_the_peak_the_own_best_kernel_is_the_peak(tmp_path: Path)
     assert sum(row["peak_ns"] or 0 for row in rows) == pytest.approx(2 * best * 1000, rel=1e-3)
 
 
+def test_a_product_without_a_peak_has_no_floor(tmp_path: Path) -> None:
+    """A V100 has no BF16: bytes alone would make the product look slow."""
+    report = look(tmp_path, product(8192, 8192, 8192, 50_000.0), gpu="Tesla V100-SXM2-16GB")
+    assert not below(report)
+    assert report["ideal"][0]["ideal_ns"] is None
+
+
+def test_integers_are_measured_at_their_own_peak(tmp_path: Path) -> None:
+    """8192³ products of 8-bit integers at 1978.9 TOP/s take 555.6 µs."""
+    told = inputs([[8192, 8192], [8192, 8192]], ["signed char", "signed char"])
+    kernel_name = "sm90_xmma_gemm_i8i8_i8i32_i32_tn_n"
+    (finding,) = below(look(tmp_path, ("aten::_int_mm", told, kernel_name, 5556.0)))
+    assert finding["facts"]["rate"] == pytest.approx(0.1, rel=1e-3)
+    assert finding["facts"]["precision"] == "int8"
+
+
 def test_unknown_work_has_no_ideal_step(tmp_path: Path) -> None:
     """Six tenths of the time without a formula: nothing is told but the names; with four tenths it is."""
     unknown: Launch = ("mylib::mystery", inputs([[8192, 8192]], [BF16]), "mystery_kernel", 600.0)
