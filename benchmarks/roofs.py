@@ -70,13 +70,13 @@ def judge(case: Case, folder: Path) -> Judged:
 
 
 def judge_all(seeds: Iterable[int] = (0,)) -> list[Judged]:
-    """Ask it of all jobs, with rates drawn by each seed."""
+    """Ask it of all jobs, with sizes and rates drawn by each seed."""
     with TemporaryDirectory(prefix="gpuscope-roofs-") as folder:
         return [judge(case, Path(folder)) for seed in seeds for case in cases(seed)]
 
 
 @click.command()
-@click.option("--seeds", type=int, default=1, show_default=True, help="How often rates are drawn.")
+@click.option("--seeds", type=int, default=1, show_default=True, help="How often sizes and rates are drawn.")
 @click.option("--details", is_flag=True, help="List each job that is told wrongly.")
 def main(seeds: int, details: bool) -> None:
     """Print how many operators are named, rated and explained, by reason, and how often healthy ones are left alone."""

@@ -150,6 +150,11 @@ def convolution(
     )  # fmt: skip
 
 
+def depthwise(batch: int, channels: int, side: int, window: int) -> Operator:
+    """Each channel by itself."""
+    return convolution(batch, channels, channels, side, window, groups=channels)
+
+
 def elementwise(name: str, rows: int, columns: int, transposed: bool = False, beside: int = 0) -> Operator:
     dims, straight = [[rows, columns], [rows, columns]], [columns, 1]
     strides = [straight, [1, rows] if transposed else straight]
@@ -184,36 +189,36 @@ def softmax(rows: int, columns: int) -> Operator:
                     [[columns, 1], [], []])  # fmt: skip
 
 
-Make = Callable[[], Operator]
+Make = Callable[[random.Random], Operator]
 FAULTS: tuple[tuple[str, Make, float], ...] = (
-    ("few_tiles", lambda: product("aten::mm", 512, 16384, 512), 0.10),
-    ("few_tiles", lambda: product("aten::addmm", 256, 8192, 1024), 0.08),
-    ("few_tiles", lambda: product("aten::bmm", 256, 16384, 256, 4), 0.08),
-    ("few_tiles", lambda: attention(1, 4, 1024, 128), 0.15),
-    ("few_tiles", lambda: softmax(16, 33_554_432), 0.05),
-    ("odd_sizes", lambda: product("aten::mm", 8192, 4095, 8190), 0.30),
-    ("odd_sizes", lambda: product("aten::addmm", 16384, 2049, 8191), 0.25),
-    ("odd_sizes", lambda: convolution(1024, 3, 64, 224, 7), 0.25),
-    ("tall_and_skinny", lambda: product("aten::mm", 8, 16384, 131072), 0.30),
-    ("tall_and_skinny", lambda: product("aten::addmm", 131072, 16384, 16), 0.25),
-    ("short_sequence", lambda: attention(1024, 16, 64, 128), 0.10),
-    ("short_sequence", lambda: attention(512, 32, 192, 128), 0.20),
-    ("narrow_head", lambda: attention(8, 64, 8192, 32), 0.20),
-    ("narrow_head", lambda: attention(16, 128, 4096, 16), 0.10),
-    ("depthwise", lambda: convolution(256, 512, 512, 56, 3, groups=512), 0.15),
-    ("depthwise", lambda: convolution(128, 1024, 1024, 56, 7, groups=1024), 0.10),
-    ("channels_last", lambda: convolution(256, 256, 256, 56, 3, channels_last=False), 0.30),
-    ("channels_last", lambda: convolution(512, 512, 1024, 28, 1, channels_last=False), 0.30),
-    ("wrong_precision", lambda: product("aten::mm", 8192, 8192, 8192, 1, "float", "tf32"), 0.11),
-    ("strided_input", lambda: elementwise("aten::mul", 16384, 16384, transposed=True), 0.25),
-    ("strided_input", lambda: copy(32768, 16384, transposed=True), 0.20),
-    ("strided_input", lambda: layer_norm(65536, 8192, transposed=True), 0.20),
-    ("unfused_chain", lambda: elementwise("aten::add", 16384, 16384, beside=3), 0.40),
-    ("", lambda: product("aten::mm", 8192, 8192, 8192), 0.35),
-    ("", lambda: elementwise("aten::add", 16384, 32768), 0.35),
+    ("few_tiles", lambda draw: product("aten::mm", draw.choice((256, 384, 512)), 16384, draw.choice((384, 512))), 0.10),
+    ("few_tiles", lambda draw: product("aten::addmm", 256, draw.choice((8192, 16384)), draw.choice((768, 1024))), 0.08),
+    ("few_tiles", lambda draw: product("aten::bmm", 256, draw.choice((8192, 16384)), 256, draw.randint(2, 5)), 0.08),
+    ("few_tiles", lambda draw: attention(1, draw.randint(2, 4), draw.choice((1024, 2048)), 128), 0.15),
+    ("few_tiles", lambda draw: softmax(draw.choice((8, 16, 24)), 33_554_432), 0.05),
+    ("odd_sizes", lambda draw: product("aten::mm", 8192, draw.choice((4095, 5001)), draw.choice((8190, 9999))), 0.30),
+    ("odd_sizes", lambda draw: product("aten::addmm", 16384, draw.choice((2049, 4097)), 8191), 0.25),
+    ("odd_sizes", lambda draw: convolution(1024, draw.choice((1, 3)), 64, 224, 7), 0.20),
+    ("tall_and_skinny", lambda draw: product("aten::mm", draw.choice((4, 8, 24)), 16384, 131072), 0.30),
+    ("tall_and_skinny", lambda draw: product("aten::addmm", 131072, 16384, draw.choice((8, 16, 32))), 0.25),
+    ("short_sequence", lambda draw: attention(1024, draw.choice((16, 24)), draw.choice((48, 64, 96)), 128), 0.10),
+    ("short_sequence", lambda draw: attention(512, 32, draw.choice((160, 192, 224)), 128), 0.20),
+    ("narrow_head", lambda draw: attention(8, 64, draw.choice((4096, 8192)), draw.choice((32, 64))), 0.20),
+    ("narrow_head", lambda draw: attention(16, 128, 4096, draw.choice((8, 16))), 0.10),
+    ("depthwise", lambda draw: depthwise(256, draw.choice((384, 512)), 56, draw.choice((3, 5))), 0.15),
+    ("depthwise", lambda draw: depthwise(128, 1024, draw.choice((48, 56)), 7), 0.10),
+    ("channels_last", lambda draw: convolution(256, draw.choice((128, 256)), 256, 56, 3, channels_last=False), 0.30),
+    ("channels_last", lambda draw: convolution(512, 512, 1024, 28, draw.choice((1, 3)), channels_last=False), 0.30),
+    ("wrong_precision", lambda draw: product("aten::mm", 8192, 8192, draw.choice((4096, 8192)), 1, "float", "tf32"), 0),
+    ("strided_input", lambda draw: elementwise("aten::mul", 16384, draw.choice((16384, 20480)), transposed=True), 0.25),
+    ("strided_input", lambda draw: copy(32768, draw.choice((8192, 16384)), transposed=True), 0.20),
+    ("strided_input", lambda draw: layer_norm(65536, draw.choice((4096, 8192)), transposed=True), 0.20),
+    ("unfused_chain", lambda draw: elementwise("aten::add", 16384, 16384, beside=draw.randint(2, 5)), 0.40),
+    ("", lambda draw: product("aten::mm", 8192, draw.choice((4096, 8192)), 8192), 0.35),
+    ("", lambda draw: elementwise("aten::add", 16384, draw.choice((16384, 32768))), 0.35),
 )  # fmt: skip
 """Reason, operator, and about the share of its roof at which it runs."""
-HEALTHY: tuple[Make, ...] = (
+HEALTHY: tuple[Callable[[], Operator], ...] = (
     lambda: product("aten::mm", 8192, 8192, 8192),
     lambda: product("aten::mm", 512, 16384, 512),
     lambda: product("aten::addmm", 16384, 4096, 16384),
@@ -239,18 +244,18 @@ HEALTHY: tuple[Make, ...] = (
 
 
 def cases(seed: int = 0) -> Iterator[Case]:
-    """Every fault on every device, and as many healthy jobs; `seed` draws the rates."""
+    """Every fault on every device, and as many healthy jobs; `seed` draws sizes and rates."""
     draw = random.Random(seed)
     for device in DEVICES:
         short = device.name.split()[2 if device.name.startswith("AMD") else 1].split("-")[0]
         for number, (reason, make, rate) in enumerate(FAULTS):
-            operator = make()
+            operator = make(draw)
             name = f"{number:02} {operator.name[6:]} {reason or 'unexplained'} {short}"
             own = rate * draw.uniform(0.85, 1.1)
             if reason == "wrong_precision":  # 90 % of what the FP32 units do
                 own = 0.9 * device.peaks["fp32"] / device.peaks["tf32"]
             yield Case(name, device, operator, own, reason, healthy=False)
-        for number, make in enumerate((*HEALTHY, *HEALTHY[: len(FAULTS) - len(HEALTHY)])):
-            operator = make()
+        for number, sound in enumerate((*HEALTHY, *HEALTHY[: len(FAULTS) - len(HEALTHY)])):
+            operator = sound()
             name = f"{number:02} {operator.name[6:]} healthy {short}"
             yield Case(name, device, operator, draw.uniform(0.55, 0.95), "", healthy=True)
