@@ -239,6 +239,8 @@ class NearerRoof:
     operator: str
     certain: bool
     """Whether what keeps it below is known to cost time, so that something is gained in the worst case too."""
+    reaches: float | None = None
+    """Share of the roof that what keeps it below leaves by itself; None where that is not known."""
 
 
 @dataclass(frozen=True)

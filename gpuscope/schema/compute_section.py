@@ -83,6 +83,8 @@ class BelowRoofEntry(TypedDict):
     reason: str | None
     """Why, as far as its inputs tell: `few_tiles`, `odd_sizes`, `tall_and_skinny`, `short_sequence`, `narrow_head`,
     `depthwise`, `channels_last`, `unfused_chain`, `wrong_precision`, `strided_input`."""
+    reaches: float | None
+    """Share of the roof that this reason alone would leave, about."""
     figures: dict[str, int]
     """What shows the reason: sizes, tiles, multiprocessors."""
     start_ns: int

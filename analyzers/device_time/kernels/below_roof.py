@@ -100,7 +100,8 @@ def _entry(
         "dur_ns": covered, "floor_ns": round(floor * covered / whole), "roof": "memory" if by_memory else "compute",
         "precision": precision, "device_name": model, "device_assumed": facts.roofs.assumed is not None,
         "peak_per_s": (memory_bandwidth(model) or 0.0) if by_memory else peak_rate(peaks_of(model), precision),
-        "reason": reason.code if reason else None, "figures": dict(reason.figures) if reason else {},
+        "reason": reason.code if reason else None, "reaches": reason.reaches if reason else None,
+        "figures": dict(reason.figures) if reason else {},
         "start_ns": int(device["start"][longest]), "longest_ns": int((end - start).max()),
         "event": identity(trace, "device_events", longest),
     }  # fmt: skip

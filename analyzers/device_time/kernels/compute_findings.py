@@ -77,8 +77,8 @@ def _below_roof(
     words = BelowRoof(
         most["operator"], most["shapes"], whole, min(spent / window, 1.0), floor / spent, most["roof"],
         most["precision"], most["device_name"], most["device_assumed"], most["peak_per_s"] * floor / spent,
-        most["peak_per_s"], spent / calls, floor / calls, round(left / steps), most["reason"] or "", most["figures"],
-        others,
+        most["peak_per_s"], spent / calls, floor / calls, round(left / steps), most["reason"] or "",
+        most["reaches"], most["figures"], others,
     )  # fmt: skip
     share = min(left / window, 1.0)
     ranks = {entry["rank"] for entry, _ in own}

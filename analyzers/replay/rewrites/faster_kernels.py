@@ -45,8 +45,8 @@ PADDED = {-1: 0.8, 0: 0.5}
 LEAST_PADDED = 0.1
 """Products of aligned sizes reach 50 to 80 % of their floor; where it turns out badly they get a tenth shorter."""
 ROOF = {-1: 0.8, 0: 0.5}
-"""Share of their roof that operators reach once what keeps them below it is mended: half where it is told of, as large
-products and copies reach 60 to 90 %."""
+"""Share of their roof that operators reach at best, and at most as expected, once what keeps them below it is mended:
+large products and copies reach 60 to 90 %."""
 BELOW = 0.5
 """Share of the roof from which nothing is promised."""
 PER_KERNEL = 5
@@ -179,15 +179,20 @@ def nearer_roof(graph: Graph, change: NearerRoof, setting: Setting) -> Rewritten
     if not own.any():
         raise UnreplayableError(f"no kernel of {change.operator} below half of its roof was kept for the replay")
     least = LEAST_PADDED if change.certain else 0.0
-    wanted = floor / ROOF[setting.bias] if setting.bias <= 0 else dur * (1 - least)
-    wanted = np.maximum(wanted, np.minimum(LEAST_NS, dur))
+    rate = np.divide(floor, dur, out=np.ones(len(dur)), where=own)
+    # Without what keeps it below it is as many times as fast, as far as anything explains it.
+    expected = rate / change.reaches if change.reaches else np.sqrt(rate * ROOF[-1])
+    expected = np.minimum(expected, ROOF[0])
+    reached = np.maximum(floor / (ROOF[-1] if setting.bias < 0 else expected), np.minimum(LEAST_NS, dur))
+    wanted = dur * (1 - least) if setting.bias > 0 else reached
+    typical = float(np.median(expected[own]))
     worst = (
         f"a tenth shorter to {units.whole_share(ROOF[-1])}"
         if change.certain
         else (f"as they are to {units.whole_share(ROOF[-1])}")
     )
     return _shortened(graph, np.where(own, np.minimum(dur, wanted), dur),
-                      f"{int(own.sum()):,} kernels of {change.operator} at {units.whole_share(ROOF[0])} of their roof "
+                      f"{int(own.sum()):,} kernels of {change.operator} at {units.whole_share(typical)} of their roof "
                       f"(assumed: from {worst})")  # fmt: skip
 
 

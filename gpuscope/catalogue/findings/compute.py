@@ -206,6 +206,8 @@ class BelowRoof(Finding):
     """Per step, above the roof."""
     reason: str
     """Its code; empty where nothing recorded explains it."""
+    reaches: float | None
+    """Share of the roof that this reason alone would leave, about."""
     figures: dict[str, int]
     others: int
     """Further operators, or shapes of this one, that are below half of their roofs."""

@@ -140,7 +140,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if answer is None:
         return
     record, setting, certain = answer
-    change = NearerRoof(found.operator, certain)
+    change = NearerRoof(found.operator, certain, found.reaches)
     if not isinstance(case.predict((change,)), Refused):
         yield Proposal(finding, record, setting, (change,))
 
