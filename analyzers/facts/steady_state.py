@@ -36,6 +36,8 @@ class SteadyState:
     of_run: Mapping[int, int] | None = None
     """By step number, ns from its earliest begin on any rank to the next one's, where these tell «the step»: ranks take
     turns being late, and the durations add up to more than was recorded."""
+    joined: bool = False
+    """Whether collectives join all ranks in every judged step, so that `of_run` may tell «the step»."""
     half_of_two: int | None = None
     """Of two annotated steps in all, half of what they last together, ns."""
 
@@ -183,8 +185,8 @@ def taking_turns(
     for number, following in pairwise(numbers):
         if number != numbers[0]:
             lengths[number] = max(begun[following] - begun[number], 0)
-    found = replace(steady, of_run=lengths)
-    return found if (found.step_ns or 0) < (steady.step_ns or 0) else steady
+    found = replace(steady, of_run=lengths, joined=True)
+    return found if (found.step_ns or 0) < (steady.step_ns or 0) else replace(steady, joined=True)
 
 
 def _joined(lanes: Sequence[LaneSummary], table: Table, matched: Matched, ranks: Sequence[int]) -> set[int]:

@@ -55,6 +55,19 @@ def step_of(facts: RunFacts) -> float:
     return float(max((lane.breakdown.window for lane in facts.lanes), default=0))
 
 
+def not_replayed(facts: RunFacts, recorded: Sequence[Recorded]) -> float:
+    """ns of «the step» before and behind the device's work in it, which the replay leaves as they are: of one or two
+    annotated steps in all."""
+    lasts = {(lane.rank, step.step): step.end - step.start for lane in facts.lanes for step in lane.steps}
+    beyond = [
+        sum(lasts.get((entry.rank, number), ns) - ns for number, ns in zip(entry.numbers, entry.steps_ns, strict=True))
+        / len(entry.numbers)
+        for entry in recorded
+        if entry.numbers and NA not in entry.numbers
+    ]
+    return max(beyond, default=0.0)
+
+
 def chance(recorded: Sequence[Recorded], counted: Mask, gpu: bool) -> float:
     """How far the step may lie off by chance, relative; `MAX_ERROR` where there is only a single step."""
     found = [own for entry in recorded if (own := variation(entry, counted, gpu)) is not None]

@@ -41,11 +41,13 @@ from gpuscope.analyzers.replay.recorded_run import (
     counted_steps,
     mean_shares,
     missing,
+    not_replayed,
     setting_of,
     step_of,
 )
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.analyzers.replay.step_parts import compute_floor, parts
+from gpuscope.averages import lower_median
 from gpuscope.schema.provenance import Provenance
 from gpuscope.schema.replay_section import Replay
 from gpuscope.trace.columns.table import Times
@@ -85,6 +87,7 @@ class Replayer:
         self._reordered: dict[tuple[tuple[PipelineChange, ...], int], Graph | None] = {}
         self._facts = facts
         self._before = step_of(facts)
+        self._outside = not_replayed(facts, recorded)
         self._counted = counted_steps(facts, recorded)
         self._core_waits = {entry.rank: entry.core_waits for entry in recorded if entry.core_waits}
         self._fixed = mean_shares([entry.fixed for entry in recorded])
@@ -143,9 +146,8 @@ class Replayer:
             return Refused(str(error), error.code)
         except CircleError:
             return Refused(_CIRCLE)
-        unchanged = self._step(self._graph, self._unchanged)
-        scale = self._before / unchanged
-        times = [max(outcome.step_ns * scale, outcome.floor_ns) for outcome in outcomes]
+        scale = self._scale
+        times = [max(self._outside + outcome.step_ns * scale, outcome.floor_ns) for outcome in outcomes]
         after = times[0]
         missed, chance = max(self._error, outcomes[0].pipeline_error), max(self._variation, outcomes[0].chance)
         low, high = self._bounds(changes, self._before, times, missed, chance)
@@ -190,8 +192,13 @@ class Replayer:
             return Refused(str(error), error.code)
         except CircleError:
             return Refused(_CIRCLE)
-        scale = self._before / self._step(self._graph, self._unchanged)
-        return round(max(expected.step_ns * scale, expected.floor_ns))
+        return round(max(self._outside + expected.step_ns * self._scale, expected.floor_ns))
+
+    @cached_property
+    def _scale(self) -> float:
+        """What a replayed ns is of «the step»."""
+        assert self._graph is not None
+        return (self._before - self._outside) / self._step(self._graph, self._unchanged)
 
     def _refuses(self, changes: Sequence[Change]) -> Refused | None:
         """Why these changes can't be replayed, whatever they are."""
@@ -258,7 +265,7 @@ class Replayer:
         flushes, paced = self._trusted_pipeline.flushes, self._setting.loader_processes
         alone = hosts_alone(graph, changes, flushes, stages, paced=paced)
         times = [own[self._counted].mean() for own in replay(alone).steps(alone).values()]
-        return float(max(times)) * self._before / self._step(graph, self._unchanged)
+        return self._outside + float(max(times)) * self._scale
 
     def _bounds(
         self, changes: Sequence[Change], before: float, times: Sequence[float], error: float, chance: float
@@ -384,12 +391,21 @@ class Replayer:
 
     def _step(self, graph: Graph, done: Replayed) -> float:
         """«The step» as it is of a run: the median over steps that count, in ns."""
-        return float(np.median(self._steps(graph, done)))
+        return float(lower_median(self._steps(graph, done).tolist()))
 
     def _steps(self, graph: Graph, done: Replayed) -> Times:
-        """Of each step that counts the largest over ranks, ns."""
-        times = np.array([times[self._counted] for times in done.steps(graph).values()])
-        return np.asarray(times.max(axis=0))
+        """Of each step that counts the largest over ranks; where collectives join all of them and it is less in the
+        median, from the earliest begin on any rank to the next; ns."""
+        largest: Times = np.array(list(done.steps(graph).values())).max(axis=0)
+        if not self._facts.steady.joined:
+            return largest[self._counted]
+        begun = np.array([done.start[marks] for marks in graph.marks.values()]).min(axis=0)
+        together: Times = np.diff(begun)
+        numbers = list(self._facts.steady.steps)
+        ends = np.isin(self._numbers, (numbers[0], numbers[-1]))
+        together[ends] = largest[ends]
+        found = (largest[self._counted], together[self._counted])
+        return min(found, key=lambda times: lower_median(times.tolist()))
 
     def _chance(self, graph: Graph, done: Replayed) -> float:
         """How far another run's step may lie off, of a GPU, relative, by how the steps differ."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from itertools import pairwise
+from statistics import median_low
 
 from simulator import spans
 from simulator.device import Hardware
@@ -66,7 +67,7 @@ class Truth:
     @property
     def step_ns(self) -> float:
         """«The step»: the median of the steady ones."""
-        return float(median(self.steps[k] for k in self.steady))
+        return float(median_low(self.steps[k] for k in self.steady))
 
 
 def truth_of(
@@ -76,7 +77,7 @@ def truth_of(
     """`unlike`: steps injected to be unlike the others; `ranks`: those the recording holds."""
     held = sorted(run.ranks if ranks is None else ranks)
     bounds = {rank: device_steps(run.ranks[rank]) for rank in run.ranks}
-    steps, steady = _judged(bounds, unlike, held)
+    steps, steady = _judged(run, bounds, unlike, held)
     total: Counter[str] = Counter()
     for rank in held:
         free = run_alone(run.ranks[rank], programs[rank], hardware)
@@ -91,17 +92,30 @@ def step_ns(run: Run, unlike: Iterable[int] = ()) -> float:
     """«The step» of a run, in a fraction of the time that its whole truth takes. Copies on a stream of their own, which
     may run steps ahead, begin none."""
     bounds = {rank: device_steps(recorded, ahead=COPY_STREAM) for rank, recorded in run.ranks.items()}
-    steps, steady = _judged(bounds, unlike, sorted(bounds))
-    return float(median(steps[k] for k in steady))
+    steps, steady = _judged(run, bounds, unlike, sorted(bounds))
+    return float(median_low(steps[k] for k in steady))
 
 
 def _judged(
-    bounds: Mapping[int, Mapping[int, tuple[int, int]]], unlike: Iterable[int], held: Sequence[int]
+    run: Run, bounds: Mapping[int, Mapping[int, tuple[int, int]]], unlike: Iterable[int], held: Sequence[int]
 ) -> tuple[dict[int, int], tuple[int, ...]]:
-    """The steps' times, the largest over ranks, and which of them are judged."""
+    """The steps' times, and which of them are judged: the largest over ranks or, where a collective joins all ranks in
+    every step and these are less, from the earliest begin on any rank to the next."""
     numbers = sorted(set.intersection(*(set(own) for own in bounds.values())))
-    steps = {k: max(bounds[rank][k][1] - bounds[rank][k][0] for rank in held) for k in numbers}
-    return steps, tuple(k for k in numbers[:-1] if k not in set(unlike))
+    steady = tuple(k for k in numbers[:-1] if k not in set(unlike))
+    largest = {k: max(bounds[rank][k][1] - bounds[rank][k][0] for rank in held) for k in numbers}
+    members: dict[int, Counter[tuple[str, int]]] = defaultdict(Counter)
+    for rank in held:
+        for operation in run.ranks[rank].operations:
+            if operation.collective is not None and operation.collective.op != "send_recv":
+                members[operation.step][operation.collective.group, operation.collective.seq] += 1
+    if len(held) < 2 or not all(len(held) in members[k].values() for k in steady):
+        return largest, steady
+    begin = {k: min(bounds[rank][k][0] for rank in held) for k in numbers}
+    inner = {k: begin[after] - begin[k] for k, after in pairwise(numbers) if k != numbers[0]}
+    together = {**largest, **inner}
+    less = median_low(together[k] for k in steady) < median_low(largest[k] for k in steady)
+    return together if less else largest, steady
 
 
 def device_steps(recorded: Recorded, ahead: int | None = None) -> dict[int, tuple[int, int]]:

@@ -63,8 +63,13 @@ def window(trace: Trace, view: LaneView, ranks: int = 1) -> Window | None:
         return None
     kept = min(STEPS_KEPT, max(1, min(EVENTS_KEPT, share) // largest), high - low)
     first = low + (high - low - kept) // 2
-    chosen = tuple(steps[first : first + kept])
-    return Window(chosen, chosen[-1].end == view.window[1])
+    chosen = steps[first : first + kept]
+    closed = chosen[-1].end == view.window[1]
+    # A single annotated step begins before its device works and may end after that: none of that is replayed.
+    begin, end = int(device["start"][view.rows].min()), int(device["end"][view.rows].max())
+    chosen[0] = StepWindow(chosen[0].step, max(chosen[0].start, begin), chosen[0].end)
+    chosen[-1] = StepWindow(chosen[-1].step, chosen[-1].start, min(chosen[-1].end, end))
+    return Window(tuple(chosen), closed)
 
 
 def _linked(device: Table, rows: Times, places: Times) -> Mask:
