@@ -181,8 +181,10 @@ def faults(work: Path, only: str, healthy: bool, rounds: int, seconds: int) -> N
         traced, digested = (_judged(case, folder) for folder in folders)
         alike = traced["cause"] == digested["cause"] and traced["named"] == digested["named"]
         total, same = total + 1, same + alike
-        told = [f"{one['verdict']}, ranks {one['named'] or '–'}" + (f" ({one['wrong']})" if one["wrong"] else "")
-                for one in (traced, digested)]  # fmt: skip
+        told = [
+            f"{one['verdict']}, ranks {one['named'] or '–'}" + (f" ({one['wrong']})" if one["wrong"] else "")
+            for one in (traced, digested)
+        ]
         click.echo(f"| {case.name} | {traced['truth']} | {' | '.join(told)} | {'yes' if alike else 'no'} |")
     click.echo(f"\n{same} of {total} the same")
 
@@ -204,8 +206,13 @@ def _judged(case: Case, folder: Path) -> Mapping[str, Any]:
     row = judge(case, folder, report)
     verdict = report["verdict"]
     wrong = [word for word in row.wrong if not word.startswith("no finding")]
-    return {"truth": row.truth, "verdict": row.verdict, "named": row.named, "wrong": "; ".join(wrong),
-            "cause": (verdict["bound_by"], verdict["cause"])}  # fmt: skip
+    return {
+        "truth": row.truth,
+        "verdict": row.verdict,
+        "named": row.named,
+        "wrong": "; ".join(wrong),
+        "cause": (verdict["bound_by"], verdict["cause"]),
+    }
 
 
 if __name__ == "__main__":

@@ -68,8 +68,15 @@ def measured(name: str, events: int, folder: Path, empty_mb: float) -> list[str]
     size = path.stat().st_size / 1e6
     cost = cost_of([*GPUSCOPE, "analyze", str(path), *WHOLE], {})
     path.unlink()
-    return [name, f"{events:,}", f"{size:,.0f}", f"{cost.wall_s:.2f}", f"{cost.peak_mb:,.0f}",
-            f"{1e6 * cost.wall_s / events:.2f}", f"{1e6 * (cost.peak_mb - empty_mb) / events:.0f}"]  # fmt: skip
+    return [
+        name,
+        f"{events:,}",
+        f"{size:,.0f}",
+        f"{cost.wall_s:.2f}",
+        f"{cost.peak_mb:,.0f}",
+        f"{1e6 * cost.wall_s / events:.2f}",
+        f"{1e6 * (cost.peak_mb - empty_mb) / events:.0f}",
+    ]
 
 
 def draw(rows: Sequence[Sequence[str]], target: Path) -> None:
@@ -84,13 +91,24 @@ def draw(rows: Sequence[Sequence[str]], target: Path) -> None:
         events = [int(row[1].replace(",", "")) for row in own]
         for column, place in ((1, 5), (2, 6)):
             figure.add_scatter(
-                x=events, y=[float(row[place]) for row in own], name=name, mode="lines+markers",
-                line={"color": ("#4477aa", "#228833", "#ee6677")[number]}, showlegend=column == 1, row=1, col=column,
-            )  # fmt: skip
+                x=events,
+                y=[float(row[place]) for row in own],
+                name=name,
+                mode="lines+markers",
+                line={"color": ("#4477aa", "#228833", "#ee6677")[number]},
+                showlegend=column == 1,
+                row=1,
+                col=column,
+            )
     figure.update_xaxes(type="log", title="events", dtick=1, exponentformat="SI")
     figure.update_yaxes(type="log", dtick=1, exponentformat="SI")
-    figure.update_layout(template="plotly_white", width=SIZE[0], height=SIZE[1], margin={"t": 40, "b": 70, "l": 50},
-                         legend={"orientation": "h", "y": -0.25})  # fmt: skip
+    figure.update_layout(
+        template="plotly_white",
+        width=SIZE[0],
+        height=SIZE[1],
+        margin={"t": 40, "b": 70, "l": 50},
+        legend={"orientation": "h", "y": -0.25},
+    )
     driver = chromium(*SIZE)
     if driver is None:
         raise click.ClickException("no chromium and chromedriver on PATH")

@@ -52,9 +52,13 @@ def row(reading: dict[str, str]) -> list[str] | None:
     found = told(report)
     said = _words(*found, f"{100 * verdict['share_frac']:.1f}")
     return [
-        reading["trace"], said + (f" ({verdict['confidence']:.2f})" if found[0] != "none" else ""),
-        units.duration(step["median_ns"]) if step else "no steps", _first(report), by_hand, _agree(read, found),
-    ]  # fmt: skip
+        reading["trace"],
+        said + (f" ({verdict['confidence']:.2f})" if found[0] != "none" else ""),
+        units.duration(step["median_ns"]) if step else "no steps",
+        _first(report),
+        by_hand,
+        _agree(read, found),
+    ]
 
 
 def _words(bound_by: str, cause: str, share: str) -> str:

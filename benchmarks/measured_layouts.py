@@ -40,12 +40,18 @@ def measured(path: Path) -> list[Measured]:
     return [
         Measured(
             row["set"],
-            Layout(int(row["dp"]), int(row["tp"]), int(row["pp"]), zero=1,
-                   micro_batch=int(row["micro_batch"]), recompute=FULL if row["recompute"] == "True" else NO),
+            Layout(
+                int(row["dp"]),
+                int(row["tp"]),
+                int(row["pp"]),
+                zero=1,
+                micro_batch=int(row["micro_batch"]),
+                recompute=FULL if row["recompute"] == "True" else NO,
+            ),
             float(row["step_s"]),
         )
         for row in csv.DictReader(lines)
-    ]  # fmt: skip
+    ]
 
 
 def estimated(row: Measured, link: float) -> float:

@@ -117,12 +117,16 @@ def summary(name: str, measured: Sequence[Row]) -> dict[str, Any]:
     regrets = [group[0].measured / best - 1 for group, best in zip(compared, quickest, strict=True)]
     among = [min(row.measured for row in group[:FIRST]) <= best for group, best in zip(compared, quickest, strict=True)]
     return {
-        "file": name, "rows": len(measured),
-        "median_error": _quantile(errors, 0.5), "p90_error": _quantile(errors, 0.9),
+        "file": name,
+        "rows": len(measured),
+        "median_error": _quantile(errors, 0.5),
+        "p90_error": _quantile(errors, 0.9),
         "in_range": float(np.mean([row.low <= row.measured <= row.high for row in measured])),
-        "regret": _quantile(regrets, 0.5), "regret_p90": _quantile(regrets, 0.9), "groups": len(compared),
+        "regret": _quantile(regrets, 0.5),
+        "regret_p90": _quantile(regrets, 0.9),
+        "groups": len(compared),
         "first_three": float(np.mean(among)) if among else None,
-    }  # fmt: skip
+    }
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:

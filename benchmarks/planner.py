@@ -58,14 +58,35 @@ SEEN = ("llama-3", "deepseek-v3", "nemotron-4", "korthikanti", "narayanan")
 """Sources beside which the planner was developed before rows were held out."""
 TEST = ("titan-2406", "titan-long")
 """Sources added before the model was last changed, whole, to test it alone."""
-HEAD = ("source", "model", "cluster", "tokens of a sequence", "batch", "published layout", "place (strict, listed)",
-        "slower than our quickest (as it ran)", "tokens/s per GPU", "published", "ratio", "never fitted")  # fmt: skip
+HEAD = (
+    "source",
+    "model",
+    "cluster",
+    "tokens of a sequence",
+    "batch",
+    "published layout",
+    "place (strict, listed)",
+    "slower than our quickest (as it ran)",
+    "tokens/s per GPU",
+    "published",
+    "ratio",
+    "never fitted",
+)
 WITHOUT_CHOICE = ("mosaic-h100", "mosaic-a100", "titan-2412", "titan-h200", "titan-2406", "titan-long", "automodel")
 """Sources whose layouts were not searched for: llm-foundry had FSDP alone; torchtitan's pages show what each kind of
 parallelism gives, alone and then with others; AutoModel has no tensor parallelism for experts and keeps weights and
 Adam in bf16, which no plan of ours does."""
-MEGATRON = ("nemo-24.07", "dgxc-24.11", "bridge-25.09", "bridge-25.11", "bridge-26.02", "nemotron-4", "korthikanti",
-            "narayanan", "mt-nlg")  # fmt: skip
+MEGATRON = (
+    "nemo-24.07",
+    "dgxc-24.11",
+    "bridge-25.09",
+    "bridge-25.11",
+    "bridge-26.02",
+    "nemotron-4",
+    "korthikanti",
+    "narayanan",
+    "mt-nlg",
+)
 """Sources that ran on Megatron-LM: the place is among the layouts that it runs."""
 WITHOUT_ZERO_3 = ("nemo-24.07", "dgxc-24.11", "deepseek-v3", "nemotron-4", "korthikanti", "narayanan", "mt-nlg")
 """Sources whose software did not have ZeRO-3: the place is among the layouts that it had."""
@@ -127,9 +148,11 @@ def published() -> Iterator[Published]:
     for row in csv.DictReader(lines):
         cluster = cluster_of(row["cluster"])
         layout, batch = given_layout(f"{row['layout']},batch={row['batch']}", cluster.gpus)
-        model = model_named(row["model"], int(row["sequence"])) if "=" not in row["model"] else model_named(
-            f"{row['model']},sequence={row['sequence']}"
-        )  # fmt: skip
+        model = (
+            model_named(row["model"], int(row["sequence"]))
+            if "=" not in row["model"]
+            else model_named(f"{row['model']},sequence={row['sequence']}")
+        )
         kernels = Rates(eager=row["kernels"] == "eager", flash_2=row["kernels"] == "flash")
         question = Question(model, cluster, batch, kernels, row["precision"], lossy=layout.gradients == 2)
         open_chunks = layout.pipeline > 1 and "chunks" not in row["layout"]
@@ -143,8 +166,9 @@ def published() -> Iterator[Published]:
         if row["recompute"]:
             recompute, repeated = PUBLISHED[row["recompute"]]
             own = as_it_is(question, replace(own.layout, recompute=recompute, repeated=repeated))
-        yield Published(row["source"], question, row["model"], own,
-                        float(row["tokens"]) if row["tokens"] else None, row["why"])  # fmt: skip
+        yield Published(
+            row["source"], question, row["model"], own, float(row["tokens"]) if row["tokens"] else None, row["why"]
+        )
 
 
 def placed(own: Published) -> Placed:
@@ -161,9 +185,15 @@ def placed(own: Published) -> Placed:
         return Placed(own, of=len(best))
     its, seconds = best[listed - 1], sorted(row.estimate.seconds for row in best)
     takes = its.estimate.seconds
-    return Placed(own, place(its, best), 1 + sum(one < takes for one in seconds), listed, len(best),
-                  (takes / seconds[0] - 1, own.row.estimate.seconds / seconds[0] - 1),
-                  seconds[min(9, len(best) - 1)] / seconds[0] - 1)  # fmt: skip
+    return Placed(
+        own,
+        place(its, best),
+        1 + sum(one < takes for one in seconds),
+        listed,
+        len(best),
+        (takes / seconds[0] - 1, own.row.estimate.seconds / seconds[0] - 1),
+        seconds[min(9, len(best) - 1)] / seconds[0] - 1,
+    )
 
 
 def row_of(found: Placed) -> tuple[str, ...]:
@@ -171,13 +201,19 @@ def row_of(found: Placed) -> tuple[str, ...]:
     own, question = found.own, found.own.question
     name = own.model if "=" not in own.model else f"{question.model.parameters / 1e9:.1f}B"
     return (
-        own.source + (f"; {own.why}" if own.why else ""), name, question.cluster.name, f"{question.model.sequence:,}",
-        f"{question.batch:,} {question.precision}", own.row.layout.name,
+        own.source + (f"; {own.why}" if own.why else ""),
+        name,
+        question.cluster.name,
+        f"{question.model.sequence:,}",
+        f"{question.batch:,} {question.precision}",
+        own.row.layout.name,
         f"{found.place} ({found.strict}, {found.listed}) of {found.of}" if found.place else "–",
-        "{:.0%} ({:.0%})".format(*found.slower) if found.place else "–", f"{found.tokens:,.0f}",
-        f"{own.tokens:,.0f}" if own.tokens else "–", f"{found.ratio:.2f}" if found.ratio else "–",
+        "{:.0%} ({:.0%})".format(*found.slower) if found.place else "–",
+        f"{found.tokens:,.0f}",
+        f"{own.tokens:,.0f}" if own.tokens else "–",
+        f"{found.ratio:.2f}" if found.ratio else "–",
         "yes" if own.held_out else "",
-    )  # fmt: skip
+    )
 
 
 def summary(found: list[Placed], what: str) -> str:
@@ -210,9 +246,13 @@ def table() -> list[str]:
     lines = [" | ".join(cells) for cells in (HEAD, ("---",) * len(HEAD), *map(row_of, found))]
     sources = "; ".join(f"`{key}`: {text}" for key, text in SOURCES.items())
     return [
-        *(f"| {line} |" for line in lines), "", f"- {summary(found, 'All')}.", f"- {summary(held, 'Never fitted')}.",
-        "", f"Sources. {sources}.",
-    ]  # fmt: skip
+        *(f"| {line} |" for line in lines),
+        "",
+        f"- {summary(found, 'All')}.",
+        f"- {summary(held, 'Never fitted')}.",
+        "",
+        f"Sources. {sources}.",
+    ]
 
 
 @click.command()

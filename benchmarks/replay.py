@@ -35,10 +35,14 @@ def main(paths: Sequence[Path]) -> None:
         for run, replayer in replayed(root):
             known = replayer.error_frac is not None
             table.add_row(
-                str(run.relative_to(root.parent)), str(replayer.ranks), str(replayer.steps),
-                units.duration(replayer.measured_step_ns), units.duration(replayer.replayed_step_ns),
-                f"{replayer.error_frac:.2%}" if known else "", replayer.why,
-            )  # fmt: skip
+                str(run.relative_to(root.parent)),
+                str(replayer.ranks),
+                str(replayer.steps),
+                units.duration(replayer.measured_step_ns),
+                units.duration(replayer.replayed_step_ns),
+                f"{replayer.error_frac:.2%}" if known else "",
+                replayer.why,
+            )
             if replayer.error_frac is not None:
                 errors.append(replayer.error_frac)
     console.print(table)

@@ -63,8 +63,10 @@ def main(ranks: int, steps: int, layers: int, keep: Path | None) -> None:
         folder.mkdir(exist_ok=True, parents=True)
         if not any(folder.glob("*.gsr")):
             spent, size = write_parts(job, folder)
-            click.echo(f"{job.ranks:,} parts: {size / 1e6:.0f} MB, {size / job.ranks / 1e3:.0f} kB each, "
-                       f"{1e3 * spent / job.ranks:.0f} CPU ms each to analyse and write")  # fmt: skip
+            click.echo(
+                f"{job.ranks:,} parts: {size / 1e6:.0f} MB, {size / job.ranks / 1e3:.0f} kB each, "
+                f"{1e3 * spent / job.ranks:.0f} CPU ms each to analyse and write"
+            )
         told = subprocess.run([sys.executable, "-c", _MERGE, str(folder)], capture_output=True, text=True, check=True)
         found = json.loads(told.stdout)
     each = 1e3 * found["cpu"] / job.ranks

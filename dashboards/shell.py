@@ -67,7 +67,11 @@ def _header(runs: Runs) -> list[Component]:
                 dmc.Select(
                     id=ids.FILTER_RUN,
                     data=[{"value": run.key, "label": units.clean(run.label)} for run in runs.values()],
-                    value=runs.first.key, allowDeselect=False, w=230, size="xs", label="Run",
+                    value=runs.first.key,
+                    allowDeselect=False,
+                    w=230,
+                    size="xs",
+                    label="Run",
                 ),
                 dmc.TextInput(
                     id=ids.FILTER_RANKS, label="Ranks", placeholder="all, or 0-3,7", debounce=True, w=130, size="xs"
@@ -79,7 +83,7 @@ def _header(runs: Runs) -> list[Component]:
             ],
             className="filters",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def register(app: Dash, runs: Runs) -> None:

@@ -31,10 +31,13 @@ ON_CELLS = ("#111111", "#FFFFFF")
 """… text in cells of any of them has a contrast of 4.5; what plotly chooses by itself may have 2."""
 
 MANTINE: dict[str, Any] = {
-    "primaryColor": "blue", "primaryShade": {"light": 8, "dark": 8}, "defaultRadius": "sm", "autoContrast": True,
+    "primaryColor": "blue",
+    "primaryShade": {"light": 8, "dark": 8},
+    "defaultRadius": "sm",
+    "autoContrast": True,
     "fontFamily": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif",
     "components": {"Anchor": {"defaultProps": {"underline": "always"}}},
-}  # fmt: skip
+}
 """The components' theme: shades dark enough that text on them, or in them, has a contrast of 4.5; links within text
 are told by more than their colour."""
 
@@ -54,9 +57,14 @@ def template(dark: bool) -> go.layout.Template:
     """The template of figures on a light or dark page."""
     text, line = ("#C9C9C9", "#4A4A4A") if dark else ("#333333", "#DDDDDD")
     axis: dict[str, Any] = {
-        "gridcolor": line, "zerolinecolor": line, "linecolor": line, "ticks": "outside", "tickcolor": line,
-        "automargin": True, "title": {"standoff": 8},
-    }  # fmt: skip
+        "gridcolor": line,
+        "zerolinecolor": line,
+        "linecolor": line,
+        "ticks": "outside",
+        "tickcolor": line,
+        "automargin": True,
+        "title": {"standoff": 8},
+    }
     return go.layout.Template(
         layout={
             "paper_bgcolor": "rgba(0,0,0,0)",

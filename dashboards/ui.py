@@ -65,13 +65,18 @@ def step_time(report: Report) -> Component | None:
 def tiles(found: Sequence[Figure]) -> Component | None:
     """Figures side by side; None without any."""
     cells = [
-        dmc.Paper([
-            dmc.Text(one.label, size="sm", c="dimmed"),
-            dmc.Text(one.value, className="figure"),
-            dmc.Text(units.clean(one.note), size="sm", c="dimmed"),
-        ], withBorder=True, px="md", py="sm")
+        dmc.Paper(
+            [
+                dmc.Text(one.label, size="sm", c="dimmed"),
+                dmc.Text(one.value, className="figure"),
+                dmc.Text(units.clean(one.note), size="sm", c="dimmed"),
+            ],
+            withBorder=True,
+            px="md",
+            py="sm",
+        )
         for one in found
-    ]  # fmt: skip
+    ]
     return dmc.SimpleGrid(cells, cols={"base": 1, "xs": 2, "md": len(cells)}, mb="md") if cells else None
 
 
@@ -187,11 +192,14 @@ def grid(
         style=style,
         **more,
     )
-    bar = html.Div([
-        html.Button("Columns", className="tool", **attributes(data_table="columns", aria_expanded="false")),
-        html.Button("Copy", className="tool", title="All rows, for a spreadsheet", **attributes(data_table="copy")),
-        html.Span(className="table-cell", **attributes(aria_live="polite")),
-    ], className="table-bar")  # fmt: skip
+    bar = html.Div(
+        [
+            html.Button("Columns", className="tool", **attributes(data_table="columns", aria_expanded="false")),
+            html.Button("Copy", className="tool", title="All rows, for a spreadsheet", **attributes(data_table="copy")),
+            html.Span(className="table-cell", **attributes(aria_live="polite")),
+        ],
+        className="table-bar",
+    )
     mode = "dark" if dark else "light"
     return html.Div([bar, table], className="table", **attributes(data_ag_theme_mode=mode, data_grid=own))
 
@@ -218,9 +226,13 @@ def prose(text: str) -> list[Any]:
 
 def swatches(labels: Mapping[str, str]) -> Component:
     """What each colour stands for."""
-    return html.Div([
-        html.Span([html.I(style={"background": colour}), label], className="swatch") for label, colour in labels.items()
-    ], className="swatches")  # fmt: skip
+    return html.Div(
+        [
+            html.Span([html.I(style={"background": colour}), label], className="swatch")
+            for label, colour in labels.items()
+        ],
+        className="swatches",
+    )
 
 
 def facts(pairs: Sequence[tuple[Any, Any]]) -> Component:

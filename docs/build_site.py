@@ -127,11 +127,15 @@ def cause_page(section: FindingSection, answering: list[str]) -> str:
     if answering:
         lines += ["## Suggestions that answer it", ""]
         lines += [*(f"- [`{code}`](../suggestions/{code}.md)" for code in answering), ""]
-    lines += ["## How to verify", "",
-              "The finding's evidence is a list of spans of your trace, with rank, start and length: look at them in "
-              "`gpuscope dashboard PATH`, or in [ui.perfetto.dev](https://ui.perfetto.dev) after `gpuscope export PATH "
-              "--perfetto run.json.gz`. After a change, record again: `gpuscope diff BEFORE AFTER` lists this cause "
-              "with its time before and after.", ""]  # fmt: skip
+    lines += [
+        "## How to verify",
+        "",
+        "The finding's evidence is a list of spans of your trace, with rank, start and length: look at them in "
+        "`gpuscope dashboard PATH`, or in [ui.perfetto.dev](https://ui.perfetto.dev) after `gpuscope export PATH "
+        "--perfetto run.json.gz`. After a change, record again: `gpuscope diff BEFORE AFTER` lists this cause "
+        "with its time before and after.",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -182,9 +186,10 @@ def generated_pages() -> dict[str, str]:
         sentences,
     )
     pages["suggestions/index.md"] = index_page(
-        "Suggestions", "What may be suggested, each with the step time that the replay of your own trace predicts.",
+        "Suggestions",
+        "What may be suggested, each with the step time that the replay of your own trace predicts.",
         {code: own[0].sets.replace("|", "\\|") for code, own in settable.items()},
-    )  # fmt: skip
+    )
     return pages
 
 

@@ -30,11 +30,16 @@ def drawing(root: Path, package: str) -> str:
     boxes = [_box(name, *at[name]) for name in sorted(at)]
     around = " → ".join(circle(whole)) or "none"
     said = f"{package}: {len(at)} places, {sum(map(len, whole.values()))} imports between them, circle: {around}"
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="12" y="20" font-size="14">{escape(said)}</text>', *lines, *boxes, "</svg>",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">',
+            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+            f'<text x="12" y="20" font-size="14">{escape(said)}</text>',
+            *lines,
+            *boxes,
+            "</svg>",
+        ]
+    )
 
 
 def _ordered(rows: list[list[str]], graph: Graph) -> list[list[str]]:

@@ -118,12 +118,24 @@ def _printed(line: str, folder: Path) -> str:
     match = _HEAD.match(line)
     words = shlex.split(match["command"] if match else line)
     assert words[0] == "gpuscope", f"not a gpuscope command: {line}"
-    environment = {**os.environ, "COLUMNS": str(WIDTH), "PYTHONUTF8": "1", "TERM": "dumb", "NO_COLOR": "1",
-                   "GPUSCOPE_NO_STORE": "1", "PYTHONPATH": str(ROOT)}  # fmt: skip
+    environment = {
+        **os.environ,
+        "COLUMNS": str(WIDTH),
+        "PYTHONUTF8": "1",
+        "TERM": "dumb",
+        "NO_COLOR": "1",
+        "GPUSCOPE_NO_STORE": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     done = subprocess.run(
         [sys.executable, "-c", "from gpuscope.cli import main; main()", *words[1:]],
-        cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(f"{line}: exit code {done.returncode}\n{done.stderr}")
     return _console(line, done.stdout)
@@ -161,12 +173,17 @@ def _findings() -> str:
 
 
 def _section(code: str, about: str | None, recognised: str, helps: str, misleads: str) -> str:
-    return "\n".join([
-        f"### `{code}`", "", *wrap(_flat(about), DOCUMENT_WIDTH), "",
-        *_point(f"**Recognised by**: {_flat(recognised)}"),
-        *_point(f"**Usually helps**: {_flat(helps)}"),
-        *_point(f"**Misled by**: {_flat(misleads) or '–'}"),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"### `{code}`",
+            "",
+            *wrap(_flat(about), DOCUMENT_WIDTH),
+            "",
+            *_point(f"**Recognised by**: {_flat(recognised)}"),
+            *_point(f"**Usually helps**: {_flat(helps)}"),
+            *_point(f"**Misled by**: {_flat(misleads) or '–'}"),
+        ]
+    )
 
 
 def _flat(text: str | None) -> str:

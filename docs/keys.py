@@ -120,9 +120,11 @@ def parts(kind: type) -> str:
 
 def _table(found: Iterator[tuple[str, str, str]] | list[tuple[str, str, str]]) -> list[str]:
     return [
-        "| key | type | meaning |", "|---|---|---|",
-        *(f"| `{key}` | {shown} | {text} |" for key, shown, text in found), "",
-    ]  # fmt: skip
+        "| key | type | meaning |",
+        "|---|---|---|",
+        *(f"| `{key}` | {shown} | {text} |" for key, shown, text in found),
+        "",
+    ]
 
 
 def _bare(value: Any) -> Any:

@@ -17,9 +17,11 @@ from typing import Any
 COMMANDS = "gpuscope.commands"
 SOURCES = "gpuscope.sources"
 COMMAND_FOLDERS = (
-    "gpuscope.commands", "gpuscope.analyzers.commands", "gpuscope.instrumented_runtime.commands",
+    "gpuscope.commands",
+    "gpuscope.analyzers.commands",
+    "gpuscope.instrumented_runtime.commands",
     "gpuscope.dashboards.commands",
-)  # fmt: skip
+)
 """Every module in them that defines a `command` is a subcommand of its own name."""
 
 

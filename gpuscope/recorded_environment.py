@@ -14,31 +14,115 @@ from typing import Any
 
 from gpuscope import when_used
 
-NAMES = frozenset({
-    "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK",
-    "RANK", "WORLD_SIZE", "NVIDIA_VISIBLE_DEVICES", "PALS_RANKID", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE",
-    "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "PMIX_RANK", "PMIX_SIZE", "PMI_RANK", "PMI_SIZE", "MV2_COMM_WORLD_RANK",
-    "MV2_COMM_WORLD_SIZE", "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_LOCALID", "SLURM_NNODES", "SLURM_NODEID",
-    "SLURM_NODELIST", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
-})  # fmt: skip
+NAMES = frozenset(
+    {
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NODE_RANK",
+        "RANK",
+        "WORLD_SIZE",
+        "NVIDIA_VISIBLE_DEVICES",
+        "PALS_RANKID",
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_SIZE",
+        "FLUX_TASK_RANK",
+        "FLUX_JOB_SIZE",
+        "PMIX_RANK",
+        "PMIX_SIZE",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "SLURM_JOB_ID",
+        "SLURM_JOB_NUM_NODES",
+        "SLURM_LOCALID",
+        "SLURM_NNODES",
+        "SLURM_NODEID",
+        "SLURM_NODELIST",
+        "SLURM_NPROCS",
+        "SLURM_NTASKS",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+    }
+)
 """Variables that say which rank a process is and where."""
 PREFIXES = (
-    "CUBLAS_", "CUDA_", "CUDNN_", "GLOO_", "GPUSCOPE_", "HIP_", "HSA_", "KINETO_", "KMP_", "MIOPEN_", "MKL_", "NCCL_",
-    "NVTE_", "NVTX_", "OMP_", "OMPI_COMM_WORLD_", "PYTORCH_ALLOC_", "PYTORCH_CUDA_ALLOC_", "PYTORCH_HIP_ALLOC_",
-    "PYTORCH_NO_", "RCCL_", "ROCR_", "TORCHELASTIC_", "TORCHINDUCTOR_", "TORCH_CPP_LOG_", "TORCH_CUDNN_",
-    "TORCH_DISTRIBUTED_", "TORCH_FR_", "TORCH_LOGS", "TORCH_NCCL_", "TORCH_SHOW_",
-)  # fmt: skip
+    "CUBLAS_",
+    "CUDA_",
+    "CUDNN_",
+    "GLOO_",
+    "GPUSCOPE_",
+    "HIP_",
+    "HSA_",
+    "KINETO_",
+    "KMP_",
+    "MIOPEN_",
+    "MKL_",
+    "NCCL_",
+    "NVTE_",
+    "NVTX_",
+    "OMP_",
+    "OMPI_COMM_WORLD_",
+    "PYTORCH_ALLOC_",
+    "PYTORCH_CUDA_ALLOC_",
+    "PYTORCH_HIP_ALLOC_",
+    "PYTORCH_NO_",
+    "RCCL_",
+    "ROCR_",
+    "TORCHELASTIC_",
+    "TORCHINDUCTOR_",
+    "TORCH_CPP_LOG_",
+    "TORCH_CUDNN_",
+    "TORCH_DISTRIBUTED_",
+    "TORCH_FR_",
+    "TORCH_LOGS",
+    "TORCH_NCCL_",
+    "TORCH_SHOW_",
+)
 """Families of variables that change how fast a job runs."""
-HEADER = frozenset({
-    "baseTimeNanoseconds", "cuda_driver_version", "cuda_runtime_version", "deviceProperties", "displayTimeUnit",
-    "distributedInfo", "gpuscope_cores", "gpuscope_gpu", "hip_driver_version", "hip_runtime_version", "host_name",
-    "profile_memory", "record_shapes", "schemaVersion", "traceName", "with_flops", "with_modules", "with_stack",
-})  # fmt: skip
+HEADER = frozenset(
+    {
+        "baseTimeNanoseconds",
+        "cuda_driver_version",
+        "cuda_runtime_version",
+        "deviceProperties",
+        "displayTimeUnit",
+        "distributedInfo",
+        "gpuscope_cores",
+        "gpuscope_gpu",
+        "hip_driver_version",
+        "hip_runtime_version",
+        "host_name",
+        "profile_memory",
+        "record_shapes",
+        "schemaVersion",
+        "traceName",
+        "with_flops",
+        "with_modules",
+        "with_stack",
+    }
+)
 """Keys of a trace's header that are kept: scripts add others (`add_metadata_json`), an environment among them."""
 _SECRET = (
-    "key", "keys", "token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials",
-    "auth", "cookie", "signature",
-)  # fmt: skip
+    "key",
+    "keys",
+    "token",
+    "secret",
+    "secrets",
+    "password",
+    "passwd",
+    "passphrase",
+    "credential",
+    "credentials",
+    "auth",
+    "cookie",
+    "signature",
+)
 """No name with a part that ends so is kept, whatever family it claims to be of."""
 _ASSIGNMENT = when_used.pattern(r"\b([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"]*\"|'[^']*'|[^\s;,\"']+)")
 _IN_URL = when_used.pattern(r"(\w+://)[^/\s@]+@")

@@ -10,13 +10,28 @@ from pathlib import Path
 from release.environments import Row
 
 IN_WHEEL = (
-    "gpuscope/py.typed", "gpuscope/cli.py", "gpuscope/hardware/boards.toml", "gpuscope/hardware/links.toml",
-    "gpuscope/report/html/templates/report.html.j2", "gpuscope/report/html/templates/notebook.html.j2",
-    "gpuscope/analyzers/assistant/SKILL.md", "gpuscope/dashboards/assets/gpuscope.js",
-    "gpuscope/dashboards/assets/timeline/timeline.js", "gpuscope/instrumented_runtime/record/shim/sitecustomize.py",
-)  # fmt: skip
-IN_SDIST = ("LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "hatch_build.py", "gpuscope/native/module.c",
-            "analyzers/__init__.py", "dashboards/__init__.py", "instrumented_runtime/__init__.py")  # fmt: skip
+    "gpuscope/py.typed",
+    "gpuscope/cli.py",
+    "gpuscope/hardware/boards.toml",
+    "gpuscope/hardware/links.toml",
+    "gpuscope/report/html/templates/report.html.j2",
+    "gpuscope/report/html/templates/notebook.html.j2",
+    "gpuscope/analyzers/assistant/SKILL.md",
+    "gpuscope/dashboards/assets/gpuscope.js",
+    "gpuscope/dashboards/assets/timeline/timeline.js",
+    "gpuscope/instrumented_runtime/record/shim/sitecustomize.py",
+)
+IN_SDIST = (
+    "LICENSE",
+    "README.md",
+    "CHANGELOG.md",
+    "pyproject.toml",
+    "hatch_build.py",
+    "gpuscope/native/module.c",
+    "analyzers/__init__.py",
+    "dashboards/__init__.py",
+    "instrumented_runtime/__init__.py",
+)
 ONCE = ("Name", "Version", "Summary", "Author", "Requires-Python", "License-Expression", "Description-Content-Type")
 
 
@@ -37,8 +52,11 @@ def check_contents(wheel: Path, sdist: Path) -> list[Row]:
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     wrong = [f"lacks {name}" for name in IN_SDIST if name not in inside]
-    wrong += [f"holds {name}" for name in inside if name.startswith(("tests/", "sample_traces/", "docs/", "."))
-              and name != ".gitignore"]  # fmt: skip
+    wrong += [
+        f"holds {name}"
+        for name in inside
+        if name.startswith(("tests/", "sample_traces/", "docs/", ".")) and name != ".gitignore"
+    ]
     rows.append(_row(f"contents of the sdist ({len(inside)} files)", wrong))
     wrong = [f"lacks {key}" for key in ONCE if not parsed[key]]
     classifiers, urls = parsed.get_all("Classifier", []), parsed.get_all("Project-URL", [])

@@ -51,8 +51,12 @@ def supported_pythons() -> list[str]:
 
 
 def _works(program: str, minor: int) -> bool:
-    done = subprocess.run([program, "-c", "import sys, ssl, sqlite3; print(sys.version_info[1])"], capture_output=True,
-                          text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [program, "-c", "import sys, ssl, sqlite3; print(sys.version_info[1])"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.returncode == 0 and done.stdout.strip() == str(minor)
 
 

@@ -28,9 +28,25 @@ KEPT = ("rank*.json.gz", "manifest.json", "collectives/*", "measures/*", "compil
 GPUSCOPE = [sys.executable, "-c", "from gpuscope.cli import main; main()"]
 JOB = Path(__file__).with_name("compile_job.py")
 COMPILED = [
-    "record", "--compile-logs", "--wait", "4", "--warmup", "1", "--active", "18", "--out", "ddp_recompiling", "--",
-    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB),
-]  # fmt: skip
+    "record",
+    "--compile-logs",
+    "--wait",
+    "4",
+    "--warmup",
+    "1",
+    "--active",
+    "18",
+    "--out",
+    "ddp_recompiling",
+    "--",
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    str(JOB),
+]
 LOGGED = re.compile(
     r'\{"(?:str|chromium_event|compilation_metrics|dynamo_start)"|graph_break_reason|recompile_reasons|_cache_|_schedule'
 )

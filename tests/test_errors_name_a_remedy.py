@@ -13,10 +13,17 @@ import gpuscope
 from gpuscope.errors import AnalysisError, GpuscopeError, InputError, UsageError
 
 DAMAGED = {
-    "empty.json": b"", "cut.json": b'{"traceEvents": [{"ph": "X", "na', "none.json": b"{}", "text.log": b"hello\n",
-    "snapshot.pickle": b"\x80\x04K\x01.", "cut.sqlite": b"SQLite format 3\0" + bytes(20), "x.parquet": b"PAR1",
-    "cut.json.gz": b"\x1f\x8b\x08", "topology.xml": b"<system version='1'>", "py-spy.txt": b"Process 1: python",
-}  # fmt: skip
+    "empty.json": b"",
+    "cut.json": b'{"traceEvents": [{"ph": "X", "na',
+    "none.json": b"{}",
+    "text.log": b"hello\n",
+    "snapshot.pickle": b"\x80\x04K\x01.",
+    "cut.sqlite": b"SQLite format 3\0" + bytes(20),
+    "x.parquet": b"PAR1",
+    "cut.json.gz": b"\x1f\x8b\x08",
+    "topology.xml": b"<system version='1'>",
+    "py-spy.txt": b"Process 1: python",
+}
 
 
 def below(kind: type[GpuscopeError]) -> Iterator[type[GpuscopeError]]:

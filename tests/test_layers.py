@@ -97,8 +97,16 @@ def test_a_library_is_imported_in_its_own_room_only() -> None:
 
 
 SLOWLY_IMPORTED = (
-    "statistics", "tarfile", "tempfile", "subprocess", "xml", "csv", "socket", "numpy.random", "numpy.ma",
-)  # fmt: skip
+    "statistics",
+    "tarfile",
+    "tempfile",
+    "subprocess",
+    "xml",
+    "csv",
+    "socket",
+    "numpy.random",
+    "numpy.ma",
+)
 """What few analyses need and takes milliseconds to import: together a tenth of a small analysis."""
 
 

@@ -29,8 +29,9 @@ def step_bound(report: Diagnosis, finding: FindingEntry, at_most: int | None = N
     share = _share(finding, ranks)
     if (finding["cost_ns_per_step"] is None and step) or not before or share <= 0:
         return None
-    computes = max((entry["breakdown_ns"]["compute"] / entry["window_ns"] for entry in ranks if entry["window_ns"]),
-                   default=0.0)  # fmt: skip
+    computes = max(
+        (entry["breakdown_ns"]["compute"] / entry["window_ns"] for entry in ranks if entry["window_ns"]), default=0.0
+    )
     if finding["code"] == "host_other":
         share += max(_cost(entry, "sync") / entry["window_ns"] for entry in ranks if entry["window_ns"])
     most = share if within_compute(finding["code"]) else min(share, 1 - computes)
@@ -72,11 +73,16 @@ def beyond(report: Diagnosis, finding: FindingEntry, outcome: Predicted) -> Beyo
     own = _part_of(report, cause)
     least = EXPLAINED_FRAC * outcome.before
     saved = {part: ns for part, ns in outcome.saved.items() if part != own and ns > least}
-    others = [
-        (max(entry["stall_ns"][kind].get(code, 0) / entry["window_ns"] for entry in report["ranks"]), code)
-        for kind in _KINDS if own is not None and PART_OF[kind] == own
-        for code in {code for entry in report["ranks"] for code in entry["stall_ns"][kind]} - {cause}
-    ] if all(entry["window_ns"] for entry in report["ranks"]) else []  # fmt: skip
+    others = (
+        [
+            (max(entry["stall_ns"][kind].get(code, 0) / entry["window_ns"] for entry in report["ranks"]), code)
+            for kind in _KINDS
+            if own is not None and PART_OF[kind] == own
+            for code in {code for entry in report["ranks"] for code in entry["stall_ns"][kind]} - {cause}
+        ]
+        if all(entry["window_ns"] for entry in report["ranks"])
+        else []
+    )
     causes = [code for share, code in sorted(others, reverse=True) if share > EXPLAINED_FRAC]
     return {"ns": rest, "cost_ns": cost, "saved_ns": saved, "causes": causes[:CAUSES_NAMED]}
 

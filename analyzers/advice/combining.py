@@ -84,9 +84,8 @@ def _moves(chosen: Sequence[Proposal], made: Sequence[Proposal]) -> Iterator[Seq
     """What can be added: one proposal, or all of one finding, for two late ranks hide behind each other."""
     codes = {one.code for one in made}
     left = [
-        one for one in chosen
-        if one not in made and (not (needs := one.possible_after) or codes.intersection(needs))
-    ]  # fmt: skip
+        one for one in chosen if one not in made and (not (needs := one.possible_after) or codes.intersection(needs))
+    ]
     yield from ([one] for one in left)
     for finding in {one.finding["code"]: None for one in left}:
         together = [one for one in left if one.finding["code"] == finding and one.record.subject]

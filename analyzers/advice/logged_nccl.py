@@ -37,8 +37,10 @@ def line_rates(case: Case, between: bool | None = None) -> tuple[tuple[int, floa
     """By number of ranks, the line rate in GB/s of what links the groups of the trace, where it is known; `between`
     keeps those over several hosts, or those within one."""
     found = {
-        row["group_size"]: row["peak_gbps"] for row in case.report.get("bandwidth", ())
-        if row["tool"] == "trace" and row["peak_gbps"] is not None
+        row["group_size"]: row["peak_gbps"]
+        for row in case.report.get("bandwidth", ())
+        if row["tool"] == "trace"
+        and row["peak_gbps"] is not None
         and (between is None or between == (_BETWEEN in (row["link"] or "")))
-    }  # fmt: skip
+    }
     return tuple(sorted(found.items()))

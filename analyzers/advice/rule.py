@@ -204,6 +204,10 @@ def as_reported(gain: ExpertGain | RoleGain) -> Predicted | Refused:
     if told is None:
         return Refused(gain["why_not"])
     return Predicted(
-        told["step_ns_before"], told["step_ns_after"], told["low_ns"], told["high_ns"], told["basis"],
+        told["step_ns_before"],
+        told["step_ns_after"],
+        told["low_ns"],
+        told["high_ns"],
+        told["basis"],
         told["provenance"],
-    )  # fmt: skip
+    )

@@ -90,9 +90,10 @@ def advise(
     if report["verdict"]["bound_by"] == "compute":
         # There a change of anything but the kernels is worth it only where it is certain to gain.
         found.kept = [
-            one for one in found.kept
+            one
+            for one in found.kept
             if not one[0].gains_time or within_compute(one[0].finding["code"]) or is_gain(one[1])
-        ]  # fmt: skip
+        ]
         found.refused = [one for one in found.refused if one[0].finding["code"] not in BY_CODE]
     main = blame.main_finding(report)
     trouble = main["code"] if main is not None else ""
@@ -260,14 +261,18 @@ def _undominated(
         near = outcome.after + TIE_FRAC * outcome.before
         of_cause = proposal.record.of_cause if proposal.finding["code"] != trouble else None
         better = [
-            other for other, predicted in ([*left, *plain] if proposal.record.alters_training else left)
-            if other.finding["code"] == proposal.finding["code"] and other.record.subject == proposal.record.subject
-            and predicted.after <= near and (proposal.record.alters_training or not other.record.alters_training)
-        ]  # fmt: skip
+            other
+            for other, predicted in ([*left, *plain] if proposal.record.alters_training else left)
+            if other.finding["code"] == proposal.finding["code"]
+            and other.record.subject == proposal.record.subject
+            and predicted.after <= near
+            and (proposal.record.alters_training or not other.record.alters_training)
+        ]
         better += [
-            one for one, told in kept if told.after <= near
-            and (set(one.changes) < set(proposal.changes) or one.finding["code"] == of_cause)
-        ]  # fmt: skip
+            one
+            for one, told in kept
+            if told.after <= near and (set(one.changes) < set(proposal.changes) or one.finding["code"] == of_cause)
+        ]
         if not any(_superfluous(proposal, other, outcome, tries) for other in better):
             left.append((proposal, outcome))
     return left
@@ -288,18 +293,28 @@ def _superfluous(proposal: Proposal, other: Proposal, outcome: Predicted, tries:
 
 def _prediction(predicted: Predicted) -> Prediction:
     return Prediction(
-        step_ns_before=predicted.before, step_ns_after=predicted.after, low_ns=predicted.low,
-        high_ns=predicted.high, basis=predicted.basis, provenance=predicted.provenance,
-    )  # fmt: skip
+        step_ns_before=predicted.before,
+        step_ns_after=predicted.after,
+        low_ns=predicted.low,
+        high_ns=predicted.high,
+        basis=predicted.basis,
+        provenance=predicted.provenance,
+    )
 
 
 def _suggestion(proposal: Proposal, predicted: Predicted, report: Diagnosis, tries: Tries) -> SuggestionEntry:
     entry: SuggestionEntry = {
-        "code": proposal.code, "finding": proposal.finding["code"], "action": proposal.says("action"),
-        "why": proposal.says("why"), "setting": proposal.setting, "predicted": _prediction(predicted),
+        "code": proposal.code,
+        "finding": proposal.finding["code"],
+        "action": proposal.says("action"),
+        "why": proposal.says("why"),
+        "setting": proposal.setting,
+        "predicted": _prediction(predicted),
         "certain": not proposal.gains_time or is_gain(predicted),
-        "risk": proposal.says("risk"), "verify": proposal.says("verify"), "facts": proposal.record.facts(),
-    }  # fmt: skip
+        "risk": proposal.says("risk"),
+        "verify": proposal.says("verify"),
+        "facts": proposal.record.facts(),
+    }
     if grounds := proposal.says("grounds"):
         entry["grounds"] = grounds
     if (more := beyond(report, proposal.finding, predicted)) is not None:
@@ -311,10 +326,15 @@ def _suggestion(proposal: Proposal, predicted: Predicted, report: Diagnosis, tri
 
 def _unpredicted(report: Diagnosis, proposal: Proposal, why: str) -> UnpredictedEntry:
     entry: UnpredictedEntry = {
-        "code": proposal.code, "finding": proposal.finding["code"], "action": proposal.says("action"),
-        "setting": proposal.setting, "why_not": why, "risk": proposal.says("risk"),
-        "verify": proposal.says("verify"), "facts": proposal.record.facts(),
-    }  # fmt: skip
+        "code": proposal.code,
+        "finding": proposal.finding["code"],
+        "action": proposal.says("action"),
+        "setting": proposal.setting,
+        "why_not": why,
+        "risk": proposal.says("risk"),
+        "verify": proposal.says("verify"),
+        "facts": proposal.record.facts(),
+    }
     if grounds := proposal.says("grounds"):
         entry["grounds"] = grounds
     if (
@@ -342,13 +362,18 @@ def _plan(plan: Plan) -> PlanEntry:
         "predicted": _prediction(predicted),
         "steps": [
             {
-                "code": one.code, "finding": one.finding["code"], "action": one.says("action"), "setting": one.setting,
-                "step_ns_after": max(after, predicted.after), "risk": one.says("risk"), "verify": one.says("verify"),
+                "code": one.code,
+                "finding": one.finding["code"],
+                "action": one.says("action"),
+                "setting": one.setting,
+                "step_ns_after": max(after, predicted.after),
+                "risk": one.says("risk"),
+                "verify": one.says("verify"),
                 "facts": one.record.facts(),
             }
             for one, after in plan.steps
         ],
-    }  # fmt: skip
+    }
 
 
 def _nothing_gains(report: Diagnosis, found: _Found, plan: Plan | None) -> list[NothingGainsEntry]:

@@ -90,9 +90,15 @@ class _Replay:
             self._step(row, event)
         allocator = self.allocator
         return Outcome(
-            allocator.peak, allocator.device_calls, allocator.retries, allocator.collections, self.failed, self.served,
-            self.placed, self.requests,
-        )  # fmt: skip
+            allocator.peak,
+            allocator.device_calls,
+            allocator.retries,
+            allocator.collections,
+            self.failed,
+            self.served,
+            self.placed,
+            self.requests,
+        )
 
     def _step(self, row: int, event: Event) -> None:
         action = event.action

@@ -268,9 +268,14 @@ class Allocator:
         pool.remove(block)
         if size < block.size:
             rest = Block(
-                block.address + size, block.size - size, pool, mapped=False, expandable=block.expandable,
-                previous=block, next=block.next,
-            )  # fmt: skip
+                block.address + size,
+                block.size - size,
+                pool,
+                mapped=False,
+                expandable=block.expandable,
+                previous=block,
+                next=block.next,
+            )
             if rest.next:
                 rest.next.previous = rest
             block.next, block.size = rest, size

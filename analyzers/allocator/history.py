@@ -148,9 +148,12 @@ class State:
         pending: tuple[int, int, Segment] | None = None
         for at, segment in sorted(self.segments.items()):
             if (
-                pending is not None and segment.expandable and pending[2].expandable and pending[1] == at
+                pending is not None
+                and segment.expandable
+                and pending[2].expandable
+                and pending[1] == at
                 and pending[2].key == segment.key
-            ):  # fmt: skip
+            ):
                 pending = (pending[0], at + segment.size, pending[2])
                 continue
             if pending is not None:
@@ -242,11 +245,20 @@ def _history(trace: Trace, source: int, device: int) -> History:
     wrong += _overlapping(after) + (_overlapping(before) if not wrong else 0)
     told = trace.sources[source].facts.get("rank_told") is not False
     return History(
-        rank, told, device, trace.sources[source].path, settings, text if isinstance(text, str) else None,
+        rank,
+        told,
+        device,
+        trace.sources[source].path,
+        settings,
+        text if isinstance(text, str) else None,
         # PYTORCH_ALLOC_CONF came with 2.9, as did this setting.
-        recorded is not None and "graph_capture_record_stream_reuse" in recorded, events, before, after, wrong,
+        recorded is not None and "graph_capture_record_stream_reuse" in recorded,
+        events,
+        before,
+        after,
+        wrong,
         {code: trace.names[code] for code in np.unique(table["frames"][rows]).tolist() if code != NO_NAME},
-    )  # fmt: skip
+    )
 
 
 def _overlapping(state: State) -> int:
@@ -275,10 +287,13 @@ def _final(trace: Trace, own: Times) -> State:
         state.add(
             int(segments["address"][row]),
             Segment(
-                int(segments["bytes"][row]), int(segments["stream"][row]), bool(segments["small"][row]),
-                bool(segments["expandable"][row]), int(segments["private_pool"][row]),
+                int(segments["bytes"][row]),
+                int(segments["stream"][row]),
+                bool(segments["small"][row]),
+                bool(segments["expandable"][row]),
+                int(segments["private_pool"][row]),
             ),
-        )  # fmt: skip
+        )
         streams[row] = int(segments["stream"][row])
     used = np.flatnonzero((blocks["state"] != BlockState.INACTIVE) & np.isin(blocks["segment"], own))
     columns = ("address", "bytes", "requested", "segment", "frames", "state")

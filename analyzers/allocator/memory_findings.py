@@ -33,11 +33,15 @@ def _peak(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
     each = max(EVIDENCE // max(len(ordered), 1), 1)
     evidence = [
         _evidence(
-            one, one["peak_time_ns"], 0, f"{memory(held['bytes'])}: {memory_sentences.short_where(held)}",
+            one,
+            one["peak_time_ns"],
+            0,
+            f"{memory(held['bytes'])}: {memory_sentences.short_where(held)}",
             memory_sentences.label(one),
         )
-        for one in ordered for held in one["at_peak"][:each]
-    ]  # fmt: skip
+        for one in ordered
+        for held in one["at_peak"][:each]
+    ]
     ranks = {one["rank"] for one in ordered if one.get("rank_told", True)}
     return made(MemoryPeak(memory_sentences.peak_sentence(first), whose), ranks=ranks, evidence=evidence[:EVIDENCE])
 
@@ -79,9 +83,11 @@ def _retried(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
         return None
     evidence = list(seen.values())
     return made(
-        AllocatorRetries(len(seen), certain, spent), ranks=_ranks(entries, evidence), evidence=evidence[:EVIDENCE],
+        AllocatorRetries(len(seen), certain, spent),
+        ranks=_ranks(entries, evidence),
+        evidence=evidence[:EVIDENCE],
         severity="medium" if certain else "low",
-    )  # fmt: skip
+    )
 
 
 def _fragmented(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
@@ -96,9 +102,14 @@ def _fragmented(entries: Sequence[MemoryEntry]) -> FindingEntry | None:
     fragmentation = entry["fragmentation"]
     assert fragmentation is not None  # _share is 0 without
     words = Fragmentation(
-        _share(entry), fragmentation["reserved_bytes"], entry["peak_reserved_bytes"] or 0, fragmentation["requests"],
-        fragmentation["largest_request_bytes"], fragmentation["free_bytes"], fragmentation["free_elsewhere_bytes"],
-    )  # fmt: skip
+        _share(entry),
+        fragmentation["reserved_bytes"],
+        entry["peak_reserved_bytes"] or 0,
+        fragmentation["requests"],
+        fragmentation["largest_request_bytes"],
+        fragmentation["free_bytes"],
+        fragmentation["free_elsewhere_bytes"],
+    )
     pressed = any(one["failures"] or one["retries"] for one in worst.values())
     severity: Severity = "medium" if pressed else "low"
     if any(failure["kind"] == "fragmentation" for one in worst.values() for failure in one["failures"]):

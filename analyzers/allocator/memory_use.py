@@ -268,15 +268,28 @@ def profiled(trace: Trace) -> list[MemoryEntry]:
         allocated, reserved = own["allocated"], own["reserved"]
         peak = int(np.argmax(allocated))
         known = reserved[reserved != NA]
-        entries.append({
-            "rank": rank, "device": device, "path": str(path), "kind": "profiler", "events": len(own),
-            "from_start": None, "settings": None, "variable": variable(modern=False),
-            "end_allocated_bytes": int(allocated[-1]),
-            "end_reserved_bytes": None if reserved[-1] == NA else int(reserved[-1]),
-            "peak_allocated_bytes": int(allocated[peak]), "peak_active_bytes": None,
-            "peak_reserved_bytes": int(known.max()) if len(known) else None,
-            "peak_time_ns": int(own["time"][peak]), "at_peak": [],
-            "timeline": timeline(own["time"], allocated, reserved),
-            "fragmentation": None, "failures": [], "retries": [], "replay": None,
-        })  # fmt: skip
+        entries.append(
+            {
+                "rank": rank,
+                "device": device,
+                "path": str(path),
+                "kind": "profiler",
+                "events": len(own),
+                "from_start": None,
+                "settings": None,
+                "variable": variable(modern=False),
+                "end_allocated_bytes": int(allocated[-1]),
+                "end_reserved_bytes": None if reserved[-1] == NA else int(reserved[-1]),
+                "peak_allocated_bytes": int(allocated[peak]),
+                "peak_active_bytes": None,
+                "peak_reserved_bytes": int(known.max()) if len(known) else None,
+                "peak_time_ns": int(own["time"][peak]),
+                "at_peak": [],
+                "timeline": timeline(own["time"], allocated, reserved),
+                "fragmentation": None,
+                "failures": [],
+                "retries": [],
+                "replay": None,
+            }
+        )
     return entries

@@ -103,10 +103,11 @@ def best(tried: list[Change], found: Baseline) -> Change | None:
     now = found.outcome
     margin = max(abs(now.peak_reserved - found.recorded_peak), found.recorded_peak // 100)
     worth = [
-        change for change in tried
+        change
+        for change in tried
         if _trouble(change.outcome) < _trouble(now)
         or (_trouble(change.outcome) == _trouble(now) and change.outcome.peak_reserved < now.peak_reserved - margin)
-    ]  # fmt: skip
+    ]
     least = min((_trouble(change.outcome) for change in worth), default=None)
     worth = [change for change in worth if _trouble(change.outcome) == least]
     peak = min((change.outcome.peak_reserved for change in worth), default=0)

@@ -17,9 +17,12 @@ CAST = (1, 2, 4)
 """Halves of what a softmax within attention allocated that other matrices of its elements take: products before it,
 casts and dropout behind it. Where a sequence is longer than twice a head's size nothing else in there is as large."""
 _OF_TRAINING = (
-    StackKind.BACKWARD, StackKind.GRADIENTS, StackKind.OPTIMIZER, StackKind.OPTIMIZER_TEMPORARIES,
+    StackKind.BACKWARD,
+    StackKind.GRADIENTS,
+    StackKind.OPTIMIZER,
+    StackKind.OPTIMIZER_TEMPORARIES,
     StackKind.CHECKPOINTED,
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -83,17 +86,21 @@ def contents(history: History, state: State, frames: Mapping[int, str]) -> Conte
             {"kind": kind.value, "bytes": size, "blocks": blocks}
             for kind, (size, blocks) in sorted(kinds.items(), key=lambda item: -item[1][0])
         ],
-    )  # fmt: skip
+    )
 
 
 def _entry(line: str, early: bool, own: _Line, frames: Mapping[int, str]) -> HeldEntry:
     largest = max(own.stacks, key=lambda code: own.stacks[code])
     stack = frames.get(largest, "").splitlines()
     return {
-        "bytes": own.bytes, "blocks": own.blocks, "line": line, "stacks": len(own.stacks),
+        "bytes": own.bytes,
+        "blocks": own.blocks,
+        "line": line,
+        "stacks": len(own.stacks),
         "kind": max(own.kinds, key=lambda kind: own.kinds[kind]).value,
-        "frames": stack, "before_recording": early,
-    }  # fmt: skip
+        "frames": stack,
+        "before_recording": early,
+    }
 
 
 def trains(history: History, frames: Mapping[int, str]) -> bool:

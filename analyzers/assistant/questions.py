@@ -144,9 +144,13 @@ def what_if(run: OpenRun, asked: Sequence[Mapping[str, Any]]) -> str:
     if isinstance(outcome, Refused):
         return answer([f"can't be predicted from this trace: {outcome.why}"])
     predicted: Prediction = {
-        "step_ns_before": outcome.before, "step_ns_after": outcome.after, "low_ns": outcome.low,
-        "high_ns": outcome.high, "basis": outcome.basis, "provenance": outcome.provenance,
-    }  # fmt: skip
+        "step_ns_before": outcome.before,
+        "step_ns_after": outcome.after,
+        "low_ns": outcome.low,
+        "high_ns": outcome.high,
+        "basis": outcome.basis,
+        "provenance": outcome.provenance,
+    }
     sure = "the whole range is a gain" if outcome.high < outcome.before else "the range includes no gain: not certain"
     return answer([_gain(predicted), sure, f"basis ({outcome.provenance}): {outcome.basis}"])
 

@@ -45,9 +45,13 @@ class Tunings:
             words = [sys.executable, "-m", "gpuscope", "tune", "-o", str(self._folder), "--budget", budget, "--json"]
             words += ["--out-arg", output_argument] if output_argument else []
             self._process = subprocess.Popen(
-                [*words, "--", *command], cwd=self._root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=self._told.open("wb"), start_new_session=True,
-            )  # fmt: skip
+                [*words, "--", *command],
+                cwd=self._root,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._told.open("wb"),
+                start_new_session=True,
+            )
         return answer([f"tuning in {quoted(str(self._folder))}; tune_status tells how far it is"])
 
     def status(self) -> str:

@@ -35,9 +35,12 @@ def shown_by(trace: Trace, table: str, row: int, note: str = "", span: tuple[int
     own = trace[table]
     start, end = span or (int(own["start"][row]), int(own["end"][row]))
     found: Evidence = {
-        "rank": int(own["rank"][row]), "start_ns": start, "dur_ns": end - start,
-        "name": trace.names[int(own["op" if table == "collectives" else "name"][row])], "note": note,
-    }  # fmt: skip
+        "rank": int(own["rank"][row]),
+        "start_ns": start,
+        "dur_ns": end - start,
+        "name": trace.names[int(own["op" if table == "collectives" else "name"][row])],
+        "note": note,
+    }
     if table != "collectives":
         found["event"] = identity(trace, table, row)
         return found

@@ -217,9 +217,12 @@ class LaneSummary:
 
 
 def summarise(
-    trace: Trace, view: LaneView, thinned: str = "", once: Mapping[int, tuple[HostWork, ...]] | None = None,
+    trace: Trace,
+    view: LaneView,
+    thinned: str = "",
+    once: Mapping[int, tuple[HostWork, ...]] | None = None,
     lost_work: int | None = None,
-) -> LaneSummary:  # fmt: skip
+) -> LaneSummary:
     """The summary of a lane; `thinned` says what shows that events were dropped, `lost_work` how long these may have
     run, `once` what is not done every step."""
     return LaneSummary(

@@ -38,6 +38,7 @@ def serves(trace: Trace) -> bool:
 
 
 OF_A_SERVER = Need("steps of a server", "servers name the ranges around their steps", serves, optional=True)
-NO_SERVER = Need("other steps than a server's", "a server needs each message at once", lambda trace: not serves(trace),
-                 optional=True)  # fmt: skip
+NO_SERVER = Need(
+    "other steps than a server's", "a server needs each message at once", lambda trace: not serves(trace), optional=True
+)
 DEVICE_EVENTS = Need("device_events", "record the device's activity (ProfilerActivity.CUDA, nsys -t cuda)")

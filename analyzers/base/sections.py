@@ -61,15 +61,20 @@ def _kernel(own: Sequence[KernelEntry], everything: int) -> KernelEntry:
     known = [share for share in shares if share is not None]
     comparable = len(precisions) == 1 and len(known) == len(shares) and rated
     return {
-        "name": own[0]["name"], "category": own[0]["category"],
-        "operator": max(own, key=lambda entry: entry["dur_ns"])["operator"], "known_by": own[0].get("known_by"),
-        "count": count, "dur_ns": spent,
-        "mean_ns": spent // count, "min_ns": min(entry["min_ns"] for entry in own),
-        "max_ns": max(entry["max_ns"] for entry in own), "share_frac": spent / everything if everything else 0.0,
+        "name": own[0]["name"],
+        "category": own[0]["category"],
+        "operator": max(own, key=lambda entry: entry["dur_ns"])["operator"],
+        "known_by": own[0].get("known_by"),
+        "count": count,
+        "dur_ns": spent,
+        "mean_ns": spent // count,
+        "min_ns": min(entry["min_ns"] for entry in own),
+        "max_ns": max(entry["max_ns"] for entry in own),
+        "share_frac": spent / everything if everything else 0.0,
         "flops_per_s": sum(rate * weight for rate, weight in rates) / rated if rated else None,
         "precision": next(iter(precisions)) if len(precisions) == 1 else None,
         "peak_frac": sum(known) / rated if comparable else None,
-    }  # fmt: skip
+    }
 
 
 KERNELS_BY_RANK = 30
@@ -92,7 +97,8 @@ def merge_operators(values: Sequence[list[OperatorEntry]]) -> list[OperatorEntry
         same[entry["name"]].append(entry)
     rows: list[OperatorEntry] = [
         {
-            "name": name, "count": sum(entry["count"] for entry in own),
+            "name": name,
+            "count": sum(entry["count"] for entry in own),
             "host_ns": sum(entry["host_ns"] for entry in own),
             "host_self_ns": sum(entry["host_self_ns"] for entry in own),
             "device_ns": _added(entry["device_ns"] for entry in own),
@@ -100,7 +106,7 @@ def merge_operators(values: Sequence[list[OperatorEntry]]) -> list[OperatorEntry
             "kernels": _added(entry["kernels"] for entry in own),
         }
         for name, own in same.items()
-    ]  # fmt: skip
+    ]
     return sorted(rows, key=lambda row: (-(row["device_self_ns"] or 0), -row["host_self_ns"]))
 
 
@@ -118,18 +124,23 @@ def merge_work(values: Sequence[list[OperatorWorkEntry]]) -> list[OperatorWorkEn
     if len(rows) <= WORK_KEPT:
         return rows
     rest = _work(rows[WORK_KEPT - 1 :])
-    return [*rows[: WORK_KEPT - 1], rest | {"module": None, "operator": None, "shapes": "", "within": None,
-                                            "within_shapes": ""}]  # fmt: skip
+    return [
+        *rows[: WORK_KEPT - 1],
+        rest | {"module": None, "operator": None, "shapes": "", "within": None, "within_shapes": ""},
+    ]
 
 
 def _work(own: Sequence[OperatorWorkEntry]) -> OperatorWorkEntry:
     needed = [entry["peak_ns"] for entry in own]
     return max(own, key=lambda entry: entry["dur_ns"]) | {
-        "calls": sum(entry["calls"] for entry in own), "kernels": sum(entry["kernels"] for entry in own),
-        "dur_ns": sum(entry["dur_ns"] for entry in own), "flops": sum(entry["flops"] for entry in own),
-        "bytes": sum(entry["bytes"] for entry in own), "peak_ns": None if None in needed else _added(needed),
+        "calls": sum(entry["calls"] for entry in own),
+        "kernels": sum(entry["kernels"] for entry in own),
+        "dur_ns": sum(entry["dur_ns"] for entry in own),
+        "flops": sum(entry["flops"] for entry in own),
+        "bytes": sum(entry["bytes"] for entry in own),
+        "peak_ns": None if None in needed else _added(needed),
         "known_ns": sum(entry.get("known_ns", 0) for entry in own),
-    }  # fmt: skip
+    }
 
 
 def _added(values: Iterable[int | None]) -> int | None:
@@ -200,11 +211,47 @@ CALL_TREE = Section[list[PlaceEntry]]("call_tree", places.merge)
 GAPS = Section[list[profile_sections.GapEntry]]("gaps", every)
 
 DECLARED: tuple[Section[Any], ...] = (
-    COLLECTIVES, STRAGGLERS, RANK_STEPS, CLOCK_ERROR, STRAGGLERS_TESTABLE, WAITS_WITHOUT_CORE, SLOWDOWN, REPLAY,
-    PIPELINE, COMPILATION, EXPERTS, SERVING_STEPS, ROLES, HANG, NCCL, TOPOLOGY, BANDWIDTH, FITS, LINK_COUNTERS,
-    DEVICE_COUNTERS, CROSSOVERS, TRAFFIC, MEMORY, HOST_CALLS, KERNELS, EFFICIENCY, COMPUTE, OPERATOR_WORK,
-    POWER, KERNEL_RANKS, OPERATORS, RANGES, PHASES, API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, CALL_TREE, GAPS,
-)  # fmt: skip
+    COLLECTIVES,
+    STRAGGLERS,
+    RANK_STEPS,
+    CLOCK_ERROR,
+    STRAGGLERS_TESTABLE,
+    WAITS_WITHOUT_CORE,
+    SLOWDOWN,
+    REPLAY,
+    PIPELINE,
+    COMPILATION,
+    EXPERTS,
+    SERVING_STEPS,
+    ROLES,
+    HANG,
+    NCCL,
+    TOPOLOGY,
+    BANDWIDTH,
+    FITS,
+    LINK_COUNTERS,
+    DEVICE_COUNTERS,
+    CROSSOVERS,
+    TRAFFIC,
+    MEMORY,
+    HOST_CALLS,
+    KERNELS,
+    EFFICIENCY,
+    COMPUTE,
+    OPERATOR_WORK,
+    POWER,
+    KERNEL_RANKS,
+    OPERATORS,
+    RANGES,
+    PHASES,
+    API_CALLS,
+    COPIES,
+    LAUNCHES,
+    QUEUES,
+    STREAMS,
+    CALL_TREE,
+    GAPS,
+)
 """All of them; what an analysis gives must be one of these."""
 
 

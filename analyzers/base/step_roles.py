@@ -66,9 +66,12 @@ class StepFacts:
     def joined(self, other: StepFacts) -> StepFacts:
         """The same step of two ranks."""
         return StepFacts(
-            max(self.duration, other.duration), self.cut or other.cut, max(self.compiling, other.compiling),
-            self.needed | other.needed, self.phase or other.phase,
-        )  # fmt: skip
+            max(self.duration, other.duration),
+            self.cut or other.cut,
+            max(self.compiling, other.compiling),
+            self.needed | other.needed,
+            self.phase or other.phase,
+        )
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,9 @@ def shift(steps: Sequence[StepFacts], found: Sequence[Role]) -> int | None:
     for split in range(len(steady) - MIN_STEADY, MIN_STEADY - 1, -1):
         if len(steady) - split <= LATER_LEAST * len(steady):
             continue
-        before, since = (_without_spikes([steps[at].duration for at in side]) for side in
-                         (steady[:split], steady[split:]))  # fmt: skip
+        before, since = (
+            _without_spikes([steps[at].duration for at in side]) for side in (steady[:split], steady[split:])
+        )
         if min(len(before), len(since)) < MIN_STEADY:
             continue
         if min(since) > SHIFT * max(before) or min(before) > SHIFT * max(since):

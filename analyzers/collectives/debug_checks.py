@@ -54,9 +54,15 @@ def run(facts: RunFacts) -> Result:
     if ranks and cost:
         words = DebugChecks(round(count / max(steps, 1)), share)
         result.findings.append(
-            made(words, ranks=ranks, share=share, cost_ns=cost, mean_ns=round(cost / max(steps, 1)),
-                 evidence=evidence[:EVIDENCE])
-        )  # fmt: skip
+            made(
+                words,
+                ranks=ranks,
+                share=share,
+                cost_ns=cost,
+                mean_ns=round(cost / max(steps, 1)),
+                evidence=evidence[:EVIDENCE],
+            )
+        )
     return result
 
 

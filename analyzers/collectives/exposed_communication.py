@@ -241,12 +241,18 @@ def _entry(table: Table, matched: Matched, measured: Waits, op: str, group: str 
     factor = busbw_factor(op, members) if members != NA else None
     rate = algbw(total, time) if total is not None else None
     return {
-        "op": op, "group": group, "count": len(representative), "bytes": total, "size_basis": None,
+        "op": op,
+        "group": group,
+        "count": len(representative),
+        "bytes": total,
+        "size_basis": None,
         "dur_ns": int(duration.sum()),
-        "wait_ns": wait, "transfer_ns": transfer, "algbw_gbps": rate,
+        "wait_ns": wait,
+        "transfer_ns": transfer,
+        "algbw_gbps": rate,
         "busbw_gbps": rate * factor if rate is not None and factor is not None else None,
         "lower_bound": rate is not None and transfer is None,
-    }  # fmt: skip
+    }
 
 
 ANALYZER = RunAnalyzer(

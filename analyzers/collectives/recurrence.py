@@ -131,7 +131,7 @@ def _repeated(delay: Array, clear: float) -> float:
 
 def _periodic(
     numbers: Times, delay: Array, ranks: Mask, step_ns: float, tested: int
-) -> Iterator[tuple[float, int, int]]:  # fmt: skip
+) -> Iterator[tuple[float, int, int]]:
     """(by how much, rank, period) of those among `ranks` that are late in every so-manieth step and in no others."""
     steps, span = len(numbers), int(numbers[-1] - numbers[0]) + 1
     tries = sum(range(2, span // MIN_PERIODS + 1))

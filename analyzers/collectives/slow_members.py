@@ -96,9 +96,12 @@ class SlowLink:
 
 
 def slow_links(
-    numbers: Times, transfers: Mapping[str, Array], members: Mapping[str, Sequence[int]], alike: Mapping[str, object],
+    numbers: Times,
+    transfers: Mapping[str, Array],
+    members: Mapping[str, Sequence[int]],
+    alike: Mapping[str, object],
     step_ns: float,
-) -> list[SlowLink]:  # fmt: skip
+) -> list[SlowLink]:
     """Groups whose transfers are slow now. `transfers` is by group the time of each step, ns; those of equal `alike`
     move the same and are compared."""
     slow_ones: dict[str, tuple[float, int | None]] = {}
@@ -120,5 +123,11 @@ def slow_links(
     alone = shared - fine if len(slow_ones) > 1 or len(shared - fine) == 1 else set()
     ranks = alone if len(alone) == 1 else set().union(*(members[group] for group in slow_ones))
     starts = [begin for _, begin in slow_ones.values() if begin is not None]
-    return [SlowLink(tuple(sorted(ranks)), tuple(sorted(slow_ones)), max(times for times, _ in slow_ones.values()),
-                     min(starts, default=None))]  # fmt: skip
+    return [
+        SlowLink(
+            tuple(sorted(ranks)),
+            tuple(sorted(slow_ones)),
+            max(times for times, _ in slow_ones.values()),
+            min(starts, default=None),
+        )
+    ]

@@ -42,9 +42,14 @@ class Reasoned:
 
 
 def reasons(
-    trace: Trace, role: Sequence[int], late: Mapping[int, int], host: Mapping[int, Mapping[str, float]],
-    cores: Mapping[int, CoreTimes], clocks: Mapping[int, GpuClocks], of_the_step: Mapping[int, float],
-) -> dict[int, Reasoned]:  # fmt: skip
+    trace: Trace,
+    role: Sequence[int],
+    late: Mapping[int, int],
+    host: Mapping[int, Mapping[str, float]],
+    cores: Mapping[int, CoreTimes],
+    clocks: Mapping[int, GpuClocks],
+    of_the_step: Mapping[int, float],
+) -> dict[int, Reasoned]:
     """Why each late rank of a `role` is late: ranks that do the same work, such as those of a pipeline's stage. `late`
     is by how much, ns per step; `host` the time per step (ns) that each
     rank's device idles for each cause of class cpu; `cores` what its training thread had of a core, and `clocks` those
@@ -67,11 +72,12 @@ def reasons(
         # What a thread runs longer, it runs longer on free cores too: no waits for them are to be thought of.
         waited = cores[rank].waited if rank in cores and more[rank] < MOST * lateness else 0
         found[rank] = (
-            alone if place is None
+            alone
+            if place is None
             else _reason(
                 trace, work, place, lateness, idle, waited, without_core.get(rank, 0.0), of_the_step.get(rank, 1.0)
             )
-        )  # fmt: skip
+        )
         if found[rank].reason == "device" and (clock := lower_clock(rank, clocks)):
             found[rank] = replace(found[rank], why=f"{found[rank].why}; {clock}")
     return found
@@ -86,9 +92,15 @@ def _beyond_median(late: Mapping[int, int], ranks: Sequence[int]) -> dict[int, i
 
 
 def _reason(
-    trace: Trace, work: WorkOfRanks, place: int, lateness: int, host: _IdleLonger, waited: int, longer: float,
+    trace: Trace,
+    work: WorkOfRanks,
+    place: int,
+    lateness: int,
+    host: _IdleLonger,
+    waited: int,
+    longer: float,
     of_the_step: float,
-) -> Reasoned:  # fmt: skip
+) -> Reasoned:
     """`waited` ns per step its training thread had no core, `longer` of it beyond its peers' rate."""
     compared = work.longer
     slower, more = float(compared.slower[place]), float(compared.more[place])
@@ -132,9 +144,10 @@ def _without_shapes(longer: tuple[float, float] | None, spent: str) -> Reasoned:
     on_batches, optimizer = longer or (0.0, 0.0)
     if on_batches <= SAME_WORK:
         return Reasoned(
-            None, f"it computes {spent} per step longer; whether its device is slower or its data larger needs shapes "
-            "(record_shapes=True)"
-        )  # fmt: skip
+            None,
+            f"it computes {spent} per step longer; whether its device is slower or its data larger needs shapes "
+            "(record_shapes=True)",
+        )
     both = f"elementwise kernels take {units.whole_share(on_batches)} longer, its optimizer's, which no batch changes, "
     both += units.whole_share(optimizer)
     if optimizer >= MOST * on_batches:
@@ -147,9 +160,9 @@ def _without_core(waited: float) -> Reasoned:
     """The pace of a thread that waits for cores shows nothing of its device or host."""
     spent = units.duration(round(waited))
     return Reasoned(
-        "cores", f"its training thread had no core for {spent} per step, which may explain it: record where nothing "
-        "else runs",
-    )  # fmt: skip
+        "cores",
+        f"its training thread had no core for {spent} per step, which may explain it: record where nothing else runs",
+    )
 
 
 class _IdleLonger:

@@ -57,15 +57,20 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
     named = np.isin(np.arange(ranks), list(recurrent))
     for rank in np.flatnonzero((caused > 0) | (root >= 1) | named).tolist():
         most = doing.get(rank)
-        entries.append({
-            "rank": rank, "caused_wait_ns": round(caused[rank]),
-            "caused_wait_ns_per_step": round(exposed[rank] / shared[rank]) if shared[rank] else None,
-            "per_step_ns": per_step_ns(exposed[rank] / waited_in[rank] if waited_in[rank] else 0.0, facts.step_ns),
-            "root_wait_ns": round(root[rank]),
-            "phase": most.phase() if most else None, "operation": most.operation() if most else None,
-            "recurrent": rank in recurrent,
-            "reason": why[rank].reason if rank in why else None, "reason_why": why[rank].why if rank in why else "",
-        })  # fmt: skip
+        entries.append(
+            {
+                "rank": rank,
+                "caused_wait_ns": round(caused[rank]),
+                "caused_wait_ns_per_step": round(exposed[rank] / shared[rank]) if shared[rank] else None,
+                "per_step_ns": per_step_ns(exposed[rank] / waited_in[rank] if waited_in[rank] else 0.0, facts.step_ns),
+                "root_wait_ns": round(root[rank]),
+                "phase": most.phase() if most else None,
+                "operation": most.operation() if most else None,
+                "recurrent": rank in recurrent,
+                "reason": why[rank].reason if rank in why else None,
+                "reason_why": why[rank].why if rank in why else "",
+            }
+        )
         if rank in recurrent and recurrent[rank].period > 1:
             entries[-1]["period"] = recurrent[rank].period
         if rank in groups:
@@ -203,10 +208,15 @@ def rank_steps(trace: Trace, measured: Waits, traced: TracedWaits, lanes: Sequen
         )
         for index, step in enumerate(lane.steps):
             if step.step != NA:
-                entries.append({
-                    "rank": lane.rank, "step": step.step, "step_ns": step.end - step.start,
-                    "wait_caused_ns": round(caused[index]), "wait_suffered_ns": round(suffered[index]),
-                })  # fmt: skip
+                entries.append(
+                    {
+                        "rank": lane.rank,
+                        "step": step.step,
+                        "step_ns": step.end - step.start,
+                        "wait_caused_ns": round(caused[index]),
+                        "wait_suffered_ns": round(suffered[index]),
+                    }
+                )
     return sorted(entries, key=lambda entry: (entry["rank"], entry["step"]))
 
 

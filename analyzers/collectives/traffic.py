@@ -57,9 +57,12 @@ def _transfers(table: Table, instances: Instances) -> Times:
 def _entry(pair: tuple[int, int], messages: Sequence[tuple[int, int]]) -> TrafficEntry:
     sizes = [nbytes for nbytes, _ in messages]
     return {
-        "rank": pair[0], "peer": pair[1], "count": len(messages),
-        "bytes": None if NA in sizes else sum(sizes), "dur_ns": sum(dur for _, dur in messages),
-    }  # fmt: skip
+        "rank": pair[0],
+        "peer": pair[1],
+        "count": len(messages),
+        "bytes": None if NA in sizes else sum(sizes),
+        "dur_ns": sum(dur for _, dur in messages),
+    }
 
 
 ANALYZER = RunAnalyzer(

@@ -99,9 +99,13 @@ class WorkOfRanks:
         for low, high in zip(new.tolist(), [*new[1:].tolist(), len(order)], strict=True):
             own = shape[np.searchsorted(shape, low) : np.searchsorted(shape, high)] - low
             yield _Shapes(
-                int(operation[low]), place[low:high], count[low:high], spent[low:high],
-                [*own.tolist(), high - low], bool((dims[low:high] != NO_NAME).all()),
-            )  # fmt: skip
+                int(operation[low]),
+                place[low:high],
+                count[low:high],
+                spent[low:high],
+                [*own.tolist(), high - low],
+                bool((dims[low:high] != NO_NAME).all()),
+            )
 
     @cached_property
     def longer(self) -> Longer:

@@ -30,20 +30,33 @@ SHARED_AS = (".html", ".json")
 @click.command(short_help="Say what bounds a run and where its time goes.")
 @inputs
 @click.option("--steps", type=StepRange(), metavar="A-B", help="Only these steps, e.g. 3-8.")
-@click.option("--window", type=click.IntRange(min=0), metavar="N",
-              help="Of windows of one run (iteration_10/, iteration_20/) this one, not the latest.")  # fmt: skip
+@click.option(
+    "--window",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Of windows of one run (iteration_10/, iteration_20/) this one, not the latest.",
+)
 @click.option("--role", metavar="NAME", help="Of jobs by role (actor_update/, rollout/) this one alone.")
-@click.option("--world-size", type=click.IntRange(min=1), metavar="N",
-              help="Ranks of the whole job, where the files don't say.")  # fmt: skip
-@click.option("--device", metavar="MODEL", callback=device_model,
-              help="Model of the GPUs (H100, MI300X, ...), if the traces don't record it.")  # fmt: skip
+@click.option(
+    "--world-size", type=click.IntRange(min=1), metavar="N", help="Ranks of the whole job, where the files don't say."
+)
+@click.option(
+    "--device",
+    metavar="MODEL",
+    callback=device_model,
+    help="Model of the GPUs (H100, MI300X, ...), if the traces don't record it.",
+)
 @report_options
 @click.option("-v", "--verbose", is_flag=True, help="Say on stderr what was read, and how long it took.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else, on stdout.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write one self-contained page.")
 @click.option("--csv", type=click.Path(path_type=Path), metavar="DIR", help="Also write each table as CSV.")
-@click.option("--share", type=click.Path(path_type=Path), metavar="FILE",
-              help="Also write it for others to read (.html, .json): paths, hosts and users replaced.")  # fmt: skip
+@click.option(
+    "--share",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write it for others to read (.html, .json): paths, hosts and users replaced.",
+)
 @click.option("--force", is_flag=True, help="Overwrite the files of --html, --csv and --share.")
 @click.option(
     "--fail-on",
@@ -51,8 +64,9 @@ SHARED_AS = (".html", ".json")
     help="Exit with 1 if a finding has this severity or a higher one.",
 )
 @click.option("--no-advice", is_flag=True, help="Neither replay nor try changes: no suggestions, a quicker answer.")
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N",
-              help="Processes that read large runs.  [default: one per core]")  # fmt: skip
+@click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes that read large runs.  [default: one per core]"
+)
 @click.option("--executor", metavar="dask[=ADDRESS]", help="Read the files on a Dask cluster.")
 @click.option("--skip-unreadable", is_flag=True, help="Leave out files that can't be read, and say so.")
 @store_option
@@ -258,9 +272,15 @@ def _analyse(asked: Asked, cached: bool) -> tuple[Analysis, list[Input]]:
         read = ReadOptions(asked.partial, asked.nsys, progress, cache=cached, device=asked.device, status=progress.say)
         advice, workers = not asked.no_advice, asked.jobs or os.cpu_count() or 1
         options = Options(
-            asked.ranks, asked.steps, workers, read, advice, replay=advice, world_size=asked.world_size,
+            asked.ranks,
+            asked.steps,
+            workers,
+            read,
+            advice,
+            replay=advice,
+            world_size=asked.world_size,
             skip_unreadable=asked.skip_unreadable,
-        )  # fmt: skip
+        )
         return run(items, options, begun=progress.file, executor=chosen), items
 
 

@@ -19,23 +19,47 @@ if TYPE_CHECKING:
 @reading
 @click.argument("path")
 @click.option("--baseline", required=True, metavar="RUN", help="A trace, the JSON of a report, or a run's number.")
-@click.option("--fail-on", type=Percent(), default="5%", show_default=True, metavar="N%",
-              help="Fail where the step is slower by more than that, beyond its uncertainty.")  # fmt: skip
-@click.option("--fail-on-finding", type=click.Choice(["low", "medium", "high"]),
-              help="Also fail on a finding of this severity or a higher one that the baseline has not.")  # fmt: skip
+@click.option(
+    "--fail-on",
+    type=Percent(),
+    default="5%",
+    show_default=True,
+    metavar="N%",
+    help="Fail where the step is slower by more than that, beyond its uncertainty.",
+)
+@click.option(
+    "--fail-on-finding",
+    type=click.Choice(["low", "medium", "high"]),
+    help="Also fail on a finding of this severity or a higher one that the baseline has not.",
+)
 @click.option("--strict", is_flag=True, help="Also fail where the traces are inconclusive.")
 @click.option("--steps", type=StepRange(), metavar="A-B", help="Only these steps of both, e.g. 3-8.")
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
 @click.option("--force", is_flag=True, help="Overwrite the file of --junit.")
-@click.option("--github/--no-github", default=None, envvar="GITHUB_ACTIONS",
-              help="Print annotations of GitHub Actions on stderr.  [default: where it runs there]")  # fmt: skip
+@click.option(
+    "--github/--no-github",
+    default=None,
+    envvar="GITHUB_ACTIONS",
+    help="Print annotations of GitHub Actions on stderr.  [default: where it runs there]",
+)
 @store_option
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on stdout.")
 def command(
-    path: str, baseline: str, ranks: frozenset[int] | None, partial: bool, nsys: str | None, fail_on: float,
-    fail_on_finding: Severity | None, strict: bool, steps: tuple[int, int] | None, junit: Path | None, force: bool,
-    github: bool | None, store: Path | None, as_json: bool,
-) -> int:  # fmt: skip
+    path: str,
+    baseline: str,
+    ranks: frozenset[int] | None,
+    partial: bool,
+    nsys: str | None,
+    fail_on: float,
+    fail_on_finding: Severity | None,
+    strict: bool,
+    steps: tuple[int, int] | None,
+    junit: Path | None,
+    force: bool,
+    github: bool | None,
+    store: Path | None,
+    as_json: bool,
+) -> int:
     """Compare a run with its baseline and exit with 1 where it got worse.
 
     PATH is a trace, a folder of ranks or a glob, the JSON of `gpuscope analyze --json`, or the number of a run
@@ -52,9 +76,18 @@ def command(
     check_free([junit] if junit is not None else [], force, (path, baseline))
     refuse_same(path, baseline)
     result = check(
-        path, baseline=baseline, fail_on=fail_on, fail_on_finding=fail_on_finding, ranks=ranks, steps=steps,
-        partial=partial, nsys=nsys, store=store, workers=os.cpu_count() or 1, progress=True,
-    )  # fmt: skip
+        path,
+        baseline=baseline,
+        fail_on=fail_on,
+        fail_on_finding=fail_on_finding,
+        ranks=ranks,
+        steps=steps,
+        partial=partial,
+        nsys=nsys,
+        store=store,
+        workers=os.cpu_count() or 1,
+        progress=True,
+    )
     if junit is not None:
         from gpuscope.report.checks_for_ci import junit_xml
 

@@ -21,9 +21,17 @@ from gpuscope.store.location import store_option
 @store_option
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else, on stdout.")
 def command(
-    before: str, after: str, ranks: frozenset[int] | None, partial: bool, nsys: str | None,
-    steps: tuple[int, int] | None, threshold: float | None, suggestion: str | None, store: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    before: str,
+    after: str,
+    ranks: frozenset[int] | None,
+    partial: bool,
+    nsys: str | None,
+    steps: tuple[int, int] | None,
+    threshold: float | None,
+    suggestion: str | None,
+    store: Path | None,
+    as_json: bool,
+) -> None:
     """Compare the step time of two runs, with its uncertainty, and say what moved.
 
     BEFORE and AFTER are each a trace, a folder of ranks or a glob, the JSON of `gpuscope analyze --json`, or
@@ -40,9 +48,18 @@ def command(
 
     refuse_same(before, after)
     document = diff(
-        before, after, threshold=DEFAULT_THRESHOLD if threshold is None else threshold, suggestion=suggestion,
-        ranks=ranks, steps=steps, partial=partial, nsys=nsys, store=store, workers=os.cpu_count() or 1, progress=True,
-    ).document  # fmt: skip
+        before,
+        after,
+        threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
+        suggestion=suggestion,
+        ranks=ranks,
+        steps=steps,
+        partial=partial,
+        nsys=nsys,
+        store=store,
+        workers=os.cpu_count() or 1,
+        progress=True,
+    ).document
     if as_json:
         import json
 

@@ -30,10 +30,18 @@ if TYPE_CHECKING:
     metavar="OUT.csv",
     help="Write what NCCL should choose by size, for its example tuner plugin; nothing where no choice would gain.",
 )
-@click.option("--speedscope", type=click.Path(path_type=Path), metavar="OUT.json",
-              help="Write time by place of the program for speedscope.app.")  # fmt: skip
-@click.option("--collapsed", type=click.Path(path_type=Path), metavar="OUT.txt",
-              help="Write the same as collapsed stacks, for flamegraph.pl and its like.")  # fmt: skip
+@click.option(
+    "--speedscope",
+    type=click.Path(path_type=Path),
+    metavar="OUT.json",
+    help="Write time by place of the program for speedscope.app.",
+)
+@click.option(
+    "--collapsed",
+    type=click.Path(path_type=Path),
+    metavar="OUT.txt",
+    help="Write the same as collapsed stacks, for flamegraph.pl and its like.",
+)
 @click.option(
     "--channels", type=click.IntRange(1, 64), help="NCCL's channels, for --nccl-tuner, where its log lacks them."
 )

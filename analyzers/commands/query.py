@@ -32,9 +32,16 @@ WIDEST = 60
 @click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV.")
 @store_option
 def command(
-    run: str, sql: str | None, ranks: frozenset[int] | None, partial: bool, nsys: str | None, limit: int,
-    as_json: bool, as_csv: bool, store: Path | None,
-) -> None:  # fmt: skip
+    run: str,
+    sql: str | None,
+    ranks: frozenset[int] | None,
+    partial: bool,
+    nsys: str | None,
+    limit: int,
+    as_json: bool,
+    as_csv: bool,
+    store: Path | None,
+) -> None:
     """Ask the tables of a run with one SELECT; without SQL, list the tables and some examples.
 
     RUN is a trace, a folder of ranks or a glob, the JSON of `gpuscope analyze --json`, or the number of a run in the
@@ -58,8 +65,10 @@ def command(
     found = engine.query(asked, sql, limit)
     if as_json:
         document: QueryDocument = {
-            "columns": list(found.columns), "rows": [list(row) for row in found.rows], "more": found.more
-        }  # fmt: skip
+            "columns": list(found.columns),
+            "rows": [list(row) for row in found.rows],
+            "more": found.more,
+        }
         import json
 
         click.echo(json.dumps(document, indent=2))

@@ -11,17 +11,35 @@ from gpuscope.commands.options import StepRange, inputs
 
 @click.command(short_help="Reduce traces to their small parts, to be merged elsewhere.")
 @inputs
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, metavar="FILE|DIR",
-              help="FILE.gsr for one trace, else a folder for one per trace.")  # fmt: skip
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE|DIR",
+    help="FILE.gsr for one trace, else a folder for one per trace.",
+)
 @click.option("--steps", type=StepRange(), metavar="A-B", help="Only these steps, e.g. 3-8.")
-@click.option("--of", "files", type=click.IntRange(min=1), metavar="N",
-              help="Traces of the whole run, which share the replay's size.  [default: as the trace says]")  # fmt: skip
+@click.option(
+    "--of",
+    "files",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Traces of the whole run, which share the replay's size.  [default: as the trace says]",
+)
 @click.option("--share", is_flag=True, help="Replace the names of folders, hosts and users, to give the parts away.")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 def command(
-    paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, out: Path,
-    steps: tuple[int, int] | None, files: int | None, share: bool, force: bool,
-) -> None:  # fmt: skip
+    paths: tuple[str, ...],
+    ranks: frozenset[int] | None,
+    partial: bool,
+    nsys: str | None,
+    out: Path,
+    steps: tuple[int, int] | None,
+    files: int | None,
+    share: bool,
+    force: bool,
+) -> None:
     """Write what the analysis of a whole run needs of each trace: steps, breakdown, collectives, replay graph.
 
     Run it on each node; copy the parts to one place; there, `gpuscope analyze` merges them. The report is the same as

@@ -16,14 +16,35 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Follow a run that is still being recorded.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="RUN")
-@click.option("--every", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
-              help="How often to look.")  # fmt: skip
-@click.option("--to", "targets", multiple=True, metavar="TARGET",
-              help="Also send measures, verdicts and alerts there; may be repeated.")  # fmt: skip
-@click.option("--wait", type=click.FloatRange(0), default=0.0, show_default=True, metavar="SECONDS",
-              help="How long to wait for a run that has not begun.")  # fmt: skip
-@click.option("--record-on-alert", "record", is_flag=True,
-              help="Have the job record a window of a slow rank or link, and of a rank beside it.")  # fmt: skip
+@click.option(
+    "--every",
+    type=click.FloatRange(0.1, 3600),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look.",
+)
+@click.option(
+    "--to",
+    "targets",
+    multiple=True,
+    metavar="TARGET",
+    help="Also send measures, verdicts and alerts there; may be repeated.",
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for a run that has not begun.",
+)
+@click.option(
+    "--record-on-alert",
+    "record",
+    is_flag=True,
+    help="Have the job record a window of a slow rank or link, and of a rank beside it.",
+)
 @click.option("--once", is_flag=True, help="Say how it stands, and end; exit with 1 if there is an alert.")
 def command(folder: Path, every: float, targets: tuple[str, ...], wait: float, record: bool, once: bool) -> int:
     """Print the steps of a running job, who is late in them, and alerts, until it ends.

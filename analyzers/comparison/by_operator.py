@@ -57,20 +57,26 @@ def platform(before: Report, after: Report, step: Change, breakdown: Sequence[Pa
         return None
     modules, shapes = (all(any(row[key] for row in side.rows) for side in (old, new)) for key in ("module", "shapes"))
     matches = _matched(old.rows, new.rows, modules, shapes)
-    share = min(_share(old, [match.before for match in matches if match.by]),
-                _share(new, [match.after for match in matches if match.by]))  # fmt: skip
+    share = min(
+        _share(old, [match.before for match in matches if match.by]),
+        _share(new, [match.after for match in matches if match.by]),
+    )
     comparable = share >= DIFFERENT
     versions = _versions(before, after)
     updated = any(row["before"] and row["after"] for row in versions)
     pairs = [_pair(match, old, new) for match in matches] if comparable else []
     return {
         "changed": updated or bool(old.device and new.device and old.device != new.device),
-        "device_before": old.device, "device_after": new.device, "versions": versions,
+        "device_before": old.device,
+        "device_after": new.device,
+        "versions": versions,
         "by": [name for name, known in _recorded(modules, shapes) if known],
-        "matched_frac": share, "comparable": comparable, "why": _why(old, new, share, shapes),
+        "matched_frac": share,
+        "comparable": comparable,
+        "why": _why(old, new, share, shapes),
         "explained": _explained(matches, old, new, step["change_ns"], breakdown) if comparable else [],
         "pairs": sorted(pairs, key=lambda pair: -abs(pair["change_ns"])),
-    }  # fmt: skip
+    }
 
 
 def _recorded(modules: bool, shapes: bool) -> tuple[tuple[Literal["module", "operator", "shapes"], bool], ...]:
@@ -90,8 +96,9 @@ def _versions(before: Report, after: Report) -> list[VersionChange]:
     old, new = (report["trace"].get("setup", {}).get("versions", {}) for report in (before, after))
     return [
         {"name": name, "before": old.get(name), "after": new.get(name)}
-        for name in sorted({*old, *new}) if old.get(name) != new.get(name)
-    ]  # fmt: skip
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
 
 
 def _why(old: _Side, new: _Side, share: float, shapes: bool) -> str:
@@ -131,9 +138,12 @@ def _matched(
 
     own, around = ("operator", "shapes"), ("within", "within_shapes")
     levels: list[tuple[MatchedBy, Callable[[OperatorWorkEntry], _Key | None]]] = [
-        ("operator", key("module", *around, *own)), ("operator", key(*around, *own)),
-        ("within", key("module", *around)), ("within", key(*around)), ("operator", key(*own)),
-    ]  # fmt: skip
+        ("operator", key("module", *around, *own)),
+        ("operator", key(*around, *own)),
+        ("within", key("module", *around)),
+        ("within", key(*around)),
+        ("operator", key(*own)),
+    ]
     if modules:
         levels.append(("module", key("module")))
     found: list[_Match] = []
@@ -160,12 +170,15 @@ def _pair(match: _Match, old: _Side, new: _Side) -> OperatorPair:
     whole = match.by == "within"
     name = longest["within"] if whole else longest["operator"]
     return {
-        "module": longest["module"], "operator": name or "",
+        "module": longest["module"],
+        "operator": name or "",
         "shapes": longest["within_shapes" if whole else "shapes"],
-        "category": longest["category"], "matched_by": match.by,
-        "before": _operator(match.before, old), "after": _operator(match.after, new),
+        "category": longest["category"],
+        "matched_by": match.by,
+        "before": _operator(match.before, old),
+        "after": _operator(match.after, new),
         "change_ns": new.time(match.after) - old.time(match.before),
-    }  # fmt: skip
+    }
 
 
 def _operator(rows: tuple[OperatorWorkEntry, ...], side: _Side) -> OperatorSide | None:
@@ -177,12 +190,14 @@ def _operator(rows: tuple[OperatorWorkEntry, ...], side: _Side) -> OperatorSide 
     return {
         "calls": sum(row["calls"] for row in rows) / side.ranks,
         "kernels": sum(row["kernels"] for row in rows) / side.ranks,
-        "kernel": max(rows, key=lambda row: row["dur_ns"])["kernel"], "dur_ns": dur, "share_frac": dur / side.step,
+        "kernel": max(rows, key=lambda row: row["dur_ns"])["kernel"],
+        "dur_ns": dur,
+        "share_frac": dur / side.step,
         "flops_per_s": flops / spent * 1e9 if flops and spent else None,
         "bytes_per_s": moved / spent * 1e9 if moved and spent else None,
         "bound": "bytes" if moved and by_bytes else "flops" if flops else None,
         "peak_frac": needed / spent if needed is not None and spent else None,
-    }  # fmt: skip
+    }
 
 
 def _needed(rows: Iterable[OperatorWorkEntry]) -> int | None:
@@ -196,8 +211,10 @@ def _reasons(match: _Match, old: _Side, new: _Side) -> tuple[int, int] | None:
     need = _needed(match.before), _needed(match.after)
     done: list[float] = []
     for key in ("flops", "bytes", *(["calls"] if match.by == "operator" else [])):
-        done = [sum(row[key] for row in rows) / side.ranks  # type: ignore[literal-required]
-                for rows, side in ((match.before, old), (match.after, new))]  # fmt: skip
+        done = [
+            sum(row[key] for row in rows) / side.ranks  # type: ignore[literal-required]
+            for rows, side in ((match.before, old), (match.after, new))
+        ]
         if all(done):
             break
     else:
@@ -224,19 +241,29 @@ def _explained(
     before = sum(row["before_ns"] for row in rows.values())
     after = sum(row["after_ns"] for row in rows.values())
     _add(rows, "overlap", None, old.step - before, old.step - before + change - (after - before), None)
-    return sorted((row for row in rows.values() if row["before_ns"] or row["after_ns"]),
-                  key=lambda row: -abs(row["change_ns"]))  # fmt: skip
+    return sorted(
+        (row for row in rows.values() if row["before_ns"] or row["after_ns"]), key=lambda row: -abs(row["change_ns"])
+    )
 
 
 def _add(
     rows: dict[tuple[str, str | None], ExplainedChange],
     what: Literal["operators", "unmatched", "overlap", "exposed_communication", "exposed_memory", "idle"],
-    category: str | None, before: int, after: int, reasons: tuple[int, int] | None,
-) -> None:  # fmt: skip
+    category: str | None,
+    before: int,
+    after: int,
+    reasons: tuple[int, int] | None,
+) -> None:
     empty: ExplainedChange = {
-        "what": what, "category": category, "before_ns": 0, "after_ns": 0, "change_ns": 0, "work_ns": None,
-        "peak_ns": None, "speed_ns": None,
-    }  # fmt: skip
+        "what": what,
+        "category": category,
+        "before_ns": 0,
+        "after_ns": 0,
+        "change_ns": 0,
+        "work_ns": None,
+        "peak_ns": None,
+        "speed_ns": None,
+    }
     row = rows.setdefault((what, category), empty)
     row["before_ns"] += before
     row["after_ns"] += after

@@ -65,11 +65,17 @@ def _side(side: Side, steps: Series) -> DiffSide:
     own = sample(steps.durations)
     bounds = median_interval(own) if own else None
     return {
-        "name": side.name, "run": side.run, "sources": [source["path"] for source in side.report["trace"]["sources"]],
-        "ranks": side.report["trace"]["ranks_present"], "steps": len(steps.steps), "step_ns": step(steps),
-        "low_ns": round(bounds.low) if bounds else None, "high_ns": round(bounds.high) if bounds else None,
-        "bound_by": side.report["verdict"]["bound_by"], "cause": side.report["verdict"]["cause"],
-    }  # fmt: skip
+        "name": side.name,
+        "run": side.run,
+        "sources": [source["path"] for source in side.report["trace"]["sources"]],
+        "ranks": side.report["trace"]["ranks_present"],
+        "steps": len(steps.steps),
+        "step_ns": step(steps),
+        "low_ns": round(bounds.low) if bounds else None,
+        "high_ns": round(bounds.high) if bounds else None,
+        "bound_by": side.report["verdict"]["bound_by"],
+        "cause": side.report["verdict"]["cause"],
+    }
 
 
 def _caveats(before: Report, after: Report, basis: Basis, per: tuple[moved.Unit, moved.Unit]) -> list[str]:
@@ -137,11 +143,20 @@ def proofs(before: Report, after: Report, applied: str | None) -> list[Proof]:
 def _proof(suggestion: SuggestionEntry, measured: int | None, applied: str | None) -> Proof:
     predicted = suggestion["predicted"]
     return {
-        "code": suggestion["code"], "action": suggestion["action"],
+        "code": suggestion["code"],
+        "action": suggestion["action"],
         "applied": None if applied is None else suggestion["code"] == applied,
-        "predicted_ns": predicted["step_ns_after"], "low_ns": predicted["low_ns"], "high_ns": predicted["high_ns"],
+        "predicted_ns": predicted["step_ns_after"],
+        "low_ns": predicted["low_ns"],
+        "high_ns": predicted["high_ns"],
         "predicted_gain_ns": predicted["step_ns_before"] - predicted["step_ns_after"],
-        "measured_ns": measured, "gained_ns": None if measured is None else predicted["step_ns_before"] - measured,
-        "held": None if measured is None else "faster" if measured < predicted["low_ns"]
-        else "slower" if measured > predicted["high_ns"] else "inside",
-    }  # fmt: skip
+        "measured_ns": measured,
+        "gained_ns": None if measured is None else predicted["step_ns_before"] - measured,
+        "held": None
+        if measured is None
+        else "faster"
+        if measured < predicted["low_ns"]
+        else "slower"
+        if measured > predicted["high_ns"]
+        else "inside",
+    }

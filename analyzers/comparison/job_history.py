@@ -43,8 +43,13 @@ def trend(runs: Sequence[StoredRun], threshold: float = DEFAULT_THRESHOLD) -> li
         own = diff["after"]
         points.append(
             TrendPoint(
-                run.number, run.recorded_at, own["step_ns"], own["low_ns"], own["high_ns"],
-                diff["verdict"]["result"] if place else None, diff["step"]["change_frac"] if place else None,
+                run.number,
+                run.recorded_at,
+                own["step_ns"],
+                own["low_ns"],
+                own["high_ns"],
+                diff["verdict"]["result"] if place else None,
+                diff["step"]["change_frac"] if place else None,
             )
-        )  # fmt: skip
+        )
     return points

@@ -28,8 +28,9 @@ def change(before: Report, after: Report, own: Series, other: Series) -> Change:
     if own.steps and other.steps:
         first, second = _relative(own), _relative(other)
         bounds = difference(first, second) if first and second else None
-        return _change("steps", step(own), step(other), (math.expm1(bounds.low), math.expm1(bounds.high)) if bounds
-                       else None)  # fmt: skip
+        return _change(
+            "steps", step(own), step(other), (math.expm1(bounds.low), math.expm1(bounds.high)) if bounds else None
+        )
     window = mean_window_ns(before), mean_window_ns(after)
     if None not in window:
         return _change("window", *window, None)
@@ -74,14 +75,25 @@ def outcome(moved: Change, threshold: float) -> tuple[Outcome, bool]:
 
 def _change(basis: str, before: int | None, after: int | None, bounds: tuple[float, float] | None) -> Change:
     if before is None or after is None:
-        return {"basis": "none", "before_ns": before, "after_ns": after, "change_ns": None, "change_frac": None,
-                "low_frac": None, "high_frac": None}  # fmt: skip
+        return {
+            "basis": "none",
+            "before_ns": before,
+            "after_ns": after,
+            "change_ns": None,
+            "change_frac": None,
+            "low_frac": None,
+            "high_frac": None,
+        }
     scale = before or 1
     return {
         "basis": "steps" if basis == "steps" else "window",
-        "before_ns": before, "after_ns": after, "change_ns": after - before, "change_frac": (after - before) / scale,
-        "low_frac": bounds[0] if bounds else None, "high_frac": bounds[1] if bounds else None,
-    }  # fmt: skip
+        "before_ns": before,
+        "after_ns": after,
+        "change_ns": after - before,
+        "change_frac": (after - before) / scale,
+        "low_frac": bounds[0] if bounds else None,
+        "high_frac": bounds[1] if bounds else None,
+    }
 
 
 def _why_steps(moved: Change, result: Outcome, conclusive: bool, threshold: float, own: Series, other: Series) -> str:

@@ -27,8 +27,16 @@ store (as an int or as text), or what `gpuscope.analyze` returned."""
 
 _NUMBER = when_used.pattern(r"#?(\d+)")
 _NEEDED = (
-    "trace", "verdict", "ranks", "steps", "steps_basis", "collectives", "kernels", "findings", "suggestions",
-)  # fmt: skip
+    "trace",
+    "verdict",
+    "ranks",
+    "steps",
+    "steps_basis",
+    "collectives",
+    "kernels",
+    "findings",
+    "suggestions",
+)
 
 
 @dataclass(frozen=True)

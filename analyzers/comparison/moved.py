@@ -81,16 +81,23 @@ def _part(key: PartKey, before: Report, after: Report, own: Series, other: Serie
     low = high = None
     if per_step:
         values = [steps.values(lambda entry: entry["breakdown_ns"][key]) for steps in (own, other)]
-        means = [Unit.of(report, per_step).time(sum(total))
-                 for report, total in zip((before, after), totals, strict=True)]  # fmt: skip
+        means = [
+            Unit.of(report, per_step).time(sum(total)) for report, total in zip((before, after), totals, strict=True)
+        ]
         first, second = sample(values[0]), sample(values[1])
         if first and second:
             change, half = means[1] - means[0], difference(first, second).half
             low, high = round(change - half), round(change + half)
     return {
-        "part": key, "before_ns": means[0], "after_ns": means[1], "change_ns": means[1] - means[0],
-        "low_ns": low, "high_ns": high, "total_before_ns": sum(totals[0]), "total_after_ns": sum(totals[1]),
-    }  # fmt: skip
+        "part": key,
+        "before_ns": means[0],
+        "after_ns": means[1],
+        "change_ns": means[1] - means[0],
+        "low_ns": low,
+        "high_ns": high,
+        "total_before_ns": sum(totals[0]),
+        "total_after_ns": sum(totals[1]),
+    }
 
 
 def causes(before: Report, after: Report, units: tuple[Unit, Unit]) -> list[CauseChange]:
@@ -101,10 +108,15 @@ def causes(before: Report, after: Report, units: tuple[Unit, Unit]) -> list[Caus
     ]
     keys = dict.fromkeys([*sides[0], *sides[1]])
     rows: list[CauseChange] = [
-        {"class": key[0], "cause": key[1], "before_ns": sides[0].get(key, 0), "after_ns": sides[1].get(key, 0),
-         "change_ns": sides[1].get(key, 0) - sides[0].get(key, 0)}
+        {
+            "class": key[0],
+            "cause": key[1],
+            "before_ns": sides[0].get(key, 0),
+            "after_ns": sides[1].get(key, 0),
+            "change_ns": sides[1].get(key, 0) - sides[0].get(key, 0),
+        }
         for key in keys
-    ]  # fmt: skip
+    ]
     return sorted(rows, key=lambda row: -abs(row["change_ns"]))
 
 
@@ -113,10 +125,11 @@ def findings(before: Report, after: Report) -> FindingChange:
     old, new = _severities(before), _severities(after)
     both = sorted(set(old) & set(new))
     return {
-        "new": sorted(set(new) - set(old)), "gone": sorted(set(old) - set(new)),
+        "new": sorted(set(new) - set(old)),
+        "gone": sorted(set(old) - set(new)),
         "worse": [code for code in both if new[code] > old[code]],
         "better": [code for code in both if new[code] < old[code]],
-    }  # fmt: skip
+    }
 
 
 def _severities(report: Report) -> dict[str, int]:
@@ -139,10 +152,17 @@ def kernels(before: Report, after: Report, units: tuple[Unit, Unit]) -> list[Ker
     rows: list[KernelChange] = []
     for key in dict.fromkeys([*sides[0], *sides[1]]):
         (old_ns, old_count), (new_ns, new_count) = sides[0].get(key, (0, 0.0)), sides[1].get(key, (0, 0.0))
-        rows.append({
-            "name": key[0], "category": key[1], "before_ns": old_ns, "after_ns": new_ns, "change_ns": new_ns - old_ns,
-            "before_count": old_count, "after_count": new_count,
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": key[0],
+                "category": key[1],
+                "before_ns": old_ns,
+                "after_ns": new_ns,
+                "change_ns": new_ns - old_ns,
+                "before_count": old_count,
+                "after_count": new_count,
+            }
+        )
     return sorted(rows, key=lambda row: -abs(row["change_ns"]))
 
 
@@ -156,12 +176,18 @@ def operators(before: Report, after: Report, units: tuple[Unit, Unit]) -> list[O
     for name in dict.fromkeys([*sides[0], *sides[1]]):
         old, new = (_operator(side.get(name), unit) for side, unit in zip(sides, units, strict=True))
         known = on_device and old.device is not None and new.device is not None
-        rows.append({
-            "name": name, "before_device_ns": old.device, "after_device_ns": new.device,
-            "before_host_ns": old.host, "after_host_ns": new.host,
-            "change_ns": (new.device or 0) - (old.device or 0) if known else new.host - old.host,
-            "before_count": old.calls, "after_count": new.calls,
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": name,
+                "before_device_ns": old.device,
+                "after_device_ns": new.device,
+                "before_host_ns": old.host,
+                "after_host_ns": new.host,
+                "change_ns": (new.device or 0) - (old.device or 0) if known else new.host - old.host,
+                "before_count": old.calls,
+                "after_count": new.calls,
+            }
+        )
     return sorted(rows, key=lambda row: -abs(row["change_ns"]))
 
 
@@ -207,7 +233,10 @@ def _spent(side: CollectiveSide | None) -> int:
 def _collective(row: CollectiveEntry, unit: Unit) -> CollectiveSide:
     wait, transfer, size = row["wait_ns"], row["transfer_ns"], row["bytes"]
     return {
-        "count": row["count"] / unit.one_rank, "bytes": None if size is None else round(size / unit.one_rank),
-        "dur_ns": unit.time(row["dur_ns"]), "wait_ns": None if wait is None else unit.time(wait),
-        "transfer_ns": None if transfer is None else unit.time_of_one(transfer), "busbw_gbps": row["busbw_gbps"],
-    }  # fmt: skip
+        "count": row["count"] / unit.one_rank,
+        "bytes": None if size is None else round(size / unit.one_rank),
+        "dur_ns": unit.time(row["dur_ns"]),
+        "wait_ns": None if wait is None else unit.time(wait),
+        "transfer_ns": None if transfer is None else unit.time_of_one(transfer),
+        "busbw_gbps": row["busbw_gbps"],
+    }

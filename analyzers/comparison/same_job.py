@@ -56,10 +56,11 @@ def shared_work(one: Report, other: Report) -> float | None:
     kernels = [
         _shares(
             (_ARGUMENTS.split(row["name"].removeprefix("void "))[0], row["dur_ns"])
-            for row in report["kernels"] if row["category"] not in ("communication", "memory")
+            for row in report["kernels"]
+            if row["category"] not in ("communication", "memory")
         )
         for report in (one, other)
-    ]  # fmt: skip
+    ]
     operators = [
         _shares((row["name"], row["host_self_ns"]) for row in report.get("operators", [])) for report in (one, other)
     ]

@@ -81,9 +81,11 @@ def run(facts: RunFacts) -> Result:
     places = {} if facts.stages is None else facts.stages.places
     unlike = divergences(trace, compiles, {rank: stage for rank, (_, stage) in places.items()})
     section: CompilationSection = {
-        "compiles": compiles, "graph_breaks": breaks, "divergence": unlike,
+        "compiles": compiles,
+        "graph_breaks": breaks,
+        "divergence": unlike,
         "ranks": [_of_rank(rank, compiles, spans[rank], recorded) for rank in spans],
-    }  # fmt: skip
+    }
     result.sections[COMPILATION] = section
     again = [one for one in compiles if one["recompiled"]]
     if again:
@@ -96,13 +98,16 @@ def run(facts: RunFacts) -> Result:
         first = unlike[0]
         alone = _alone(spans, recorded)
         place = frame_place(first["function"], first["file"], first["line"])
-        result.findings.append(made(
-            CompileDivergence(first["kind"], place, first["groups"]),
-            ranks=sorted(rank for group in first["groups"][1:] for rank in group),
-            share=alone / recorded.window if recorded.window else 0.0,
-            cost_ns=alone, mean_ns=round(alone / max(recorded.count, 1)),
-            severity="high" if first["kind"] == "schedule" else None,
-        ))  # fmt: skip
+        result.findings.append(
+            made(
+                CompileDivergence(first["kind"], place, first["groups"]),
+                ranks=sorted(rank for group in first["groups"][1:] for rank in group),
+                share=alone / recorded.window if recorded.window else 0.0,
+                cost_ns=alone,
+                mean_ns=round(alone / max(recorded.count, 1)),
+                severity="high" if first["kind"] == "schedule" else None,
+            )
+        )
     return result
 
 
@@ -122,19 +127,30 @@ def _compiles(trace: Trace, recorded: Recorded) -> list[CompileEntry]:
     )
     return [
         {
-            "rank": row["rank"], "compile_id": row["compile_id"], "function": row["function"], "file": row["file"],
-            "line": row["line"], "called_at": row["called_at"], "start_ns": row["start"],
+            "rank": row["rank"],
+            "compile_id": row["compile_id"],
+            "function": row["function"],
+            "file": row["file"],
+            "line": row["line"],
+            "called_at": row["called_at"],
+            "start_ns": row["start"],
             "dur_ns": None if None in (row["start"], row["end"]) else row["end"] - row["start"],
             "step": None if row["start"] is None else recorded.step_at(row["rank"], row["start"]),
-            "recompiled": row["nth"] > 0, "reason": row["reason"], "failed": row["failed"], "cache": row["cache"],
+            "recompiled": row["nth"] > 0,
+            "reason": row["reason"],
+            "failed": row["failed"],
+            "cache": row["cache"],
         }
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _spans(compiles: Iterable[CompileEntry]) -> Spans:
-    timed = [(one["start_ns"], one["start_ns"] + one["dur_ns"]) for one in compiles
-             if one["start_ns"] is not None and one["dur_ns"] is not None]  # fmt: skip
+    timed = [
+        (one["start_ns"], one["start_ns"] + one["dur_ns"])
+        for one in compiles
+        if one["start_ns"] is not None and one["dur_ns"] is not None
+    ]
     if not timed:
         return EMPTY
     start, end = np.array(timed, np.int64).T
@@ -144,13 +160,16 @@ def _spans(compiles: Iterable[CompileEntry]) -> Spans:
 def _of_rank(rank: int, compiles: Sequence[CompileEntry], spans: Spans, recorded: Recorded) -> CompiledRankEntry:
     own = [one for one in compiles if one["rank"] == rank]
     return {
-        "rank": rank, "compiles": len(own), "recompiles": sum(one["recompiled"] for one in own),
+        "rank": rank,
+        "compiles": len(own),
+        "recompiles": sum(one["recompiled"] for one in own),
         "failed": sum(one["failed"] is not None for one in own),
         "cache_misses": sum(one["cache"] == "miss" for one in own),
         "compile_ns": spans.total,
         "in_steps_ns": recorded.within(rank, spans, judged=False).total
-        if _on_its_clock(rank, spans, recorded) else None,
-    }  # fmt: skip
+        if _on_its_clock(rank, spans, recorded)
+        else None,
+    }
 
 
 def _on_its_clock(rank: int, spans: Spans, recorded: Recorded) -> bool:
@@ -196,10 +215,12 @@ def _failed(failed: Sequence[CompileEntry]) -> FindingEntry:
 
 def _evidence(one: CompileEntry) -> Evidence:
     return {
-        "rank": one["rank"], "start_ns": one["start_ns"] or 0, "dur_ns": one["dur_ns"] or 0,
+        "rank": one["rank"],
+        "start_ns": one["start_ns"] or 0,
+        "dur_ns": one["dur_ns"] or 0,
         "name": frame_place(one["function"], one["file"], one["line"]),
         "note": f"{one['compile_id']}: {one['failed'] or one['reason'] or 'no reason given'}",
-    }  # fmt: skip
+    }
 
 
 def _breaks(trace: Trace, recorded: Recorded, step_ns: int | None) -> tuple[list[GraphBreakEntry], int]:
@@ -214,14 +235,20 @@ def _breaks(trace: Trace, recorded: Recorded, step_ns: int | None) -> tuple[list
     for line, rows in at.items():
         own = times.get(line, [])
         count, host, idle = (sum(gap[name] for gap in own) for name in ("count", "host_ns", "idle_ns"))
-        found.append({
-            "file": line[0], "line": line[1], "reason": line[2],
-            "explanation": rows[0]["explanation"], "hint": rows[0]["hint"],
-            "ranks": sorted({row["rank"] for row in rows}), "compile_ids": sorted({row["compile_id"] for row in rows}),
-            "per_step": count / recorded.count if known else None,
-            "host_ns_per_step": per_step_ns(host / recorded.window, step_ns) if known else None,
-            "idle_ns_per_step": per_step_ns(idle / recorded.window, step_ns) if known else None,
-        })  # fmt: skip
+        found.append(
+            {
+                "file": line[0],
+                "line": line[1],
+                "reason": line[2],
+                "explanation": rows[0]["explanation"],
+                "hint": rows[0]["hint"],
+                "ranks": sorted({row["rank"] for row in rows}),
+                "compile_ids": sorted({row["compile_id"] for row in rows}),
+                "per_step": count / recorded.count if known else None,
+                "host_ns_per_step": per_step_ns(host / recorded.window, step_ns) if known else None,
+                "idle_ns_per_step": per_step_ns(idle / recorded.window, step_ns) if known else None,
+            }
+        )
     found.sort(
         key=lambda one: (-(one["idle_ns_per_step"] or 0), in_library(one["file"]), one["file"], one["line"] or 0)
     )
@@ -346,8 +373,14 @@ def _unlike(
                 groups[own.get(rank, "never compiled")].append(rank)
         if len(groups) > 1:
             ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
-            found.append({
-                "kind": kind, "file": file or None, "line": line or None, "function": function or None,
-                "groups": [group for _, group in ordered], "what": [what for what, _ in ordered],
-            })  # fmt: skip
+            found.append(
+                {
+                    "kind": kind,
+                    "file": file or None,
+                    "line": line or None,
+                    "function": function or None,
+                    "groups": [group for _, group in ordered],
+                    "what": [what for what, _ in ordered],
+                }
+            )
     return found

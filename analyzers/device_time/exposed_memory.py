@@ -34,10 +34,12 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
         exposed = view.parts.exposed_memory
         copying = intersect(exposed, union(device["start"][copies], device["end"][copies]))
         paging = subtract(exposed, copying)
-        result.causes[view.key] = only_present({
-            "copy": _attributed(trace, view, copies, copying),
-            "paging": _attributed(trace, view, memory[migration], paging),
-        })  # fmt: skip
+        result.causes[view.key] = only_present(
+            {
+                "copy": _attributed(trace, view, copies, copying),
+                "paging": _attributed(trace, view, memory[migration], paging),
+            }
+        )
     return result
 
 

@@ -38,9 +38,13 @@ def run(facts: RunFacts) -> Result:
 def _entry(rank: int, own: GpuClocks, step: int | None) -> PowerEntry:
     joules = own.watts * step / 1e9 if own.watts is not None and step else None
     return {
-        "rank": rank, "samples": own.samples, "sm_mhz": own.mhz, "power_w": own.watts, "joules_per_step": joules,
+        "rank": rank,
+        "samples": own.samples,
+        "sm_mhz": own.mhz,
+        "power_w": own.watts,
+        "joules_per_step": joules,
         "held_frac": dict(own.held),
-    }  # fmt: skip
+    }
 
 
 def _finding(holder: str, held: Mapping[int, GpuClocks]) -> FindingEntry:

@@ -38,10 +38,11 @@ def _of_rank(report: Diagnosis, rank: RankEntry, entry: ComputeEntry, recorded: 
     step = rank["window_ns"] // steps
     spent = sum(part["dur_ns"] for part in entry["parts"])
     parts = [
-        IdealPart(name=part["category"], dur_ns=part["dur_ns"],
-                  ideal_ns=part["dur_ns"] - part["known_ns"] + part["floor_ns"])
+        IdealPart(
+            name=part["category"], dur_ns=part["dur_ns"], ideal_ns=part["dur_ns"] - part["known_ns"] + part["floor_ns"]
+        )
         for part in entry["parts"]
-    ]  # fmt: skip
+    ]
     # Kernels beside each other count once: the step holds the time that any of them ran.
     busy = rank["breakdown_ns"]["compute"] / steps
     compute = round(min(sum(part["ideal_ns"] for part in parts), busy))
@@ -50,19 +51,32 @@ def _of_rank(report: Diagnosis, rank: RankEntry, entry: ComputeEntry, recorded: 
     bounded = sum(part.get("bounded_ns", part["known_ns"]) for part in entry["parts"]) / spent if spent else 0.0
     if min(known, bounded) < KNOWN:
         return {
-            "rank": rank["rank"], "step_ns": step, "compute_ns": None, "known_frac": known, "bounded_frac": bounded,
-            "unknown": _unknown(report), "communication_ns": communication, "ideal_ns": None, "parts": [],
-        }  # fmt: skip
+            "rank": rank["rank"],
+            "step_ns": step,
+            "compute_ns": None,
+            "known_frac": known,
+            "bounded_frac": bounded,
+            "unknown": _unknown(report),
+            "communication_ns": communication,
+            "ideal_ns": None,
+            "parts": [],
+        }
     ideal = min(max(compute, communication or 0), step)
     for key, name in _STALLS:
         lost = rank["breakdown_ns"][key] // steps  # type: ignore[literal-required]
         left = ideal - compute if key == "exposed_communication" else 0
         parts.append(IdealPart(name=name, dur_ns=lost, ideal_ns=min(left, lost)))
     return {
-        "rank": rank["rank"], "step_ns": step, "compute_ns": compute, "known_frac": known, "bounded_frac": bounded,
-        "unknown": _unknown(report), "communication_ns": communication, "ideal_ns": ideal,
+        "rank": rank["rank"],
+        "step_ns": step,
+        "compute_ns": compute,
+        "known_frac": known,
+        "bounded_frac": bounded,
+        "unknown": _unknown(report),
+        "communication_ns": communication,
+        "ideal_ns": ideal,
         "parts": sorted((part for part in parts if part["dur_ns"]), key=lambda one: one["ideal_ns"] - one["dur_ns"]),
-    }  # fmt: skip
+    }
 
 
 def _unknown(report: Diagnosis) -> list[str]:

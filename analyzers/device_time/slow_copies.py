@@ -57,9 +57,12 @@ def _of_lane(trace: Trace, view: LaneView, pinned: np.ndarray, usable: float) ->
     held = intersect(intersect(copying, view.parts.exposed_memory), view.judged_spans).total
     cost, steps = round(held * (1 - best / usable)), len(view.judged_steps)
     return made(
-        SlowCopies(round(best * 1e9), round(usable * 1e9), len(large)), ranks=[view.lane.rank],
-        share=cost / max(view.judged_spans.total, 1), cost_ns=cost, mean_ns=cost // steps if steps else None,
-    )  # fmt: skip
+        SlowCopies(round(best * 1e9), round(usable * 1e9), len(large)),
+        ranks=[view.lane.rank],
+        share=cost / max(view.judged_spans.total, 1),
+        cost_ns=cost,
+        mean_ns=cost // steps if steps else None,
+    )
 
 
 ANALYZER = FileAnalyzer("slow_copies", run, (DEVICE_EVENTS,))

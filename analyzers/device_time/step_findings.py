@@ -50,11 +50,23 @@ def _only_startup(facts: RunFacts) -> Iterator[FindingEntry]:
         return
     longest = _by_name([one for own in work.values() for one in own])
     words = Startup([(name, ns / window) for name, ns in longest], spent / window, 0)
-    yield _finding(words, {lane.rank for lane in lanes}, spent, [
-        {"rank": lane.rank, "start_ns": lane.window[0], "dur_ns": one.spent, "name": one.name,
-         "note": "in all, while the device is idle; not part of a steady step"}
-        for lane in lanes for one in work[lane.key]
-    ], share=spent / window)  # fmt: skip
+    yield _finding(
+        words,
+        {lane.rank for lane in lanes},
+        spent,
+        [
+            {
+                "rank": lane.rank,
+                "start_ns": lane.window[0],
+                "dur_ns": one.spent,
+                "name": one.name,
+                "note": "in all, while the device is idle; not part of a steady step",
+            }
+            for lane in lanes
+            for one in work[lane.key]
+        ],
+        share=spent / window,
+    )
 
 
 def _by_name(work: Sequence[HostWork]) -> list[tuple[str, int]]:
@@ -72,9 +84,12 @@ def _startup(facts: RunFacts) -> Iterator[FindingEntry]:
     if before:
         cost = max(duration for _, duration in before.values())
         named = {rank: _named(lane, 0) for rank, (lane, _) in first.items()}
-        yield _finding(Startup([], 0.0, cost), before, cost, [
-            _evidence(rank, start, duration, *named[rank]) for rank, (start, duration) in before.items()
-        ])  # fmt: skip
+        yield _finding(
+            Startup([], 0.0, cost),
+            before,
+            cost,
+            [_evidence(rank, start, duration, *named[rank]) for rank, (start, duration) in before.items()],
+        )
 
 
 def _once(facts: RunFacts, role: Role) -> Iterator[FindingEntry]:
@@ -84,16 +99,26 @@ def _once(facts: RunFacts, role: Role) -> Iterator[FindingEntry]:
         return
     cost = sum(max(duration - step, 0) for duration in steps.values())
     words = (
-        Warmup(len(steps), step, cost) if role is Role.WARMUP
+        Warmup(len(steps), step, cost)
+        if role is Role.WARMUP
         else OutlierSteps(len(steps), step, cost, *longest_outlier(facts, steps))
-    )  # fmt: skip
+    )
     places = [(lane, place) for lane in facts.lanes for place, one in enumerate(lane.steps) if one.step in steps]
     places.sort(key=lambda both: both[0].steps[both[1]].start - both[0].steps[both[1]].end)
-    yield _finding(words, {lane.rank for lane, _ in places}, cost, [
-        _evidence(lane.rank, lane.steps[place].start, lane.steps[place].end - lane.steps[place].start,
-                  *_named(lane, place))
-        for lane, place in places
-    ])  # fmt: skip
+    yield _finding(
+        words,
+        {lane.rank for lane, _ in places},
+        cost,
+        [
+            _evidence(
+                lane.rank,
+                lane.steps[place].start,
+                lane.steps[place].end - lane.steps[place].start,
+                *_named(lane, place),
+            )
+            for lane, place in places
+        ],
+    )
 
 
 def _named(lane: LaneSummary, place: int) -> tuple[str, str]:
@@ -116,9 +141,12 @@ def _shift(facts: RunFacts) -> Iterator[FindingEntry]:
     lane = facts.lanes[0]
     judged = [step for step in lane.steps if facts.steady.judged(step.step)]
     step = judged[min(len(fast), len(judged) - 1)]
-    yield _finding(StepTimeShift(len(fast), usual, later), {lane.rank for lane in facts.lanes}, cost, [
-        _evidence(lane.rank, step.start, step.end - step.start, f"step {step.step}, the first slow one", "")
-    ])  # fmt: skip
+    yield _finding(
+        StepTimeShift(len(fast), usual, later),
+        {lane.rank for lane in facts.lanes},
+        cost,
+        [_evidence(lane.rank, step.start, step.end - step.start, f"step {step.step}, the first slow one", "")],
+    )
 
 
 def _shift_for_good(facts: RunFacts) -> FindingEntry:
@@ -139,10 +167,16 @@ def _shift_for_good(facts: RunFacts) -> FindingEntry:
     first = [step for step in lane.steps if step.step == judged[0]] if lane else []
     return _finding(
         StepTimeShift(len(earlier), before, since, judged[0], part, mean.get(part, 0)),
-        {lane.rank for lane in facts.lanes}, cost,
-        [_evidence(lane.rank, step.start, step.end - step.start, f"step {step.step}", "the first one after the shift")
-         for step in first if lane],
-    )  # fmt: skip
+        {lane.rank for lane in facts.lanes},
+        cost,
+        [
+            _evidence(
+                lane.rank, step.start, step.end - step.start, f"step {step.step}", "the first one after the shift"
+            )
+            for step in first
+            if lane
+        ],
+    )
 
 
 def _changed(facts: RunFacts, lane: LaneSummary, earlier: Iterable[int]) -> dict[str, int] | None:
@@ -160,8 +194,15 @@ def _changed(facts: RunFacts, lane: LaneSummary, earlier: Iterable[int]) -> dict
 def _finding(
     words: Finding, ranks: Iterable[int], cost: int, evidence: list[Evidence], share: float = 0.0
 ) -> FindingEntry:
-    return made(words, ranks=ranks, share=share, cost_ns=cost, mean_ns=None, evidence=evidence[:EVIDENCE],
-                severity="medium" if share else None)  # fmt: skip
+    return made(
+        words,
+        ranks=ranks,
+        share=share,
+        cost_ns=cost,
+        mean_ns=None,
+        evidence=evidence[:EVIDENCE],
+        severity="medium" if share else None,
+    )
 
 
 def _evidence(rank: int, start: int, duration: int, name: str, note: str) -> Evidence:

@@ -75,9 +75,15 @@ def _of_file(trace: Trace, view: LaneView) -> tuple[float | None, float, float, 
     row = int(rows[0])
     ids, span, kernels, launches, alone, idle = (
         int(table[name][row])
-        for name in ("operator_ids", "operator_id_span", "kernels", "launches", "kernels_without_launch",
-                     "launches_without_kernel")
-    )  # fmt: skip
+        for name in (
+            "operator_ids",
+            "operator_id_span",
+            "kernels",
+            "launches",
+            "kernels_without_launch",
+            "launches_without_kernel",
+        )
+    )
     density = ids / span if ids != NA and ids >= IDS_AT_LEAST * (1 - 2 * TRIMMED) else None
     return density, alone / max(kernels, 1), idle / max(launches, 1), idle
 

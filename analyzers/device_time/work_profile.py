@@ -43,10 +43,19 @@ def _of_lane(trace: Trace, view: LaneView) -> Table:
     keys, spent, count = (_by_shape if len(trace["shapes"]) else _by_name)(trace, rows, width)
     kept = np.argsort(-spent, kind="stable")[:KEPT]
     names = keys[kept] // width - 1, keys[kept] % width - 1
-    return Table.build(SCHEMAS["work"], len(kept), {
-        "rank": view.lane.rank, "operation": names[0], "dims": names[1], "elements": _elements(trace, names[1]),
-        "count": count[kept], "dur": np.rint(spent[kept]).astype(np.int64), "steps": len(view.judged_steps),
-    })  # fmt: skip
+    return Table.build(
+        SCHEMAS["work"],
+        len(kept),
+        {
+            "rank": view.lane.rank,
+            "operation": names[0],
+            "dims": names[1],
+            "elements": _elements(trace, names[1]),
+            "count": count[kept],
+            "dur": np.rint(spent[kept]).astype(np.int64),
+            "steps": len(view.judged_steps),
+        },
+    )
 
 
 def _by_name(trace: Trace, rows: Times, width: int) -> tuple[Times, Array, Times]:

@@ -96,10 +96,16 @@ def _paired(table: Table, steps: Times, rows: Times) -> list[Exchange]:
             pairs.append((back, at))
     pairs.sort()
     return [
-        _exchange(table, steps, rows[:, out], rows[:, back], number,
-                  overlaps=any(out < other < back or other < out < end for other, end in pairs))
+        _exchange(
+            table,
+            steps,
+            rows[:, out],
+            rows[:, back],
+            number,
+            overlaps=any(out < other < back or other < out < end for other, end in pairs),
+        )
         for number, (out, back) in enumerate(pairs)
-    ]  # fmt: skip
+    ]
 
 
 def _returns(table: Table, dispatch: Times, combine: Times) -> bool:
@@ -114,9 +120,18 @@ def _exchange(table: Table, steps: Times, dispatch: Times, combine: Times, numbe
     there, back = (int((table["end"][own] - table["start"][own]).min()) for own in (dispatch, combine))
     first = int(dispatch[0])
     return Exchange(
-        int(table["group"][first]), int(steps[first]), number, table["rank"][dispatch], table["received"][dispatch],
-        dispatch, combine, table["start"][combine] - table["end"][dispatch], there, back, overlaps,
-    )  # fmt: skip
+        int(table["group"][first]),
+        int(steps[first]),
+        number,
+        table["rank"][dispatch],
+        table["received"][dispatch],
+        dispatch,
+        combine,
+        table["start"][combine] - table["end"][dispatch],
+        there,
+        back,
+        overlaps,
+    )
 
 
 BESIDE_TOKENS = 0.1
@@ -142,8 +157,11 @@ def paces(found: Sequence[Exchange]) -> dict[tuple[int, int], Pace]:
     points: dict[tuple[int, int], list[Exchange]] = defaultdict(list)
     for one in found:
         points[one.group, one.number].append(one)
-    return {key: _line(np.stack([one.load for one in own]), np.stack([one.experts for one in own]))
-            for key, own in points.items() if len({len(one.load) for one in own}) == 1}  # fmt: skip
+    return {
+        key: _line(np.stack([one.load for one in own]), np.stack([one.experts for one in own]))
+        for key, own in points.items()
+        if len({len(one.load) for one in own}) == 1
+    }
 
 
 def _line(load: Times, took: Times) -> Pace:

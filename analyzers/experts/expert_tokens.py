@@ -130,7 +130,14 @@ def counts_of(trace: Trace, found: Sequence[Exchange]) -> dict[int, Array]:
 
 
 ANALYZER = FileAnalyzer(
-    "expert tokens", run,
-    (Need("shapes", "torch.profiler's record_shapes=True tells how many tokens an expert multiplies",
-          any_of("shapes"), optional=True),),
-)  # fmt: skip
+    "expert tokens",
+    run,
+    (
+        Need(
+            "shapes",
+            "torch.profiler's record_shapes=True tells how many tokens an expert multiplies",
+            any_of("shapes"),
+            optional=True,
+        ),
+    ),
+)

@@ -73,9 +73,13 @@ def run(facts: RunFacts, what_if: WhatIf) -> Result:
     routed = _Routed(facts, found, paces(found), counts_of(facts.trace, found))
     passes = _passes(routed)
     section: ExpertsSection = {
-        "passes": passes, "ranks": _ranks(found), "cost": _cost(passes), "gains": _gains(routed, what_if),
-        "overlapping": sum(one.overlaps for one in found), "left_out": left_out,
-    }  # fmt: skip
+        "passes": passes,
+        "ranks": _ranks(found),
+        "cost": _cost(passes),
+        "gains": _gains(routed, what_if),
+        "overlapping": sum(one.overlaps for one in found),
+        "left_out": left_out,
+    }
     result.sections[EXPERTS] = section
     if unsized:
         section["not_separable"] = unsized
@@ -129,16 +133,25 @@ def _passes(routed: _Routed) -> list[ExpertPassEntry]:
         slowest = [float(one.experts.max()) for one in each]
         expected = [float(line.time(float(one.load.max()))) for one in each]
         busiest = Counter(int(one.ranks[int(one.load.argmax())]) for one in each)
-        entries.append({
-            "group": _name(facts, group), "number": number, "bytes": round(fmean(one.mean for one in each)),
-            "imbalance": fmean(one.imbalance for one in each), "busiest": busiest.most_common(1)[0][0],
-            "ranks": each[0].ranks.tolist(), "loads": np.mean([one.load / one.mean for one in each], axis=0).tolist(),
-            "experts_ns": round(fmean(slowest)), "imbalance_ns": round(fmean(map(sum, saved))),
-            "straggler_ns": round(fmean(max(t - e, 0.0) for t, e in zip(slowest, expected, strict=True))),
-            "dispatch_ns": round(fmean(one.dispatch_ns for one in each)),
-            "combine_ns": round(fmean(one.combine_ns for one in each)),
-            "exposed_ns": round(fmean(float((exposed[one.dispatch] + exposed[one.combine]).mean()) for one in each)),
-        })  # fmt: skip
+        entries.append(
+            {
+                "group": _name(facts, group),
+                "number": number,
+                "bytes": round(fmean(one.mean for one in each)),
+                "imbalance": fmean(one.imbalance for one in each),
+                "busiest": busiest.most_common(1)[0][0],
+                "ranks": each[0].ranks.tolist(),
+                "loads": np.mean([one.load / one.mean for one in each], axis=0).tolist(),
+                "experts_ns": round(fmean(slowest)),
+                "imbalance_ns": round(fmean(map(sum, saved))),
+                "straggler_ns": round(fmean(max(t - e, 0.0) for t, e in zip(slowest, expected, strict=True))),
+                "dispatch_ns": round(fmean(one.dispatch_ns for one in each)),
+                "combine_ns": round(fmean(one.combine_ns for one in each)),
+                "exposed_ns": round(
+                    fmean(float((exposed[one.dispatch] + exposed[one.combine]).mean()) for one in each)
+                ),
+            }
+        )
         if all(place in routed.tokens for place in places):
             entries[-1]["tokens"] = np.mean([routed.tokens[place] for place in places], axis=0).tolist()
     return entries
@@ -165,10 +178,14 @@ def _ranks(found: Sequence[Exchange]) -> list[ExpertRankEntry]:
             received[rank] += own
             experts[rank] += took
     return [
-        {"rank": rank, "load": fmean(load[rank]), "bytes_per_step": received[rank] // steps,
-         "experts_ns_per_step": experts[rank] // steps}
+        {
+            "rank": rank,
+            "load": fmean(load[rank]),
+            "bytes_per_step": received[rank] // steps,
+            "experts_ns_per_step": experts[rank] // steps,
+        }
         for rank in sorted(load)
-    ]  # fmt: skip
+    ]
 
 
 def _cost(passes: Sequence[ExpertPassEntry]) -> ExpertCost:
@@ -227,21 +244,34 @@ def _placed(routed: _Routed, copies: int) -> list[Array]:
 
 
 def _gain(
-    routed: _Routed, what_if: WhatIf, kind: GainKind, after: _After, what: str, capacity: float | None = None,
+    routed: _Routed,
+    what_if: WhatIf,
+    kind: GainKind,
+    after: _After,
+    what: str,
+    capacity: float | None = None,
     dropped: float = 0.0,
-) -> ExpertGain:  # fmt: skip
+) -> ExpertGain:
     gain: ExpertGain = {
-        "kind": kind, "capacity_factor": capacity, "dropped_frac": dropped, "predicted": None, "why_not": "",
-    }  # fmt: skip
+        "kind": kind,
+        "capacity_factor": capacity,
+        "dropped_frac": dropped,
+        "predicted": None,
+        "why_not": "",
+    }
     if any(one.overlaps for one in routed.passes):
         return {**gain, "why_not": "micro-batches overlap: which of them an instant's computing belongs to is unknown"}
     outcome = what_if.predict(rerouted(routed, after, what))
     if not isinstance(outcome, Predicted):
         return {**gain, "why_not": outcome.why}
     gain["predicted"] = {
-        "step_ns_before": outcome.before, "step_ns_after": outcome.after, "low_ns": outcome.low,
-        "high_ns": outcome.high, "basis": outcome.basis, "provenance": outcome.provenance,
-    }  # fmt: skip
+        "step_ns_before": outcome.before,
+        "step_ns_after": outcome.after,
+        "low_ns": outcome.low,
+        "high_ns": outcome.high,
+        "basis": outcome.basis,
+        "provenance": outcome.provenance,
+    }
     return gain
 
 
@@ -284,11 +314,18 @@ def _finding(facts: RunFacts, found: Sequence[Exchange], passes: Sequence[Expert
 
 
 ANALYZER = WhatIfAnalyzer(
-    "experts", run,
-    (Need("all-to-alls", "mixtures of experts exchange tokens by them",
-          lambda trace: bool((trace["collectives"]["op"] == trace.names.find("all_to_all")).any()), optional=True),),
+    "experts",
+    run,
+    (
+        Need(
+            "all-to-alls",
+            "mixtures of experts exchange tokens by them",
+            lambda trace: bool((trace["collectives"]["op"] == trace.names.find("all_to_all")).any()),
+            optional=True,
+        ),
+    ),
     (EXPERTS,),
-)  # fmt: skip
+)
 
 
 def placed(tokens: Array, ranks: int, redundant: int) -> list[list[int]]:

@@ -31,8 +31,12 @@ def world(trace: Trace, matched: Matched, clocks: Clocks) -> World:
     if against:
         return World(None, None, f"{NOT_RECORDED.why}, and {against}")
     if matched.varying:
-        return World(None, None, f"{NOT_RECORDED.why}, and equal transfers take so unequal times that somebody who is "
-                     "in none of the files may be waited for")  # fmt: skip
+        return World(
+            None,
+            None,
+            f"{NOT_RECORDED.why}, and equal transfers take so unequal times that somebody who is "
+            "in none of the files may be waited for",
+        )
     if matched.unmatched.get("ranks_missing"):
         return World(None, None, f"{NOT_RECORDED.why}, and ranks of the collectives' groups are in none of the files")
     spread = _ends_apart(trace, matched, clocks)
@@ -41,9 +45,11 @@ def world(trace: Trace, matched: Matched, clocks: Clocks) -> World:
     far = int(np.sort(spread)[int(_MOST * (len(spread) - 1))])
     if far > ENDS_AGREE_NS:
         return World(
-            None, None, f"{NOT_RECORDED.why}, and the ends of matched collectives are {far / 1e3:.0f} µs apart: "
+            None,
+            None,
+            f"{NOT_RECORDED.why}, and the ends of matched collectives are {far / 1e3:.0f} µs apart: "
             "the ranks at hand may not be of one job",
-        )  # fmt: skip
+        )
     if not _tied(trace, matched):
         return World(None, None, f"{NOT_RECORDED.why}, and some of the ranks at hand meet no other in a collective")
     count = len(trace.ranks)

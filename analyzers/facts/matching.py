@@ -190,9 +190,17 @@ def _counts_up(table: Table, rows: Times, pair: Times, seq: Times) -> Mask:
 
 
 def _instances(
-    trace: Trace, found: Groups, rows: Times, group: Times, number: Times, members: Times, reason: Array,
-    *, p2p: bool, other: Times | None = None,
-) -> tuple[Instances, Instances]:  # fmt: skip
+    trace: Trace,
+    found: Groups,
+    rows: Times,
+    group: Times,
+    number: Times,
+    members: Times,
+    reason: Array,
+    *,
+    p2p: bool,
+    other: Times | None = None,
+) -> tuple[Instances, Instances]:
     """Whole and partial instances of rows that carry a number within their group."""
     table = trace["collectives"]
     reason[rows[number == NA]] = REASONS.index("order_unknown")

@@ -30,9 +30,11 @@ def setup(trace: Trace, folders: Sequence[Path]) -> SetupEntry:
         variables |= {name: value for name, value in one["variables"].items() if name not in NAMES}
     counted = [*_by_affinity(told), *_by_file(trace)]
     return {
-        "versions": versions, "variables": variables, "cores_per_rank": max(min(counted), 1) if counted else None,
+        "versions": versions,
+        "variables": variables,
+        "cores_per_rank": max(min(counted), 1) if counted else None,
         "stacks": stacks_recorded(trace),
-    }  # fmt: skip
+    }
 
 
 def _of_header(header: Mapping[str, Any]) -> dict[str, str]:

@@ -113,9 +113,12 @@ class SteadyState:
         if self.step_ns is None:
             return None
         found: StepTime = {
-            "median_ns": self.step_ns, "p90_ns": round(quantile(self.durations, 0.9)),
-            "min_ns": min(self.durations), "max_ns": max(self.durations), "steps": len(self.durations),
-        }  # fmt: skip
+            "median_ns": self.step_ns,
+            "p90_ns": round(quantile(self.durations, 0.9)),
+            "min_ns": min(self.durations),
+            "max_ns": max(self.durations),
+            "steps": len(self.durations),
+        }
         if self.of_run is not None:
             found["of_run_ns"] = {str(step): ns for step, ns in self.of_run.items()}
         return found
@@ -218,8 +221,15 @@ def timed_state(operations: Table) -> SteadyState:
 def total(breakdowns: Iterable[Breakdown]) -> Breakdown:
     """Breakdowns added up part by part."""
     columns = [
-        (one.window, one.compute, one.exposed_communication, one.exposed_memory, one.idle, one.communication,
-         one.overlapped_communication)
+        (
+            one.window,
+            one.compute,
+            one.exposed_communication,
+            one.exposed_memory,
+            one.idle,
+            one.communication,
+            one.overlapped_communication,
+        )
         for one in breakdowns
-    ]  # fmt: skip
+    ]
     return Breakdown(*(sum(column) for column in zip(*columns, strict=True))) if columns else Breakdown(*[0] * 7)

@@ -71,9 +71,7 @@ def _first_where(chosen: Mask, owner: Times, count: int) -> Times:
     return found
 
 
-def _certain(
-    clock: Clocks, rank: Times, start: Times, last: Times, latest: Times, owner: Times, count: int
-) -> Mask:  # fmt: skip
+def _certain(clock: Clocks, rank: Times, start: Times, last: Times, latest: Times, owner: Times, count: int) -> Mask:
     """Per instance, whether no other rank may have come later: ranks of one clock compare exactly."""
     if not count:
         return np.zeros(0, np.bool_)

@@ -37,14 +37,23 @@ _TUNING = r"precompile|autotune_to_one_config|benchmark_all_configs|coordinate_d
 _RULES = (
     _rule("debugger", r"(?:pdb|bdb)\.py|(?:ipdb|debugpy|pydevd)/|IPython/(?:core/debugger|terminal/debugger)\.py"),
     _rule("rendezvous", r"torch/distributed/rendezvous\.py"),
-    _rule("rendezvous", r"torch/distributed/distributed_c10d\.py",
-          r"init_process_group|new_group|new_subgroups|split_group|_store_based_barrier|_new_process_group_helper"),
-    _rule("collective", r"torch/distributed/(?:distributed_c10d|_functional_collectives|c10d_logger)\.py",
-          r"^(?!_distributed_excepthook$)"),
+    _rule(
+        "rendezvous",
+        r"torch/distributed/distributed_c10d\.py",
+        r"init_process_group|new_group|new_subgroups|split_group|_store_based_barrier|_new_process_group_helper",
+    ),
+    _rule(
+        "collective",
+        r"torch/distributed/(?:distributed_c10d|_functional_collectives|c10d_logger)\.py",
+        r"^(?!_distributed_excepthook$)",
+    ),
     _rule("collective", "", r"^(?:c10d|gloo)::|^nccl[A-Z]\w+"),
     _rule("compiling", r"torch/_dynamo/(?:convert_frame|symbolic_convert|output_graph)\.py"),
-    _rule("compiling", r"torch/_inductor/(?:graph|scheduler|codecache|async_compile|cpp_builder|select_algorithm)\.py",
-          r"^(?!.*__call__$)"),
+    _rule(
+        "compiling",
+        r"torch/_inductor/(?:graph|scheduler|codecache|async_compile|cpp_builder|select_algorithm)\.py",
+        r"^(?!.*__call__$)",
+    ),
     _rule("compiling", r"torch/_inductor/compile_fx\.py", _COMPILE_FX),
     _rule("compiling", r"torch/_inductor/runtime/triton_heuristics\.py", _TUNING),
     _rule("compiling", r"triton/(?:compiler/\w+|backends/\w+/compiler|runtime/build)\.py"),
@@ -62,17 +71,20 @@ _RULES = (
     _rule("lock", r"threading\.py", r"(?:^|\.)(?:wait|acquire|join|_wait_for_tstate_lock)$"),
     _rule("lock", r"(?:queue|multiprocessing/(?:connection|queues|synchronize|popen_\w+))\.py"),
     _rule("lock", r"concurrent/futures/_base\.py|filelock/"),
-)  # fmt: skip
+)
 _PRIORITY = tuple(dict.fromkeys(rule.kind for rule in _RULES))
 _READS_DEVICE = when_used.pattern(r"\.(?:item|cpu|tolist|numpy|nonzero|synchronize)\(|\.to\(['\"]cpu")
 """What a line calls that waits for the device: a C function, which has no frame of its own."""
 _WAITS = when_used.pattern(r"\.(?:acquire|join)\(\)?")
 _LIBRARY = when_used.pattern(
-    _START + r"(?:torch|triton|multiprocessing|concurrent|(?:site|dist)-packages|lib/python\d[^/]*)/|^<|"
-    + _START + r"instrumented_runtime/record/|"
-    + _START + r"(?:threading|queue|subprocess|selectors|[pb]db|cmd|shutil|pickle|contextlib|runpy|socket|ssl)\.py$|"
+    _START
+    + r"(?:torch|triton|multiprocessing|concurrent|(?:site|dist)-packages|lib/python\d[^/]*)/|^<|"
+    + _START
+    + r"instrumented_runtime/record/|"
+    + _START
+    + r"(?:threading|queue|subprocess|selectors|[pb]db|cmd|shutil|pickle|contextlib|runpy|socket|ssl)\.py$|"
     r"\.so(?:\.[\d.]+)?$"
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

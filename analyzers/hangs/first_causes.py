@@ -14,10 +14,28 @@ from gpuscope.catalogue import hang_reasons as words
 from gpuscope.schema.hang_section import HangCause, HangContradiction, Reason
 
 _ORDER: tuple[Reason, ...] = (
-    "killed", "out_of_memory_host", "out_of_memory", "gpu_error", "program_error", "driver_error", "crashed", "exited",
-    "stopped", "debugger", "unresponsive", "blocked_call", "compiling", "data_loader", "storage", "rendezvous", "gil",
-    "device_wait", "lock", "host_code", "network",
-)  # fmt: skip
+    "killed",
+    "out_of_memory_host",
+    "out_of_memory",
+    "gpu_error",
+    "program_error",
+    "driver_error",
+    "crashed",
+    "exited",
+    "stopped",
+    "debugger",
+    "unresponsive",
+    "blocked_call",
+    "compiling",
+    "data_loader",
+    "storage",
+    "rendezvous",
+    "gil",
+    "device_wait",
+    "lock",
+    "host_code",
+    "network",
+)
 _SEEN = frozenset({"debugger", "compiling", "data_loader", "storage", "rendezvous"})
 """What a stack shows outright: other code may do anything, and a wait for a device or lock says not for what."""
 _UNLIKELY = frozenset({"device_wait", "lock", "host_code"})

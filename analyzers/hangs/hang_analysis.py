@@ -203,15 +203,17 @@ def _operations(job: Job, found: Sequence[Wait]) -> list[HangOperation]:
     entries: list[HangOperation] = []
     for own in groups.values():
         record = own[0].record
-        entries.append({
-            "op": record.op,
-            "group": record.group,
-            "description": job.descriptions.get(record.group),
-            "seq": record.p2p_seq if record.p2p else record.seq,
-            "waiting": sorted({wait.waiter for wait in own}),
-            "awaited": sorted({wait.awaited for wait in own}),
-            "reason": own[0].reason,
-        })  # fmt: skip
+        entries.append(
+            {
+                "op": record.op,
+                "group": record.group,
+                "description": job.descriptions.get(record.group),
+                "seq": record.p2p_seq if record.p2p else record.seq,
+                "waiting": sorted({wait.waiter for wait in own}),
+                "awaited": sorted({wait.awaited for wait in own}),
+                "reason": own[0].reason,
+            }
+        )
     return sorted(entries, key=lambda entry: (entry["reason"] == "blocked", -len(entry["waiting"]), entry["group"]))
 
 

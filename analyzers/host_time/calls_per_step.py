@@ -45,15 +45,23 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[HostCallsEntry]:
     allocations, frees = (_per_step(trace, rows, pattern, steps) for pattern in (_ALLOCATES, _FREES))
     kernels, repeated = _kernels(trace, view, steps)
     yield {
-        "rank": view.lane.rank, "device": view.lane.device, "runtime": _runtime(trace, called), "steps": len(steps),
-        "steady": steps.steady, "kernels_per_step": kernels, "repeated_frac": repeated,
+        "rank": view.lane.rank,
+        "device": view.lane.device,
+        "runtime": _runtime(trace, called),
+        "steps": len(steps),
+        "steady": steps.steady,
+        "kernels_per_step": kernels,
+        "repeated_frac": repeated,
         "blocking_calls": blocking_sites(trace, view, steps),
-        "allocations_per_step": float(allocations.mean()), "frees_per_step": float(frees.mean()),
-        "least_allocations": int(allocations.min()), "least_frees": int(frees.min()),
+        "allocations_per_step": float(allocations.mean()),
+        "frees_per_step": float(frees.mean()),
+        "least_allocations": int(allocations.min()),
+        "least_frees": int(frees.min()),
         "maps_segments": _number(called, names.matching(lambda name: _MAPS.match(name) is not None)) > 0,
-        "caches": _caches(trace, view), "frees_outside_per_step": _outside(trace, rows, steps),
+        "caches": _caches(trace, view),
+        "frees_outside_per_step": _outside(trace, rows, steps),
         "passes_per_step": _passes(trace, view.lane.rank),
-    }  # fmt: skip
+    }
 
 
 def _runtime(trace: Trace, called: Times) -> Literal["cuda", "hip", "acl"] | None:

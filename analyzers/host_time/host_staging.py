@@ -24,8 +24,9 @@ from gpuscope.words import units
 
 _SENDS = when_used.pattern(
     r"^P?MPI_(I?(b|s|r)?send|I?recv|Sendrecv(_replace)?|I?all(reduce|toallv?|gatherv?)|I?reduce(_scatter)?|I?bcast"
-    r"|I?gatherv?|I?scatterv?|Wait(all|any|some)?)(\(|$|_)|^(sendto?|sendmsg|recvfrom|recv|recvmsg)$", re.IGNORECASE,
-)  # fmt: skip
+    r"|I?gatherv?|I?scatterv?|Wait(all|any|some)?)(\(|$|_)|^(sendto?|sendmsg|recvfrom|recv|recvmsg)$",
+    re.IGNORECASE,
+)
 LEAST = 2
 """Exchanges in what is judged from which they are part of a loop."""
 TIGHT = 0.6
@@ -45,15 +46,12 @@ def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
 def _of_lane(trace: Trace, view: LaneView) -> list[FindingEntry]:
     host, names = trace["host_events"], trace.names
     calls = np.flatnonzero(
-        (host["rank"] == view.lane.rank)
-        & names.matching(lambda name: _SENDS.match(name) is not None)[host["name"]]
-    )  # fmt: skip
+        (host["rank"] == view.lane.rank) & names.matching(lambda name: _SENDS.match(name) is not None)[host["name"]]
+    )
     if not len(calls):
         return []
     steps = judged(view)
-    found = [
-        one for one in _exchanges(trace, view.rows, calls) if steps.place(np.array([one[0]], np.int64))[0] != NA
-    ]  # fmt: skip
+    found = [one for one in _exchanges(trace, view.rows, calls) if steps.place(np.array([one[0]], np.int64))[0] != NA]
     whole = int((steps.end - steps.start).sum())
     spent = sum(end - start for start, end, _, _ in found)
     copied = sum(own for _, _, own, _ in found)
@@ -66,9 +64,15 @@ def _of_lane(trace: Trace, view: LaneView) -> list[FindingEntry]:
         for start, end, own, message in sorted(found, key=lambda one: one[0] - one[1])[:EVIDENCE]
     ]
     return [
-        made(words, ranks=[view.lane.rank], share=copied / whole, cost_ns=copied, mean_ns=copied // len(steps),
-             evidence=evidence)
-    ]  # fmt: skip
+        made(
+            words,
+            ranks=[view.lane.rank],
+            share=copied / whole,
+            cost_ns=copied,
+            mean_ns=copied // len(steps),
+            evidence=evidence,
+        )
+    ]
 
 
 def _exchanges(trace: Trace, rows: Times, calls: Times) -> list[tuple[int, int, int, int]]:
@@ -81,8 +85,11 @@ def _exchanges(trace: Trace, rows: Times, calls: Times) -> list[tuple[int, int, 
         says["DtoH"][device["copy_kind"][copies]], 1, np.where(says["HtoD"][device["copy_kind"][copies]], 2, 0)
     )
     kernels = rows[device["kind"][rows] != Kind.MEMORY]
-    entries = [(int(device["start"][row]), int(device["end"][row]), int(code), int(row))
-               for row, code in zip(copies.tolist(), way.tolist(), strict=True) if code]  # fmt: skip
+    entries = [
+        (int(device["start"][row]), int(device["end"][row]), int(code), int(row))
+        for row, code in zip(copies.tolist(), way.tolist(), strict=True)
+        if code
+    ]
     entries += [(int(host["start"][row]), int(host["end"][row]), 3, int(row)) for row in calls.tolist()]
     entries += [(int(start), int(start), 4, -1) for start in device["start"][kernels].tolist()]
     entries.sort()

@@ -41,9 +41,11 @@ def finding_of(
     if cost < MIN_SHARE * whole:
         return []
     share = cost / whole
-    return [made(
-        words(share), ranks=[view.lane.rank], share=share, cost_ns=cost, mean_ns=cost // len(steps), evidence=shown
-    )]  # fmt: skip
+    return [
+        made(
+            words(share), ranks=[view.lane.rank], share=share, cost_ns=cost, mean_ns=cost // len(steps), evidence=shown
+        )
+    ]
 
 
 def shown(trace: Trace, of: str, rows: Times, note: str) -> list[Evidence]:

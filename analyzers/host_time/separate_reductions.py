@@ -80,6 +80,7 @@ def _runs(trace: Trace, view: LaneView, steps: Judged) -> list[Times]:
 
 
 ANALYZER = FileAnalyzer(
-    "separate_reductions", run,
+    "separate_reductions",
+    run,
     (DEVICE_EVENTS, Need("collectives", "record collectives: a job on one device has none", optional=True)),
-)  # fmt: skip
+)

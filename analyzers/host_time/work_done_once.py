@@ -36,8 +36,9 @@ def work_done_once(trace: Trace, view: LaneView) -> Mapping[int, tuple[HostWork,
     """By place among the lane's steps (`RECORDING` where too few are steady), the work that took longest."""
     parts = {
         place: (step.start, step.end)
-        for place, (step, role) in enumerate(zip(view.steps, view.roles, strict=True)) if role in _ONCE
-    }  # fmt: skip
+        for place, (step, role) in enumerate(zip(view.steps, view.roles, strict=True))
+        if role in _ONCE
+    }
     whole = judged(view)
     if not whole.steady:
         parts[RECORDING] = int(whole.start[0]), int(whole.end[-1])

@@ -56,9 +56,11 @@ def chosen_unasked(op: str, nbytes: int, place: Place, now: Choice, fitted: Cost
         return now
     links = nbytes / moved / bandwidth(op, nbytes, now, place, 1.0)
     candidates = [
-        Choice(algorithm, protocol, now.channels) for algorithm in BASE_LATENCY for protocol in PROTOCOLS
+        Choice(algorithm, protocol, now.channels)
+        for algorithm in BASE_LATENCY
+        for protocol in PROTOCOLS
         if protocol != "ll128" or place.nvlink
-    ]  # fmt: skip
+    ]
     return min(
         (one for one in candidates if available(op, one, place)),
         key=lambda one: latency_ns(op, nbytes, one, place) + nbytes / bandwidth(op, nbytes, one, place, links),

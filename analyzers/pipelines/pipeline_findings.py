@@ -49,9 +49,15 @@ def few_micro_batches(
     words = FewMicroBatches(m, p, schedule["name"], step.part(cost), best, section["more_micro_batches"])
     shown = [_filled(flush, stages) for flush in sorted(found, key=lambda one: -_filling(one))[:SHOWN]]
     return [
-        made(words, ranks=stages.places, share=share, cost_ns=round(cost * len(found)), mean_ns=round(cost),
-             evidence=shown)
-    ]  # fmt: skip
+        made(
+            words,
+            ranks=stages.places,
+            share=share,
+            cost_ns=round(cost * len(found)),
+            mean_ns=round(cost),
+            evidence=shown,
+        )
+    ]
 
 
 def _mean(values: Sequence[int]) -> float:
@@ -77,9 +83,13 @@ def _filled(flush: Flush, stages: StageMap) -> Evidence:
 
 
 def imbalance(
-    section: Pipeline, even: Predicted | Refused, step: StepLength, found: Sequence[Flush], stages: StageMap,
+    section: Pipeline,
+    even: Predicted | Refused,
+    step: StepLength,
+    found: Sequence[Flush],
+    stages: StageMap,
     pace_of: Callable[[int], Pace | None],
-) -> list[FindingEntry]:  # fmt: skip
+) -> list[FindingEntry]:
     """The finding where one stage is the busiest in most steps, beyond the scatter of its micro-batches, and the others
     idle for it; none where the replay says that an even split would not shorten the step.
 
@@ -102,13 +112,26 @@ def imbalance(
     ranks = sorted(_rank(stages, pipeline, stage) for pipeline in slow or pipelines)
     own, others = _work(found, stage)
     words = PipelineImbalance(
-        stage, stages.stages, round(own), round(others), step.part(cost), section["even_split"], len(pipelines),
-        len(slow), told_apart=pace is not None and pace.known,
-    )  # fmt: skip
+        stage,
+        stages.stages,
+        round(own),
+        round(others),
+        step.part(cost),
+        section["even_split"],
+        len(pipelines),
+        len(slow),
+        told_apart=pace is not None and pace.known,
+    )
     return [
-        made(words, ranks=ranks, share=share, cost_ns=round(cost * len(found)), mean_ns=round(cost),
-             evidence=_longest(found, stage, stages))
-    ]  # fmt: skip
+        made(
+            words,
+            ranks=ranks,
+            share=share,
+            cost_ns=round(cost * len(found)),
+            mean_ns=round(cost),
+            evidence=_longest(found, stage, stages),
+        )
+    ]
 
 
 def _slow_rank(
@@ -117,9 +140,13 @@ def _slow_rank(
     """A stage that is slow at equal work."""
     words = SlowWorker(ranks, stage, slower_ns=step.part(pace.slower), idle_ns=step.part(cost))
     return made(
-        words, ranks=ranks, share=cost / step.mean, cost_ns=round(cost * len(found)), mean_ns=round(cost),
+        words,
+        ranks=ranks,
+        share=cost / step.mean,
+        cost_ns=round(cost * len(found)),
+        mean_ns=round(cost),
         evidence=_longest(found, stage, stages),
-    )  # fmt: skip
+    )
 
 
 def _rank(stages: StageMap, pipeline: int, stage: int) -> int:

@@ -46,9 +46,11 @@ def run(facts: RunFacts, what_if: WhatIf) -> Result:
 
     whole, left_out = facts.flushes
     section: Pipeline = {
-        "basis": stages.basis, "provenance": stages.provenance, "stages": _stages(stages, whole),
+        "basis": stages.basis,
+        "provenance": stages.provenance,
+        "stages": _stages(stages, whole),
         "incomplete": stages.incomplete,
-    }  # fmt: skip
+    }
     result.sections[PIPELINE] = section
     if not whole:
         section["incomplete"] = section["incomplete"] or "no step holds all computations of a pipeline"
@@ -97,8 +99,10 @@ def _schedule(whole: Sequence[Flush]) -> Recognised:
     (most, count), *others = found.most_common()
     if not others:
         return most
-    names = ", ".join(f"{one.name} with {units.plural(one.micro_batches, 'micro-batch', 'micro-batches')} "
-                      f"{units.count(times)} times" for one, times in found.most_common(3))  # fmt: skip
+    names = ", ".join(
+        f"{one.name} with {units.plural(one.micro_batches, 'micro-batch', 'micro-batches')} {units.count(times)} times"
+        for one, times in found.most_common(3)
+    )
     if count > 0.9 * len(whole):  # a step that the recording cut, or a warm-up of its own
         return Recognised(most.name, f"{most.why}; not always: {names}", most.micro_batches, most.chunks)
     return Recognised("unknown", f"steps and pipelines differ: {names}", most.micro_batches, most.chunks)
@@ -122,11 +126,17 @@ def _rows(flush: Flush, stages: StageMap) -> list[PipelineRow]:
     rank = {place: rank for rank, place in stages.places.items()}
     return [
         PipelineRow(
-            pipeline=flush.pipeline, stage=stage, rank=rank[flush.pipeline, stage], step=flush.step, start_ns=start,
-            dur_ns=end - start, compute_ns=own.compute, bubble_ns=own.parts,
+            pipeline=flush.pipeline,
+            stage=stage,
+            rank=rank[flush.pipeline, stage],
+            step=flush.step,
+            start_ns=start,
+            dur_ns=end - start,
+            compute_ns=own.compute,
+            bubble_ns=own.parts,
         )
         for stage, own in enumerate(bubbles(flush))
-    ]  # fmt: skip
+    ]
 
 
 def _per_step(rows: Sequence[PipelineRow]) -> list[PipelineRow]:
@@ -236,11 +246,15 @@ def entry(outcome: Predicted | Refused, micro_batches: int) -> PipelineGain:
         "micro_batches": micro_batches,
         "step_factor": outcome.after / outcome.before if outcome.before else None,
         "predicted": {
-            "step_ns_before": outcome.before, "step_ns_after": outcome.after, "low_ns": outcome.low,
-            "high_ns": outcome.high, "basis": outcome.basis, "provenance": outcome.provenance,
+            "step_ns_before": outcome.before,
+            "step_ns_after": outcome.after,
+            "low_ns": outcome.low,
+            "high_ns": outcome.high,
+            "basis": outcome.basis,
+            "provenance": outcome.provenance,
         },
         "why_not": "",
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)

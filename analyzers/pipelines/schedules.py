@@ -40,10 +40,15 @@ def recognise(flush: Flush) -> Recognised:
             (s for s, own in enumerate(flush.stages) if not _fills_as_zbv(s, own, stages, micro_batches)), None
         )
         if wrong is None:
-            return found("zbv", "stage s holds model chunks s and 2p−1−s, computes weight gradients apart, and begins "
-                                "with 2(p−s)−1 forwards of the first")  # fmt: skip
-        return found("unknown", f"chunks lie in a V and weight gradients are computed apart, but stage {wrong} "
-                                "does not begin as ZB-V does")  # fmt: skip
+            return found(
+                "zbv",
+                "stage s holds model chunks s and 2p−1−s, computes weight gradients apart, and begins "
+                "with 2(p−s)−1 forwards of the first",
+            )
+        return found(
+            "unknown",
+            f"chunks lie in a V and weight gradients are computed apart, but stage {wrong} does not begin as ZB-V does",
+        )
     if not _is_looped(flush, chunks):
         return found("unknown", "model chunks lie on the stages in no order of a known schedule")
     names = _candidates(stages, micro_batches, chunks, apart)
@@ -79,9 +84,18 @@ def _candidates(
 
     alternates = "after p−s−1 forwards stage s alternates between a forward and a backward"
     if apart:
-        return [] if chunks == 1 else [
-            ("interleaved_zero_bubble", looped, "after p−s−1 + (v−1)p forwards stage s alternates between a "
-                                                "forward and a backward, weight gradients computed apart")]  # fmt: skip
+        return (
+            []
+            if chunks == 1
+            else [
+                (
+                    "interleaved_zero_bubble",
+                    looped,
+                    "after p−s−1 + (v−1)p forwards stage s alternates between a "
+                    "forward and a backward, weight gradients computed apart",
+                )
+            ]
+        )
     if chunks == 1:
         same = "; with one micro-batch 1F1B is the same" if micro_batches == 1 else ""
         return [
@@ -90,9 +104,13 @@ def _candidates(
         ]
     return [
         ("looped_bfs", breadth_first, "every stage computes all forwards, chunk by chunk, before its first backward"),
-        ("interleaved_1f1b", looped, "after 2(p−s−1) + (v−1)p forwards stage s alternates between a forward and a "
-                                     "backward, p micro-batches of a chunk at a time"),
-    ]  # fmt: skip
+        (
+            "interleaved_1f1b",
+            looped,
+            "after 2(p−s−1) + (v−1)p forwards stage s alternates between a forward and a "
+            "backward, p micro-batches of a chunk at a time",
+        ),
+    ]
 
 
 def schedule_order(name: str, stage: int, stages: int, micro_batches: int, chunks: int) -> Order:

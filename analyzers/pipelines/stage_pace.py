@@ -127,21 +127,32 @@ def _beyond_others(outside: Mapping[int, Mapping[int, int]], rank: int) -> dict[
 
 
 def _finding(
-    facts: RunFacts, stages: StageMap, rank: int, own: Mapping[int, int], over: Mapping[int, float], cost: float,
+    facts: RunFacts,
+    stages: StageMap,
+    rank: int,
+    own: Mapping[int, int],
+    over: Mapping[int, float],
+    cost: float,
     step: StepLength,
-) -> FindingEntry:  # fmt: skip
+) -> FindingEntry:
     longest = sorted(over, key=lambda number: -over[number])[:SHOWN]
     windows = {window.step: window for lane in facts.lanes if lane.rank == rank for window in lane.steps}
     evidence: list[Evidence] = [
         {
-            "rank": rank, "start_ns": windows[number].start, "dur_ns": windows[number].end - windows[number].start,
+            "rank": rank,
+            "start_ns": windows[number].start,
+            "dur_ns": windows[number].end - windows[number].start,
             "name": f"step {number}",
             "note": f"{units.duration(own[number])} of compute outside the pipeline's computations",
         }
         for number in longest
-    ]  # fmt: skip
+    ]
     words = WorkOutsidePipeline(rank, stages.places[rank][1], step.part(fmean(own.values())), step.part(cost))
     return made(
-        words, ranks=[rank], share=cost / step.mean, cost_ns=round(cost * len(over)), mean_ns=round(cost),
+        words,
+        ranks=[rank],
+        share=cost / step.mean,
+        cost_ns=round(cost * len(over)),
+        mean_ns=round(cost),
         evidence=evidence,
-    )  # fmt: skip
+    )

@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SECTIONS: dict[str, type] = {
-    "candidates": PlanEntry, "nearest": PlanEntry, "rules": PlanRule, "sensitivity": PlanChange,
-}  # fmt: skip
+    "candidates": PlanEntry,
+    "nearest": PlanEntry,
+    "rules": PlanRule,
+    "sensitivity": PlanChange,
+}
 """Sections of the document that are tables, and what a row of each holds."""
 TOKENS = 4 << 20
 """Of a step where neither a batch nor tokens are given: what Llama 2 (arXiv:2307.09288, section 2.2) trained with."""
@@ -63,13 +66,27 @@ class ParallelismPlan:
 
 
 def advise(
-    model: str | None = None, cluster: str | None = None, *, run: str | Path | None = None,
-    bench: str | Path | None = None, link_gbps: float | None = None, layout: str | None = None,
-    config: str | Path | None = None, sequence: int | None = None, global_batch: int | None = None,
-    tokens: int | None = None, network: str | None = None, ports: int | None = None, gpu_memory: float | None = None,
-    precision: str | None = None, framework: str | None = None, lossy: bool = False, limit: int = 5,
-    launch: str | None = None, nvlink_domain: int | None = None,
-) -> ParallelismPlan:  # fmt: skip
+    model: str | None = None,
+    cluster: str | None = None,
+    *,
+    run: str | Path | None = None,
+    bench: str | Path | None = None,
+    link_gbps: float | None = None,
+    layout: str | None = None,
+    config: str | Path | None = None,
+    sequence: int | None = None,
+    global_batch: int | None = None,
+    tokens: int | None = None,
+    network: str | None = None,
+    ports: int | None = None,
+    gpu_memory: float | None = None,
+    precision: str | None = None,
+    framework: str | None = None,
+    lossy: bool = False,
+    limit: int = 5,
+    launch: str | None = None,
+    nvlink_domain: int | None = None,
+) -> ParallelismPlan:
     """Say which parallelisms fit a model on a cluster, the quickest first, and of those that the estimate can't tell
     apart the simplest.
 
@@ -98,9 +115,15 @@ def advise(
     batch that no layout divides.
     """
     _refuse_odd(
-        global_batch=global_batch, tokens=tokens, gpu_memory=gpu_memory, limit=limit, ports=ports, sequence=sequence,
-        link_gbps=link_gbps, nvlink_domain=nvlink_domain,
-    )  # fmt: skip
+        global_batch=global_batch,
+        tokens=tokens,
+        gpu_memory=gpu_memory,
+        limit=limit,
+        ports=ports,
+        sequence=sequence,
+        link_gbps=link_gbps,
+        nvlink_domain=nvlink_domain,
+    )
     if launch not in (None, *LAUNCHED):
         raise UsageError(f"launch={launch} is none of {', '.join(LAUNCHED)}")
     if nvlink_domain is not None and cluster is not None:
@@ -167,9 +190,16 @@ class _Links:
 
 
 def _inputs(
-    model: str | None, cluster: str | None, run: str | Path | None, sequence: int | None, network: str | None,
-    gpu_memory: float | None, ports: int | None, layout: str | None, links: _Links,
-) -> tuple[Model, Cluster, Rates, PlanCalibration | None]:  # fmt: skip
+    model: str | None,
+    cluster: str | None,
+    run: str | Path | None,
+    sequence: int | None,
+    network: str | None,
+    gpu_memory: float | None,
+    ports: int | None,
+    layout: str | None,
+    links: _Links,
+) -> tuple[Model, Cluster, Rates, PlanCalibration | None]:
     shape = model_named(model, sequence) if model is not None else None
     on_cpu = re.fullmatch(r"([1-9]\d{0,4})xCPU", cluster or "") if run is not None else None
     machines = links.on(cluster_of(cluster, network, gpu_memory, ports)) if cluster and not on_cpu else None

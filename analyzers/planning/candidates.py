@@ -89,9 +89,14 @@ def _spread(model: Model, cluster: Cluster, batch: int, base: Layout, lossy: boo
             for expert in experts:
                 for chunks in _chunks(model, base.pipeline, count):
                     own = replace(
-                        base, data=data, context=context, exchange=exchange, expert=expert, micro_batch=micro,
+                        base,
+                        data=data,
+                        context=context,
+                        exchange=exchange,
+                        expert=expert,
+                        micro_batch=micro,
                         chunks=chunks,
-                    )  # fmt: skip
+                    )
                     yield from _zeros(cluster, own, lossy)
                     if context == 1 and _can_overlap(own, count):
                         yield from _zeros(cluster, replace(own, overlap=True), lossy)

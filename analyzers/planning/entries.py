@@ -25,25 +25,44 @@ def entry(question: Question, row: Scored, best: Sequence[Scored]) -> PlanEntry:
     own, spent, stages = row.layout, row.estimate, stages_of(question.model, row.layout)
     low, high = range_of(question, own)
     return {
-        "name": own.name, "data": own.data, "tensor": own.tensor, "pipeline": own.pipeline, "chunks": own.chunks,
-        "context": own.context, "exchange": own.exchange if own.context > 1 else None, "expert": own.expert,
-        "zero": own.zero, "shard": own.shards if own.zero else 1, "secondary": own.secondary, "offload": own.offload,
-        "micro_batch": own.micro_batch, "micro_batches": micro_batches(own, question.batch),
-        "recompute": own.recompute, "repeated": own.repeated, "overlap": own.overlap, "gradients": own.gradients,
+        "name": own.name,
+        "data": own.data,
+        "tensor": own.tensor,
+        "pipeline": own.pipeline,
+        "chunks": own.chunks,
+        "context": own.context,
+        "exchange": own.exchange if own.context > 1 else None,
+        "expert": own.expert,
+        "zero": own.zero,
+        "shard": own.shards if own.zero else 1,
+        "secondary": own.secondary,
+        "offload": own.offload,
+        "micro_batch": own.micro_batch,
+        "micro_batches": micro_batches(own, question.batch),
+        "recompute": own.recompute,
+        "repeated": own.repeated,
+        "overlap": own.overlap,
+        "gradients": own.gradients,
         "layers": list(stages.stages),
         "memory_bytes": {part: round(size) for part, size in row.memory.items()},
-        "memory_frac": row.needs / question.cluster.memory, "lacks_bytes": round(row.lacks),
+        "memory_frac": row.needs / question.cluster.memory,
+        "lacks_bytes": round(row.lacks),
         "volume_bytes": {kind: round(size) for kind, size in spent.sent.items()},
-        "communication_ns": _ns(spent.in_flight), "exposed_ns": _ns(spent.exposed),
-        "compute_ns": round(spent.compute * 1e9), "host_ns": round(spent.host * 1e9),
+        "communication_ns": _ns(spent.in_flight),
+        "exposed_ns": _ns(spent.exposed),
+        "compute_ns": round(spent.compute * 1e9),
+        "host_ns": round(spent.host * 1e9),
         "bubble_ns": round(spent.bubble * 1e9),
-        "bubble_frac": bubble(own, question.batch), "estimate_ns": round(spent.seconds * 1e9),
-        "low_ns": low, "high_ns": high,
-        "tokens_per_s_per_gpu": tokens_per_gpu(question, spent), "mfu_frac": mfu(question, spent),
+        "bubble_frac": bubble(own, question.batch),
+        "estimate_ns": round(spent.seconds * 1e9),
+        "low_ns": low,
+        "high_ns": high,
+        "tokens_per_s_per_gpu": tokens_per_gpu(question, spent),
+        "mfu_frac": mfu(question, spent),
         "slower_frac": spent.seconds / best[0].estimate.seconds - 1 if best else 0.0,
         "place": place(row, best) if row.lacks == 0 else None,
         "why": [*_alike(row, best), *_why(question, row)],
-    }  # fmt: skip
+    }
 
 
 def tokens_per_gpu(question: Question, spent: Estimate) -> float:
@@ -61,9 +80,11 @@ def mfu(question: Question, spent: Estimate) -> float:
 def _alike(row: Scored, best: Sequence[Scored]) -> list[str]:
     """Of the first candidate, how many others the estimate can't tell from the quickest."""
     alike = sum(place(one, best) == 1 for one in best) - 1 if best and row is best[0] else 0
-    return [
-        f"the estimate can't tell {units.plural(alike, 'other layout')} from the quickest: this one is the simplest"
-    ] if alike else []  # fmt: skip
+    return (
+        [f"the estimate can't tell {units.plural(alike, 'other layout')} from the quickest: this one is the simplest"]
+        if alike
+        else []
+    )
 
 
 def _ns(seconds: dict[str, float]) -> dict[str, int]:
@@ -115,9 +136,13 @@ def settling(question: Question, layout: Layout) -> str | None:
     kind = max(more, key=lambda one: more[one])
     if more[kind] < MATTERS * here.seconds:
         return None
-    sizes = {"tensor": (layout.tensor, 1), "context": (layout.context, layout.tensor), "expert": (layout.expert, 1),
-             "data": (layout.shards if layout.zero else layout.replicas, layout.tensor),
-             "pipeline": (2, cluster.gpus // layout.pipeline)}  # fmt: skip
+    sizes = {
+        "tensor": (layout.tensor, 1),
+        "context": (layout.context, layout.tensor),
+        "expert": (layout.expert, 1),
+        "data": (layout.shards if layout.zero else layout.replicas, layout.tensor),
+        "pipeline": (2, cluster.gpus // layout.pipeline),
+    }
     hosts = min(cluster.spread(*sizes[kind]), cluster.hosts)
     op = {"expert": "all_to_all", "pipeline": "sendrecv", "data": "all_reduce" if not layout.zero else "reduce_scatter"}
     return (

@@ -32,11 +32,12 @@ from gpuscope.analyzers.planning.settings import deepspeed as ds
 from gpuscope.analyzers.planning.settings import torchtitan as titan
 
 _REGISTERED = {
-    ("llama-3-8b", "bf16"): "llama3 --config llama3_8b", ("llama-3-70b", "bf16"): "llama3 --config llama3_70b",
+    ("llama-3-8b", "bf16"): "llama3 --config llama3_8b",
+    ("llama-3-70b", "bf16"): "llama3 --config llama3_70b",
     ("llama-3.1-405b", "fp8"): "llama3 --config llama3_405b",
     ("deepseek-v3", "bf16"): "deepseek_v3 --config deepseek_v3_671b",
     ("deepseek-v3", "fp8"): "deepseek_v3 --config deepseek_v3_671b_float8",
-}  # fmt: skip
+}
 """Modules and configurations that torchtitan brings; FP8 is a matter of these, not of an option."""
 FRAMEWORKS = ("torchtitan", "megatron", "deepspeed", "accelerate")
 _CHECKPOINTED = {0.0: NO, 0.5: SELECTIVE, 1.0: FULL}
@@ -58,9 +59,11 @@ def commands(model: Model, layout: Layout, stages: Stages, batch: int, precision
 def runs(framework: str, model: Model, own: Layout, precision: str) -> bool:
     """Whether a framework can do a layout."""
     can: Callable[[Model, Layout, str], bool] = {
-        "torchtitan": _torchtitan_runs, "megatron": _megatron_runs, "deepspeed": _deepspeed_runs,
+        "torchtitan": _torchtitan_runs,
+        "megatron": _megatron_runs,
+        "deepspeed": _deepspeed_runs,
         "accelerate": _accelerate_runs,
-    }[framework]  # fmt: skip
+    }[framework]
     return can(model, own, precision)
 
 
@@ -106,9 +109,13 @@ def _torchtitan(model: Model, own: Layout, batch: int, precision: str) -> str:
     replicas = own.replicas // own.shards if sharded else own.data
     shard = max(own.shards // own.context, 1) if sharded else 1
     pairs: dict[str, object] = {
-        titan.REPLICATE: replicas, titan.SHARD: shard, titan.TENSOR: own.tensor, titan.CONTEXT: own.context,
-        titan.PIPELINE: own.pipeline, titan.EXPERT: own.expert,
-    }  # fmt: skip
+        titan.REPLICATE: replicas,
+        titan.SHARD: shard,
+        titan.TENSOR: own.tensor,
+        titan.CONTEXT: own.context,
+        titan.PIPELINE: own.pipeline,
+        titan.EXPERT: own.expert,
+    }
     local = own.micro_batch * (micro_batches(own, batch) if own.pipeline > 1 else 1)
     if sharded:
         # Weights that stay after the forward pass are ZeRO-2; the optimizer and gradients are divided in both.
@@ -121,18 +128,24 @@ def _torchtitan(model: Model, own: Layout, batch: int, precision: str) -> str:
     pairs |= {titan.LOCAL: local, titan.BATCH: batch, titan.SEQUENCE: model.sequence}
     if own.pipeline > 1 or own.expert > 1:
         pairs[titan.NO_GRAPHS] = ""  # its check demands that
-    told = [f"--{key} {value}".rstrip() for key, value in pairs.items() if value != 1 or key == titan.SHARD
-            or not key.endswith("_degree")]  # fmt: skip
+    told = [
+        f"--{key} {value}".rstrip()
+        for key, value in pairs.items()
+        if value != 1 or key == titan.SHARD or not key.endswith("_degree")
+    ]
     start = f"--module {start}" if start else ""
     return " ".join([*filter(None, [start]), *told, f"{titan.RECOMPUTE}:{_CHECKPOINTED[own.again]}"])
 
 
 def _megatron(model: Model, own: Layout, stages: Stages, batch: int, precision: str) -> str:
     found = [
-        f"--tensor-model-parallel-size {own.tensor}", f"--pipeline-model-parallel-size {own.pipeline}",
-        f"--micro-batch-size {own.micro_batch}", f"--global-batch-size {batch}", f"--seq-length {model.sequence}",
+        f"--tensor-model-parallel-size {own.tensor}",
+        f"--pipeline-model-parallel-size {own.pipeline}",
+        f"--micro-batch-size {own.micro_batch}",
+        f"--global-batch-size {batch}",
+        f"--seq-length {model.sequence}",
         "--bf16",
-    ]  # fmt: skip
+    ]
     if own.tensor > 1:
         found.append("--sequence-parallel --tp-comm-overlap")
     if precision != "bf16":
@@ -195,10 +208,14 @@ def _deepspeed(own: Layout, batch: int) -> str:
         if own.offload == NVME:
             zero[ds.OPTIMIZER]["nvme_path"] = "/local_nvme"
     found: dict[str, Any] = {
-        ds.BATCH: batch, ds.MICRO: own.micro_batch, ds.ACCUMULATION: micro_batches(own, batch),
-        "bf16": {"enabled": True}, ds.ZERO: zero,
-        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}, "gradient_clipping": 1.0,
-    }  # fmt: skip
+        ds.BATCH: batch,
+        ds.MICRO: own.micro_batch,
+        ds.ACCUMULATION: micro_batches(own, batch),
+        "bf16": {"enabled": True},
+        ds.ZERO: zero,
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}},
+        "gradient_clipping": 1.0,
+    }
     if own.gradients == 4:  # it takes the weights' type where nothing is said
         found |= {ds.SENT: "fp32", "data_types": {"grad_accum_dtype": "fp32"}}
     if own.context > 1:
@@ -210,14 +227,18 @@ def _accelerate(own: Layout, precision: str) -> str:
     """Accelerate's configuration file; weights are divided after the backward pass (ZeRO-2) or after each pass (3). The
     batch and accumulation are the script's: the file refuses unknown keys."""
     found: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE", hf.KIND: "FSDP", hf.PRECISION: precision,
+        "compute_environment": "LOCAL_MACHINE",
+        hf.KIND: "FSDP",
+        hf.PRECISION: precision,
         hf.PROCESSES: own.data,
         "fsdp_config": {
-            hf.VERSION: 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            hf.RESHARD: own.zero == 3, hf.CHECKPOINTING: own.recompute == FULL,
+            hf.VERSION: 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            hf.RESHARD: own.zero == 3,
+            hf.CHECKPOINTING: own.recompute == FULL,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         },
-    }  # fmt: skip
+    }
     if own.shards < own.replicas:
         found[hf.MESH] = {hf.REPLICATE: own.replicas // own.shards, hf.SHARD: own.shards}
     return json.dumps(found)

@@ -45,8 +45,14 @@ from gpuscope.words import units
 NS = 1e9
 
 
-def plan(question: Question, name: str, shown: int, calibration: PlanCalibration | None = None,
-         measured: list[str] | None = None, setup: tuple[str, Setup] | None = None) -> Plan:  # fmt: skip
+def plan(
+    question: Question,
+    name: str,
+    shown: int,
+    calibration: PlanCalibration | None = None,
+    measured: list[str] | None = None,
+    setup: tuple[str, Setup] | None = None,
+) -> Plan:
     """The plan; `setup` is a framework's file and what it asks for. Raises `UsageError` where no layout divides the
     batch."""
     model, cluster, batch = question.model, question.cluster, question.batch
@@ -68,21 +74,26 @@ def plan(question: Question, name: str, shown: int, calibration: PlanCalibration
         "gpuscope_version": __version__,
         "model": _model(question, name),
         "cluster": _cluster(cluster),
-        "global_batch": batch, "sequence": model.sequence, "tokens": batch * model.sequence,
-        "precision": question.precision, "considered": len(rows), "feasible": sum(row.lacks == 0 for row in rows),
+        "global_batch": batch,
+        "sequence": model.sequence,
+        "tokens": batch * model.sequence,
+        "precision": question.precision,
+        "considered": len(rows),
+        "feasible": sum(row.lacks == 0 for row in rows),
         "candidates": [entry(question, row, best) for row in best[:shown]],
         "given": given(question, *setup, best) if setup else None,
         "nearest": [] if best else [entry(question, row, []) for row in nearest(rows, min(shown, 3))],
         "rules": rules(question, rows),
         "placement": _placement(cluster, first) if first else [],
         "sensitivity": sensitivity(question, best) if best else [],
-        "settling": settling(question, first.layout) if first else None, "measured": measured or [],
+        "settling": settling(question, first.layout) if first else None,
+        "measured": measured or [],
         "goodput": _goodput(question) if first and cluster.gpu_mtbf_hours else None,
         "cost": _cost(question, first) if first and cluster.gpu_mtbf_hours else None,
         "commands": _commands(question, first) if first else {},
         "calibration": calibration,
         "assumptions": _assumptions(question, calibration is not None),
-    }  # fmt: skip
+    }
 
 
 def _commands(question: Question, first: Scored) -> dict[str, str]:
@@ -100,26 +111,37 @@ def _model(question: Question, name: str) -> PlanModel:
     model = question.model
     ends = model.parameters - round(model.layers * (model.layer + model.routed))
     return {
-        "name": name, "parameters": model.parameters, "active_parameters": round(model.layers * model.active) + ends,
-        "flops_per_step": flops(model, question.batch), "states_bytes": model.parameters * STATE_BYTES,
-    }  # fmt: skip
+        "name": name,
+        "parameters": model.parameters,
+        "active_parameters": round(model.layers * model.active) + ends,
+        "flops_per_step": flops(model, question.batch),
+        "states_bytes": model.parameters * STATE_BYTES,
+    }
 
 
 def _cluster(cluster: Cluster) -> PlanCluster:
     return {
-        "name": cluster.name, "gpus": cluster.gpus, "hosts": cluster.hosts, "memory_bytes": cluster.memory,
-        "usable_bytes": round(cluster.usable), "peak_flops_per_s": cluster.peaks["bf16"],
-        "inside": cluster.inside.name, "inside_gbps": cluster.inside.usable,
-        "network": cluster.network.name if cluster.network else None, "network_gbps": cluster.port_gbps,
-    }  # fmt: skip
+        "name": cluster.name,
+        "gpus": cluster.gpus,
+        "hosts": cluster.hosts,
+        "memory_bytes": cluster.memory,
+        "usable_bytes": round(cluster.usable),
+        "peak_flops_per_s": cluster.peaks["bf16"],
+        "inside": cluster.inside.name,
+        "inside_gbps": cluster.inside.usable,
+        "network": cluster.network.name if cluster.network else None,
+        "network_gbps": cluster.port_gbps,
+    }
 
 
 def _goodput(question: Question) -> PlanGoodput:
     found = goodput(question.model.parameters, question.cluster)
     return {
-        "mtbf_ns": round(found.mtbf * NS), "checkpoint_ns": round(found.checkpoint * NS),
-        "checkpoint_interval_ns": round(found.interval * NS), "goodput_frac": found.frac,
-    }  # fmt: skip
+        "mtbf_ns": round(found.mtbf * NS),
+        "checkpoint_ns": round(found.checkpoint * NS),
+        "checkpoint_interval_ns": round(found.interval * NS),
+        "goodput_frac": found.frac,
+    }
 
 
 def _cost(question: Question, first: Scored) -> PlanCost | None:
@@ -131,9 +153,10 @@ def _cost(question: Question, first: Scored) -> PlanCost | None:
     joules = joules_per_token(first.estimate.seconds, tokens, cluster, frac)
     price = cluster.gpu_hour_price
     return {
-        "gpu_hours": hours, "joules": joules * 1e6 if joules is not None else None,
+        "gpu_hours": hours,
+        "joules": joules * 1e6 if joules is not None else None,
         "price": hours * price if price is not None else None,
-    }  # fmt: skip
+    }
 
 
 def _placement(cluster: Cluster, best: Scored) -> list[str]:
@@ -170,9 +193,13 @@ def given(question: Question, path: str, setup: Setup, best: list[Scored]) -> Pl
         row = (as_it_is if setup.recomputes else least_recomputed)(own, setup.layout)
     fits = row is not None and row.lacks == 0
     return {
-        "path": path, "framework": setup.framework, "fits": fits, "place": place(row, best) if row and fits else None,
-        "entry": entry(question, row, best) if row else None, "remarks": remarks,
-    }  # fmt: skip
+        "path": path,
+        "framework": setup.framework,
+        "fits": fits,
+        "place": place(row, best) if row and fits else None,
+        "entry": entry(question, row, best) if row else None,
+        "remarks": remarks,
+    }
 
 
 def _impossible(model: Model, own: Layout, batch: int) -> list[PlanRemark]:
@@ -189,8 +216,9 @@ def _impossible(model: Model, own: Layout, batch: int) -> list[PlanRemark]:
     }
     return [
         {"key": key, "kind": "contradiction", "message": f"does not divide {what}"}
-        for key, (found, what) in wrong.items() if found
-    ]  # fmt: skip
+        for key, (found, what) in wrong.items()
+        if found
+    ]
 
 
 def sensitivity(question: Question, best: Sequence[Scored]) -> list[PlanChange]:
@@ -237,9 +265,12 @@ def _changed(text: str, other: Question, best: Scored, base: float) -> PlanChang
         return {"change": text, "name": None, "same": False, "tokens_per_s": 0.0, "factor": 0.0}
     first = found[0]
     return {
-        "change": text, "name": first.layout.name, "same": _sizes(first.layout) == _sizes(best.layout),
-        "tokens_per_s": _rate(other, first), "factor": _quickest(other, found) / base,
-    }  # fmt: skip
+        "change": text,
+        "name": first.layout.name,
+        "same": _sizes(first.layout) == _sizes(best.layout),
+        "tokens_per_s": _rate(other, first),
+        "factor": _quickest(other, found) / base,
+    }
 
 
 def _sizes(layout: Layout) -> tuple[object, ...]:

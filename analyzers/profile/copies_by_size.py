@@ -38,14 +38,21 @@ def _of_lane(trace: Trace, view: LaneView) -> list[CopyEntry]:
     for index in np.argsort(-stats.total, kind="stable").tolist():
         name, place = groups[index]
         known, spent, carried = place != _UNKNOWN, int(stats.total[index]), int(moved[index])
-        entries.append({
-            "rank": view.lane.rank, "device": view.lane.device, "kind": trace.names[name],
-            "least_bytes": BOUNDS[place] if known else None,
-            "below_bytes": BOUNDS[place + 1] if known and place + 1 < len(BOUNDS) else None,
-            "count": int(stats.number[index]), "bytes": carried if known else None, "dur_ns": spent,
-            "median_ns": int(stats.median[index]), "max_ns": int(stats.largest[index]),
-            "bandwidth_gbps": carried / spent if known and spent else None,
-        })  # fmt: skip
+        entries.append(
+            {
+                "rank": view.lane.rank,
+                "device": view.lane.device,
+                "kind": trace.names[name],
+                "least_bytes": BOUNDS[place] if known else None,
+                "below_bytes": BOUNDS[place + 1] if known and place + 1 < len(BOUNDS) else None,
+                "count": int(stats.number[index]),
+                "bytes": carried if known else None,
+                "dur_ns": spent,
+                "median_ns": int(stats.median[index]),
+                "max_ns": int(stats.largest[index]),
+                "bandwidth_gbps": carried / spent if known and spent else None,
+            }
+        )
     return entries
 
 

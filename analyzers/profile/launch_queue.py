@@ -70,12 +70,19 @@ def _launches(trace: Trace, view: LaneView, rows: Times) -> Iterator[LaunchEntry
     late = int((delay >= LATE_START).sum())
     del launch
     yield {
-        "rank": view.lane.rank, "device": view.lane.device, "launches": len(rows), "call_ns": of_calls[0],
-        "call_median_ns": median, "call_max_ns": of_calls[1],
-        "delay_median_ns": int(np.median(delay, overwrite_input=True)), "delay_max_ns": int(delay.max()),
-        "kernel_median_ns": int(np.median(kernel, overwrite_input=True)), "short_kernels": short,
-        "slow_calls": of_calls[2], "late_starts": late,
-    }  # fmt: skip
+        "rank": view.lane.rank,
+        "device": view.lane.device,
+        "launches": len(rows),
+        "call_ns": of_calls[0],
+        "call_median_ns": median,
+        "call_max_ns": of_calls[1],
+        "delay_median_ns": int(np.median(delay, overwrite_input=True)),
+        "delay_max_ns": int(delay.max()),
+        "kernel_median_ns": int(np.median(kernel, overwrite_input=True)),
+        "short_kernels": short,
+        "slow_calls": of_calls[2],
+        "late_starts": late,
+    }
 
 
 def _queues(trace: Trace, view: LaneView, rows: Times) -> Iterator[QueueEntry]:
@@ -109,13 +116,18 @@ def _queue(view: LaneView, stream: int, issue: Times, start: Times) -> QueueEntr
     np.maximum(idle, 0, out=idle)
     first, last = int(issue[0]), int(start[-1])
     return {
-        "rank": view.lane.rank, "device": view.lane.device, "stream": None if stream == NA else stream,
-        "operations": len(issue), "mean": float((start - issue).sum() / max(last - first, 1)),
+        "rank": view.lane.rank,
+        "device": view.lane.device,
+        "stream": None if stream == NA else stream,
+        "operations": len(issue),
+        "mean": float((start - issue).sum() / max(last - first, 1)),
         "max": int(length.max()),
         "empty_frac": float(idle.sum() / max(last - first, 1)),
-        "start_ns": begin, "bin_ns": int(width), "mean_by_bin": [round(float(v), 3) for v in np.diff(waited) / width],
+        "start_ns": begin,
+        "bin_ns": int(width),
+        "mean_by_bin": [round(float(v), 3) for v in np.diff(waited) / width],
         "max_by_bin": _largest_by_bin(issue, start, length, edges),
-    }  # fmt: skip
+    }
 
 
 def _time_since(instants: Times, at: Times) -> Times:

@@ -187,12 +187,17 @@ def _is_step(trace: Trace, rank: int, rows: Times) -> Mask:
 def _operators(trace: Trace, sums: _Sums, known: bool) -> list[OperatorEntry]:
     return [
         {
-            "name": trace.names[key // 2], "count": count, "host_ns": own["host"], "host_self_ns": own["host_self"],
+            "name": trace.names[key // 2],
+            "count": count,
+            "host_ns": own["host"],
+            "host_self_ns": own["host_self"],
             "device_ns": own["compute"] + own["communication"] + own["memory"] if known else None,
-            "device_self_ns": own["device_self"] if known else None, "kernels": own["kernels"] if known else None,
+            "device_self_ns": own["device_self"] if known else None,
+            "kernels": own["kernels"] if known else None,
         }
-        for key, count, own in sums.each() if key % 2
-    ]  # fmt: skip
+        for key, count, own in sums.each()
+        if key % 2
+    ]
 
 
 def _ranges(trace: Trace, rank: int, sums: _Sums, known: bool) -> list[RangeEntry]:
@@ -204,14 +209,24 @@ def _ranges(trace: Trace, rank: int, sums: _Sums, known: bool) -> list[RangeEntr
     for index in places[np.argsort(-weight, kind="stable")[:RANGES_KEPT]].tolist():
         key, count, own = each[index]
         name = trace.names[key // 2]
-        entries.append({
-            "rank": rank, "name": name.removeprefix(_MODULE), "kind": "module" if name.startswith(_MODULE) else "range",
-            "phase": kinds.phase(name) or None, "count": count, "host_ns": own["host"],
-            "host_mean_ns": own["host"] // count, "host_max_ns": int(longest[index]),
-            "device_ns": int(busy[index]) if known else None, "compute_ns": own["compute"] if known else None,
-            "communication_ns": own["communication"] if known else None, "memory_ns": own["memory"] if known else None,
-            "device_span_ns": own["reach"] if known else None, "kernels": own["kernels"] if known else None,
-        })  # fmt: skip
+        entries.append(
+            {
+                "rank": rank,
+                "name": name.removeprefix(_MODULE),
+                "kind": "module" if name.startswith(_MODULE) else "range",
+                "phase": kinds.phase(name) or None,
+                "count": count,
+                "host_ns": own["host"],
+                "host_mean_ns": own["host"] // count,
+                "host_max_ns": int(longest[index]),
+                "device_ns": int(busy[index]) if known else None,
+                "compute_ns": own["compute"] if known else None,
+                "communication_ns": own["communication"] if known else None,
+                "memory_ns": own["memory"] if known else None,
+                "device_span_ns": own["reach"] if known else None,
+                "kernels": own["kernels"] if known else None,
+            }
+        )
         if key // 2 in updates:
             entries[-1]["update_ns"] = updates[key // 2]
     return entries
@@ -255,12 +270,17 @@ def _phases(trace: Trace, recorded: RecordedRank) -> list[PhaseEntry]:
         spent = device["end"][own] - device["start"][own]
         of_kind = [int(spent[device["kind"][own] == kind].sum()) for kind in Kind]
         known = recorded.has_device
-        entries.append({
-            "rank": recorded.rank, "phase": NO_PHASE if code == NO_NAME else names[code],
-            "host_ns": found.host_spans(code, inside).total,
-            "device_ns": sum(of_kind) if known else None, "compute_ns": of_kind[0] if known else None,
-            "communication_ns": of_kind[1] if known else None, "memory_ns": of_kind[2] if known else None,
-        })  # fmt: skip
+        entries.append(
+            {
+                "rank": recorded.rank,
+                "phase": NO_PHASE if code == NO_NAME else names[code],
+                "host_ns": found.host_spans(code, inside).total,
+                "device_ns": sum(of_kind) if known else None,
+                "compute_ns": of_kind[0] if known else None,
+                "communication_ns": of_kind[1] if known else None,
+                "memory_ns": of_kind[2] if known else None,
+            }
+        )
     return sorted(entries, key=lambda entry: -max(entry["host_ns"], entry["device_ns"] or 0))
 
 

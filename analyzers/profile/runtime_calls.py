@@ -52,14 +52,18 @@ def _of_rank(trace: Trace, recorded: RecordedRank) -> list[ApiCallEntry]:
     everything = int(stats.total.sum())
     return [
         {
-            "rank": recorded.rank, "name": str(names[index]), "count": int(stats.number[index]),
-            "dur_ns": int(stats.total[index]), "mean_ns": int(stats.total[index] // stats.number[index]),
-            "median_ns": int(stats.median[index]), "min_ns": int(stats.least[index]),
+            "rank": recorded.rank,
+            "name": str(names[index]),
+            "count": int(stats.number[index]),
+            "dur_ns": int(stats.total[index]),
+            "mean_ns": int(stats.total[index] // stats.number[index]),
+            "median_ns": int(stats.median[index]),
+            "min_ns": int(stats.least[index]),
             "max_ns": int(stats.largest[index]),
             "share_frac": int(stats.total[index]) / everything if everything else 0.0,
         }
         for index in np.argsort(-stats.total, kind="stable").tolist()
-    ]  # fmt: skip
+    ]
 
 
 ANALYZER = FileAnalyzer("api_calls", run, (DEVICE_EVENTS,), (API_CALLS,))

@@ -48,12 +48,20 @@ def _of_stream(trace: Trace, view: LaneView, rows: Times) -> StreamEntry:
     span = reach - int(device["start"][rows[0]])
     stream = int(device.at("stream", rows[:1])[0])
     return {
-        "rank": view.lane.rank, "device": view.lane.device, "stream": None if stream == NA else stream,
-        "operations": len(rows), "span_ns": span, "busy_ns": span - idle, "idle_ns": idle,
-        "host_wait_ns": waited - queueing, "queued_wait_ns": queueing, "longest_idle_ns": longest,
-        "compute_ns": spent[Kind.COMPUTE], "communication_ns": spent[Kind.COMMUNICATION],
+        "rank": view.lane.rank,
+        "device": view.lane.device,
+        "stream": None if stream == NA else stream,
+        "operations": len(rows),
+        "span_ns": span,
+        "busy_ns": span - idle,
+        "idle_ns": idle,
+        "host_wait_ns": waited - queueing,
+        "queued_wait_ns": queueing,
+        "longest_idle_ns": longest,
+        "compute_ns": spent[Kind.COMPUTE],
+        "communication_ns": spent[Kind.COMMUNICATION],
         "memory_ns": spent[Kind.MEMORY],
-    }  # fmt: skip
+    }
 
 
 ANALYZER = FileAnalyzer("stream_use", entries_of_devices("stream_use", STREAMS, _of_lane), (DEVICE_EVENTS,), (STREAMS,))

@@ -42,9 +42,12 @@ HEAP = 2 << 30
 _TEXT = 100_000
 """Bytes of the longest text or blob that a query may make."""
 _LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: _TEXT, sqlite3.SQLITE_LIMIT_SQL_LENGTH: 10_000, sqlite3.SQLITE_LIMIT_ATTACHED: 0,
-    sqlite3.SQLITE_LIMIT_COLUMN: 200, sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
-}  # fmt: skip
+    sqlite3.SQLITE_LIMIT_LENGTH: _TEXT,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 10_000,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_COLUMN: 200,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
+}
 _STEPS = 100
 """Steps of SQLite's machine between two looks at the clock: one step may be a search through a long text."""
 Values = Callable[[slice], Sequence[Any]]
@@ -293,8 +296,14 @@ def _place(said: str, database: sqlite3.Connection, sql: str) -> tuple[str, str]
     if named is None:
         return "", ""
     if named["near"] is not None:
-        at = next((one.start() for one in re.finditer(re.escape(named["near"]), sql)
-                   if _says(database, sql[: one.end()]) == said), -1)  # fmt: skip
+        at = next(
+            (
+                one.start()
+                for one in re.finditer(re.escape(named["near"]), sql)
+                if _says(database, sql[: one.end()]) == said
+            ),
+            -1,
+        )
         hint = ""
     else:
         found = re.search(rf"\b{re.escape(named['name'])}\b", sql)

@@ -116,9 +116,11 @@ def _disturbance(graph: Graph, beside: Sequence[_Beside]) -> Disturbance:
     transfer, link, way = _slower(kept, dur[few], [by_transfer.share[few], by_link.share[few], by_way.share[few]])
     crowded = bool(by_link.kind.any())
     return Disturbance(
-        own, transfer or UNKNOWN, (link or SHARED) if crowded else NONE,
+        own,
+        transfer or UNKNOWN,
+        (link or SHARED) if crowded else NONE,
         (way or BOTH_WAYS) if crowded else NONE,
-    )  # fmt: skip
+    )
 
 
 def _slower(keys: Sequence[Hashable], dur: Times, shares: Sequence[Array]) -> list[Factors | None]:
@@ -260,10 +262,10 @@ class Disturbed:
         now, before = effects.beside(done), [self._grown(graph, done, own) for own in self._before]
         dur = graph.nodes["dur"]
         moved = [
-            max(factors) > 1 and float((np.abs(new.share * new.others - old.share * old.others) * dur)[new.kind].sum())
-            > self._least
+            max(factors) > 1
+            and float((np.abs(new.share * new.others - old.share * old.others) * dur)[new.kind].sum()) > self._least
             for new, old, factors in zip(now, before, self._factors, strict=True)
-        ]  # fmt: skip
+        ]
         return AsFast(graph, done, effects, now, before, moved)
 
     def replay(self, first: AsFast, bias: int = 0) -> tuple[Graph, Replayed, list[str]]:

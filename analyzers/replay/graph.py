@@ -107,10 +107,33 @@ class Trait(IntFlag):
 
 
 NODE_COLUMNS = (
-    "kind", "rank", "lane", "dur", "release", "step", "start", "end", "work", "call", "label", "bytes", "kernel",
-    "site", "compute", "staging", "unlaunching", "optimizing", "thread", "category", "precision", "floor", "chain",
-    "operation", "traits", *CAUSES,
-)  # fmt: skip
+    "kind",
+    "rank",
+    "lane",
+    "dur",
+    "release",
+    "step",
+    "start",
+    "end",
+    "work",
+    "call",
+    "label",
+    "bytes",
+    "kernel",
+    "site",
+    "compute",
+    "staging",
+    "unlaunching",
+    "optimizing",
+    "thread",
+    "category",
+    "precision",
+    "floor",
+    "chain",
+    "operation",
+    "traits",
+    *CAUSES,
+)
 EDGE_COLUMNS = ("src", "dst", "lag", "why")
 
 

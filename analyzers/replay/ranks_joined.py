@@ -64,9 +64,7 @@ def _shifted(graph: Graph, clock: Clocks) -> Graph:
     (rank,) = graph.marks
     by = clock.offset.get(rank, 0)
     times = ("start", "end", "release")
-    return graph.with_nodes(**{
-        name: np.where(graph.nodes[name] == NA, NA, graph.nodes[name] - by) for name in times
-    })  # fmt: skip
+    return graph.with_nodes(**{name: np.where(graph.nodes[name] == NA, NA, graph.nodes[name] - by) for name in times})
 
 
 def _nodes_of(graph: Graph, kind: Node) -> dict[int, int]:

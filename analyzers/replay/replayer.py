@@ -23,7 +23,7 @@ from gpuscope.analyzers.changes import (
     RegroupedCommunication,
     ReplacedRank,
     of_pipeline_alone,
-)  # fmt: skip
+)
 from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
@@ -157,14 +157,22 @@ class Replayer:
         low = max(low, min(round(after), round(min(outcome.floor_ns for outcome in outcomes))))
         uneven = chance * after > max(self._before - after, 0)
         rests_on = (
-            self._basis(), outcomes[0].basis, outcomes[0].lacking, _WAITING if regrouped else "",
+            self._basis(),
+            outcomes[0].basis,
+            outcomes[0].lacking,
+            _WAITING if regrouped else "",
             _UNEVEN if uneven else "",
-        )  # fmt: skip
+        )
         return Predicted(
-            round(self._before), round(after), low, high, "; ".join(filter(None, rests_on)),
-            provenance="assumed" if regrouped else outcomes[0].provenance, saved=self._saved(outcomes[0], scale),
+            round(self._before),
+            round(after),
+            low,
+            high,
+            "; ".join(filter(None, rests_on)),
+            provenance="assumed" if regrouped else outcomes[0].provenance,
+            saved=self._saved(outcomes[0], scale),
             unshown=bool(outcomes[0].lacking) or uneven,
-        )  # fmt: skip
+        )
 
     def _saved(self, outcome: Outcome, scale: float) -> dict[str, int]:
         if outcome.timeline is None:
@@ -380,10 +388,16 @@ class Replayer:
             provenance = "assumed" if pipeline.provenance(pipelined) == "assumed" else provenance
         floor = compute_floor(changed, done, self._counted, pipelined)
         return Outcome(
-            step, floor, "; ".join([*basis, *beside_basis]), provenance, made.lacking, bool(beside_basis),
-            pipeline_error, self._chance(changed, done),
+            step,
+            floor,
+            "; ".join([*basis, *beside_basis]),
+            provenance,
+            made.lacking,
+            bool(beside_basis),
+            pipeline_error,
+            self._chance(changed, done),
             (changed, done) if bias == beside == 0 and not pipelined else None,
-        )  # fmt: skip
+        )
 
     def _mean(self, graph: Graph, done: Replayed) -> float:
         """Mean of the steps that count, over ranks, in ns."""
@@ -451,10 +465,13 @@ class Replayer:
     def section(self) -> Replay:
         """The `replay` section of the report."""
         return {
-            "measured_step_ns": self.measured_step_ns, "replayed_step_ns": self.replayed_step_ns,
-            "error_frac": self.error_frac, "steps": self.steps,
-            "inferred_waits": None if self._graph is None else self._graph.inferred, "why": self.why,
-        }  # fmt: skip
+            "measured_step_ns": self.measured_step_ns,
+            "replayed_step_ns": self.replayed_step_ns,
+            "error_frac": self.error_frac,
+            "steps": self.steps,
+            "inferred_waits": None if self._graph is None else self._graph.inferred,
+            "why": self.why,
+        }
 
     def result(self) -> Result:
         """As an analysis of the run."""

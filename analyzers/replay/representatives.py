@@ -92,11 +92,13 @@ def _units(facts: RunFacts, largest: int) -> list[_Unit]:
     role, computed, waited_for = _roles(facts), _computed(facts), _waited_for(facts)
     return [
         _Unit(
-            tuple(own), tuple(role[rank] for rank in own), sum(computed.get(rank, 0.0) for rank in own),
+            tuple(own),
+            tuple(role[rank] for rank in own),
+            sum(computed.get(rank, 0.0) for rank in own),
             sum(waited_for.get(rank, 0.0) for rank in own),
         )
         for own in {id(own): own for own in unit_of.values()}.values()
-    ]  # fmt: skip
+    ]
 
 
 def _roles(facts: RunFacts) -> dict[int, Hashable]:

@@ -66,11 +66,17 @@ def run(facts: RunFacts) -> Result:
     section = {
         "framework": _framework(facts.trace),
         "steps": [_step(step, facts.steady.roles.get(step.number, Role.PARTIAL)) for step in found.steps],
-        "roles": entries, "bound_by": bound_by, "asynchronous": beside,
-        "replay_error_frac": job.error, "pools": list(_pools(job)), "tail": tail,
-        "staleness": _staleness(judged), "gains": list(gains(job)), "growth": growth_of(_running(found, facts)),
+        "roles": entries,
+        "bound_by": bound_by,
+        "asynchronous": beside,
+        "replay_error_frac": job.error,
+        "pools": list(_pools(job)),
+        "tail": tail,
+        "staleness": _staleness(judged),
+        "gains": list(gains(job)),
+        "growth": growth_of(_running(found, facts)),
         "averaged": _averaged(judged),
-    }  # fmt: skip
+    }
     result.sections[ROLES] = section
     _add_findings(result, section, job)
     for name, missing in _missing_ranks(found.steps):
@@ -87,10 +93,17 @@ def _without_roles(found: RoleSteps, judged: Sequence[RoleStep], facts: RunFacts
     return {
         "framework": _framework(facts.trace),
         "steps": [_step(step, facts.steady.roles.get(step.number, Role.PARTIAL)) for step in found.steps],
-        "roles": [], "bound_by": "", "asynchronous": False, "replay_error_frac": None, "pools": [], "tail": tail,
-        "staleness": _staleness(judged), "gains": [], "growth": growth_of(_running(found, facts)),
+        "roles": [],
+        "bound_by": "",
+        "asynchronous": False,
+        "replay_error_frac": None,
+        "pools": [],
+        "tail": tail,
+        "staleness": _staleness(judged),
+        "gains": [],
+        "growth": growth_of(_running(found, facts)),
         "averaged": _averaged(judged),
-    }  # fmt: skip
+    }
 
 
 def _running(found: RoleSteps, facts: RunFacts) -> list[RoleStep]:
@@ -151,8 +164,9 @@ def _logged_gpus(judged: Sequence[RoleStep]) -> int | None:
     """verl logs tokens of a step, and tokens per second and GPU: the rest is their number."""
     found = [
         step.figures["tokens"] / (step.figures["tokens_per_s_and_gpu"] * step.duration / 1e9)
-        for step in judged if step.figures.get("tokens") and step.figures.get("tokens_per_s_and_gpu") and step.duration
-    ]  # fmt: skip
+        for step in judged
+        if step.figures.get("tokens") and step.figures.get("tokens_per_s_and_gpu") and step.duration
+    ]
     if not found:
         return None
     number = round(median(found))
@@ -166,15 +180,23 @@ def _framework(trace: Trace) -> str:
 
 def _step(step: RoleStep, role: Role) -> RoleStepEntry:
     entry: RoleStepEntry = {
-        "step": step.number, "role": role.value, "dur_ns": step.duration, "by_role_ns": step.whole(),  # type: ignore[typeddict-item]
+        "step": step.number,
+        "role": role.value,
+        "dur_ns": step.duration,
+        "by_role_ns": step.whole(),  # type: ignore[typeddict-item]
         "beside_ns": {**step.beside, **step.outside},
-    }  # fmt: skip
+    }
     if step.intervals:
         entry["intervals"] = [
-            {"role": one.role, "name": one.timer, "rank": one.rank, "start_ns": one.start,
-             "dur_ns": one.end - one.start}
+            {
+                "role": one.role,
+                "name": one.timer,
+                "rank": one.rank,
+                "start_ns": one.start,
+                "dur_ns": one.end - one.start,
+            }
             for one in step.intervals
-        ]  # fmt: skip
+        ]
     return entry
 
 
@@ -182,9 +204,12 @@ def _role(role: str, job: Job, halved: Mapping[str, int], judged: Sequence[RoleS
     spent = [step.get(role, 0) for step in job.steps]
     ranks = {one.rank for step in judged for one in step.intervals if one.role == role and one.rank is not None}
     return {
-        "role": role, "per_step_ns": round(median(spent)), "half_gains_ns": halved[role],
-        "share_frac": sum(spent) / max(sum(step.duration for step in judged), 1), "ranks": sorted(ranks),
-    }  # fmt: skip
+        "role": role,
+        "per_step_ns": round(median(spent)),
+        "half_gains_ns": halved[role],
+        "share_frac": sum(spent) / max(sum(step.duration for step in judged), 1),
+        "ranks": sorted(ranks),
+    }
 
 
 def _pools(job: Job) -> Iterator[RolePool]:
@@ -219,9 +244,12 @@ def _tail(job: Job, judged: Sequence[RoleStep]) -> RolloutTail | None:
             for step, own in zip(job.steps, job.lengths, strict=True)
         )
     return {
-        "mean": mean, "longest": longest, "unit": "tokens" if by_tokens else "s", "cost_ns": round(cost),
+        "mean": mean,
+        "longest": longest,
+        "unit": "tokens" if by_tokens else "s",
+        "cost_ns": round(cost),
         "shared_frac": shared,
-    }  # fmt: skip
+    }
 
 
 def _median(judged: Sequence[RoleStep], figure: str) -> float | None:
@@ -258,18 +286,21 @@ def _add_findings(result: Result, section: RolesSection, job: Job) -> None:
 def _add_growth(result: Result, section: RolesSection) -> None:
     for grown in section["growth"]:
         told = words.RoleGrowth(
-            grown["role"], grown["steps"], grown["first_ns"], grown["last_ns"], grown["figure"],
-            grown["figure_times"], grown["slower_times"],
-        )  # fmt: skip
+            grown["role"],
+            grown["steps"],
+            grown["first_ns"],
+            grown["last_ns"],
+            grown["figure"],
+            grown["figure_times"],
+            grown["slower_times"],
+        )
         more_work = grown["figure"] is not None and (grown["slower_times"] or 1.0) <= words.AS_FAST
         result.findings.append(made(told, ranks=(), severity="low" if more_work else "medium"))
 
 
 def _found(result: Result, told: Finding, share: float, per_step: int, job: Job) -> None:
     steps = len(job.steps)
-    result.findings.append(
-        made(told, ranks=(), share=min(share, 1.0), cost_ns=per_step * steps, mean_ns=per_step)
-    )  # fmt: skip
+    result.findings.append(made(told, ranks=(), share=min(share, 1.0), cost_ns=per_step * steps, mean_ns=per_step))
 
 
 def _missing_ranks(steps: Sequence[RoleStep]) -> Iterator[tuple[str, list[int]]]:

@@ -124,13 +124,15 @@ def _on(job: Job, rollout: int, trainer: int) -> Changed:
     def changed(shares: Shares, divided: float) -> Sequence[Times]:
         return [
             {
-                role: shares.on(ns, more, divided) if role == "rollout"
-                else round(ns * (divided / faster + 1 - divided)) if role in TRAINER
+                role: shares.on(ns, more, divided)
+                if role == "rollout"
+                else round(ns * (divided / faster + 1 - divided))
+                if role in TRAINER
                 else ns
                 for role, ns in step.items()
             }
             for step in job.steps
-        ]  # fmt: skip
+        ]
 
     return changed
 
@@ -156,11 +158,9 @@ def _cut(step: Times, lengths: Lengths, shares: Shares, tokens: int, prompt: flo
     """A step whose responses end at so many tokens: the training has fewer tokens too."""
     left = (prompt + lengths.capped(tokens)) / (prompt + lengths.mean)
     return {
-        role: shares.cut(ns, lengths, tokens) if role == "rollout"
-        else round(ns * left) if role in TRAINER
-        else ns
+        role: shares.cut(ns, lengths, tokens) if role == "rollout" else round(ns * left) if role in TRAINER else ns
         for role, ns in step.items()
-    }  # fmt: skip
+    }
 
 
 def _asynchronous(job: Job) -> RoleGain:
@@ -184,9 +184,7 @@ def _predicted(job: Job, change: RoleChange, changed: Changed, schedule: Schedul
         why = f"the replay of the steps as they are is off by {100 * job.error:.1f} %"
         return _bound(change, None, why)
     model = job.model or UNKNOWN
-    cases = [
-        step_ns(changed(one, divided), schedule) for one in model.cases for divided in (1.0, 1 - UNDIVIDED)
-    ]  # fmt: skip
+    cases = [step_ns(changed(one, divided), schedule) for one in model.cases for divided in (1.0, 1 - UNDIVIDED)]
     if max(cases) - min(cases) > WIDEST * job.before:
         why = "how much of a rollout more GPUs would divide is not known"
         why += ": the lengths of its responses are not logged" if not job.lengths else " from these steps"
@@ -197,17 +195,30 @@ def _predicted(job: Job, change: RoleChange, changed: Changed, schedule: Schedul
     least, most = bounds([after, *cases], [after * chance, job.before * job.error])
     basis = f"{len(job.steps)} steps replayed role by role"
     return {
-        "change": change, "gpus_rollout": None, "gpus_trainer": None, "tokens": None, "at_least_ns": None,
+        "change": change,
+        "gpus_rollout": None,
+        "gpus_trainer": None,
+        "tokens": None,
+        "at_least_ns": None,
         "why_not": "",
         "predicted": {
-            "step_ns_before": job.before, "step_ns_after": after, "low_ns": least, "high_ns": most, "basis": basis,
+            "step_ns_before": job.before,
+            "step_ns_after": after,
+            "low_ns": least,
+            "high_ns": most,
+            "basis": basis,
             "provenance": "inferred",
         },
-    }  # fmt: skip
+    }
 
 
 def _bound(change: RoleChange, at_least: int | None, why: str) -> RoleGain:
     return {
-        "change": change, "gpus_rollout": None, "gpus_trainer": None, "tokens": None, "predicted": None,
-        "at_least_ns": at_least, "why_not": why,
-    }  # fmt: skip
+        "change": change,
+        "gpus_rollout": None,
+        "gpus_trainer": None,
+        "tokens": None,
+        "predicted": None,
+        "at_least_ns": at_least,
+        "why_not": why,
+    }

@@ -47,9 +47,14 @@ def _grown(role: str, spent: Array, whole: Array, steps: Sequence[RoleStep]) -> 
         return None
     figure, times = _goes_with(spent, steps)
     return {
-        "role": role, "steps": len(steps), "first_ns": round(first), "last_ns": round(last), "figure": figure,
-        "figure_times": times, "slower_times": last / first / times if figure and times else None,
-    }  # fmt: skip
+        "role": role,
+        "steps": len(steps),
+        "first_ns": round(first),
+        "last_ns": round(last),
+        "figure": figure,
+        "figure_times": times,
+        "slower_times": last / first / times if figure and times else None,
+    }
 
 
 def _rises(values: Array) -> bool:
@@ -84,8 +89,9 @@ def _goes_with(spent: Array, steps: Sequence[RoleStep]) -> tuple[str | None, flo
     """The figure that explains the growth best, and how many times it grows; where none does, the mean response."""
     logged = {
         name: np.array([step.figures[name] for step in steps])
-        for name in FIGURES if all(step.figures.get(name, 0) > 0 for step in steps)
-    }  # fmt: skip
+        for name in FIGURES
+        if all(step.figures.get(name, 0) > 0 for step in steps)
+    }
     times = {name: last / first for name, values in logged.items() for first, last in [_ends(values)]}
     alike = {name: _correlation(spent, values) for name, values in logged.items() if times[name] > 1}
     best = max(alike, key=lambda name: alike[name], default=None)

@@ -92,11 +92,11 @@ def _flows(trace: Trace, clock: Clocks, base: int) -> Iterator[bytes]:
         rank, launch = int(device["rank"][row]), int(device["launch"][row])
         head = b'"cat":"launch","name":"launch","id":%d,"pid":%d' % (row, rank)
         yield b'{"ph":"s",%s,"tid":%d,"ts":%s}' % (
-            head, _FIRST_THREAD + int(host["thread"][launch]), _us(int(begun[launch]))
-        )  # fmt: skip
-        yield b'{"ph":"f","bp":"e",%s,"tid":%d,"ts":%s}' % (
-            head, _stream_tid(device, row), _us(int(at[row]))
-        )  # fmt: skip
+            head,
+            _FIRST_THREAD + int(host["thread"][launch]),
+            _us(int(begun[launch])),
+        )
+        yield b'{"ph":"f","bp":"e",%s,"tid":%d,"ts":%s}' % (head, _stream_tid(device, row), _us(int(at[row])))
 
 
 def _metadata(trace: Trace) -> Iterator[bytes]:

@@ -105,8 +105,17 @@ def analyze_file(item: Input, options: Options) -> Part:
     if isinstance(item.source, HoldsPart):
         return item.source.part(item.path, options)
     ranks = None if options.ranks is None else sorted(options.ranks)
-    asked = (item.read_so, "part", ranks, options.steps, options.files, options.replay, world_size(item.path),
-             options.analyses, options.read.device)  # fmt: skip
+    asked = (
+        item.read_so,
+        "part",
+        ranks,
+        options.steps,
+        options.files,
+        options.replay,
+        world_size(item.path),
+        options.analyses,
+        options.read.device,
+    )
     key = file_cache.key_of(item.path, item.source, options.read, *asked)
     part = file_cache.kept(key, Part)
     if part is not None and not options.with_events:

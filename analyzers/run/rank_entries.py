@@ -37,9 +37,11 @@ def _stalls(sums: Mapping[str, int]) -> Stalls:
         if class_name is not None:
             stalls[class_name][UNATTRIBUTED if cause == UNDIVIDED_COMMUNICATION else cause] = spent
     return {
-        "cpu": stalls["cpu"], "communication": stalls["communication"], "memory": stalls["memory"],
+        "cpu": stalls["cpu"],
+        "communication": stalls["communication"],
+        "memory": stalls["memory"],
         "unattributed": sums.get(UNATTRIBUTED, 0),
-    }  # fmt: skip
+    }
 
 
 def _parts(breakdown: Breakdown) -> BreakdownEntry:
@@ -88,10 +90,19 @@ def step_entries(steady: SteadyState, lane: LaneSummary, causes: Causes, batches
         own = {cause: int(attributed.per_step[index]) for cause, attributed in causes.items()}
         top, cause, _ = verdict.bound(own, breakdown.window)
         phase, batch = batches.get((lane.rank, step.step), (None, None))
-        entries.append({
-            "step": None if step.step == NA else step.step, "rank": lane.rank,
-            "device": None if lane.device == NA else lane.device, "role": steady.role(step.step).value,
-            "start_ns": step.start, "dur_ns": breakdown.window,
-            "breakdown_ns": _parts(breakdown), "bound_by": top, "cause": cause, "phase": phase, "batch": batch,
-        })  # fmt: skip
+        entries.append(
+            {
+                "step": None if step.step == NA else step.step,
+                "rank": lane.rank,
+                "device": None if lane.device == NA else lane.device,
+                "role": steady.role(step.step).value,
+                "start_ns": step.start,
+                "dur_ns": breakdown.window,
+                "breakdown_ns": _parts(breakdown),
+                "bound_by": top,
+                "cause": cause,
+                "phase": phase,
+                "batch": batch,
+            }
+        )
     return entries

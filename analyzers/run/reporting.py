@@ -67,9 +67,12 @@ from gpuscope.version import __version__
 
 
 def build(
-    facts: RunFacts, results: Sequence[Result], what_if: WhatIf | None, parallelism: Mapping[str, int] | None = None,
+    facts: RunFacts,
+    results: Sequence[Result],
+    what_if: WhatIf | None,
+    parallelism: Mapping[str, int] | None = None,
     about: SetupEntry | None = None,
-) -> Report:  # fmt: skip
+) -> Report:
     """The report of a run from the results of its analyses.
 
     `what_if` says what a change would bring, None where no advice is asked for; `parallelism` is what the run's
@@ -104,9 +107,13 @@ def build(
 
 
 def _diagnosis(
-    facts: RunFacts, causes: Mapping[LaneKey, Causes], weighed: verdict.Evidence, results: Sequence[Result],
-    given: Sections, parallelism: Mapping[str, int],
-) -> Diagnosis:  # fmt: skip
+    facts: RunFacts,
+    causes: Mapping[LaneKey, Causes],
+    weighed: verdict.Evidence,
+    results: Sequence[Result],
+    given: Sections,
+    parallelism: Mapping[str, int],
+) -> Diagnosis:
     lanes = facts.lanes
     clock_error = given.get(sections.CLOCK_ERROR)
     basis = next((lane.basis for lane in lanes if lane.basis), None)
@@ -181,9 +188,10 @@ def undetermined(causes: Causes, stands: bool = False) -> dict[str, Attributed]:
         code = cause if stands and part != "idle" else _UNDETERMINED.get(part, cause)
         so_far = found.get(code)
         found[code] = (
-            Attributed(one.total, one.per_step) if so_far is None
+            Attributed(one.total, one.per_step)
+            if so_far is None
             else Attributed(so_far.total + one.total, so_far.per_step + one.per_step)
-        )  # fmt: skip
+        )
     return found
 
 
@@ -192,9 +200,14 @@ _UNDETERMINED = {"idle": UNATTRIBUTED, "exposed_communication": UNDIVIDED_COMMUN
 
 
 def _findings(
-    facts: RunFacts, causes: Mapping[LaneKey, Causes], results: Sequence[Result], given: Sections,
-    clock_error: int | None, *, stands: bool,
-) -> list[FindingEntry]:  # fmt: skip
+    facts: RunFacts,
+    causes: Mapping[LaneKey, Causes],
+    results: Sequence[Result],
+    given: Sections,
+    clock_error: int | None,
+    *,
+    stands: bool,
+) -> list[FindingEntry]:
     """Those of causes, the costliest first, then those of each analysis; `stands` as in `verdict.Evidence`."""
     late = given.get(sections.STRAGGLERS)
     measure = Run(
@@ -245,11 +258,17 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int], *, serves
     ]
     formats = {source.format for source in trace.sources}
     sources: list[SourceEntry] = [
-        {"path": shown(path), "format": fmt, "format_version": source.format_version,
-         "rank": ranks[0] if len(ranks) == 1 else None, "ranks": ranks, "events": source.events}
+        {
+            "path": shown(path),
+            "format": fmt,
+            "format_version": source.format_version,
+            "rank": ranks[0] if len(ranks) == 1 else None,
+            "ranks": ranks,
+            "events": source.events,
+        }
         for (path, fmt, found, _), source in zip(files, trace.sources, strict=True)
         for ranks in ([] if source.facts.get("rank_told") is False else found,)
-    ]  # fmt: skip
+    ]
     return {
         "sources": sources,
         "world_size": facts.world.size,
@@ -265,9 +284,13 @@ def _trace(facts: RunFacts, given: Sections, named: Mapping[str, int], *, serves
 
 
 def _weigh(
-    facts: RunFacts, causes: Mapping[LaneKey, Causes], problems: Sequence[ProblemEntry], results: Sequence[Result],
-    given: Sections, stands: bool,
-) -> verdict.Evidence:  # fmt: skip
+    facts: RunFacts,
+    causes: Mapping[LaneKey, Causes],
+    problems: Sequence[ProblemEntry],
+    results: Sequence[Result],
+    given: Sections,
+    stands: bool,
+) -> verdict.Evidence:
     trace, lanes = facts.trace, facts.lanes
     events = sum(lane.events for lane in lanes)
     lost = verdict.count_problem(problems, completeness.KERNEL_MISSING)
@@ -410,6 +433,9 @@ def _analyzers(results: Sequence[Result]) -> list[AnalyzerEntry]:
         entry = entries.get(result.analyzer)
         if entry is None or worst[result.status] > worst[entry["status"]]:
             entries[result.analyzer] = {
-                "name": result.analyzer, "status": result.status, "why": result.why, "applicable": result.applicable,
-            }  # fmt: skip
+                "name": result.analyzer,
+                "status": result.status,
+                "why": result.why,
+                "applicable": result.applicable,
+            }
     return list(entries.values())

@@ -280,9 +280,7 @@ def _again(files: Sequence[tuple[Input, set[int]]], ranks: set[int], options: Op
     return [] if without else [entry for part in parts for entry in part.recorded]
 
 
-def _with_left_out(
-    trace: Trace, files: Sequence[tuple[Input, set[int]]], without: Sequence[LeftOut]
-) -> Trace:  # fmt: skip
+def _with_left_out(trace: Trace, files: Sequence[tuple[Input, set[int]]], without: Sequence[LeftOut]) -> Trace:
     """The trace with a world that counts the ranks whose files could not be read, where nothing records its size and
     each file is of one rank: they are missing from the figures, not from the job."""
     timelines = suffixes_of(Role.TIMELINE)

@@ -72,10 +72,20 @@ def _part(facts: RunFacts, lanes: list[LaneSummary], role: Role) -> SetApartPart
     elif holds == "exposed_communication":
         waited = _waited_for(facts, lane, own, sums[holds])
     op, late, wait = waited or (None, None, None)
-    return cast(SetApartPart, {
-        "role": role.value, "steps": 0 if role is Role.SETUP else len(own), "dur_ns": lasts(lane), "holds": holds,
-        "holds_ns": sums[holds], "host": host, "op": op, "late_rank": late, "wait_ns": wait,
-    })  # fmt: skip
+    return cast(
+        SetApartPart,
+        {
+            "role": role.value,
+            "steps": 0 if role is Role.SETUP else len(own),
+            "dur_ns": lasts(lane),
+            "holds": holds,
+            "holds_ns": sums[holds],
+            "host": host,
+            "op": op,
+            "late_rank": late,
+            "wait_ns": wait,
+        },
+    )
 
 
 def _waited_for(facts: RunFacts, lane: LaneSummary, places: list[int], spent_in_all: int) -> _Wait | None:

@@ -43,12 +43,17 @@ def write_speedscope(found: Sequence[PlaceEntry], path: Path) -> None:
     profiles: list[dict[str, Any]] = []
     for key, name in _PROFILES:
         weighed = [(stack, entry[key]) for stack, entry in places.stacks(found) if entry[key]]  # type: ignore[literal-required]
-        profiles.append({
-            "type": "sampled", "name": name, "unit": "nanoseconds", "startValue": 0,
-            "endValue": sum(weight for _, weight in weighed),
-            "samples": [[frames.setdefault(frame, len(frames)) for frame in stack] for stack, _ in weighed],
-            "weights": [weight for _, weight in weighed],
-        })  # fmt: skip
+        profiles.append(
+            {
+                "type": "sampled",
+                "name": name,
+                "unit": "nanoseconds",
+                "startValue": 0,
+                "endValue": sum(weight for _, weight in weighed),
+                "samples": [[frames.setdefault(frame, len(frames)) for frame in stack] for stack, _ in weighed],
+                "weights": [weight for _, weight in weighed],
+            }
+        )
     document = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "exporter": f"gpuscope {__version__}",

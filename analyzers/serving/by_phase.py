@@ -35,9 +35,10 @@ def serving_section(steps: Sequence[ServedStep], frameworks: Sequence[str], capt
         "phases": sorted(phases, key=lambda one: -one["share_frac"]),
         "batches": _batches(own["decode"]),
         "token_interval": _interval([wait.dur for wait in waits]),
-        "decode_alone_ns": round(median(alone)) if alone else None, "first_token": _interval(first),
+        "decode_alone_ns": round(median(alone)) if alone else None,
+        "first_token": _interval(first),
         "captured": sorted(captured),
-    }  # fmt: skip
+    }
 
 
 class TokenWait:
@@ -63,9 +64,11 @@ def _interval(durations: Sequence[int]) -> ServingInterval | None:
     if not durations:
         return None
     return {
-        "count": len(durations), "median_ns": round(median(durations)),
-        "p90_ns": round(quantile(durations, 0.9)), "max_ns": max(durations),
-    }  # fmt: skip
+        "count": len(durations),
+        "median_ns": round(median(durations)),
+        "p90_ns": round(quantile(durations, 0.9)),
+        "max_ns": max(durations),
+    }
 
 
 def _phase(phase: Phase | None, steps: Sequence[ServedStep], judged: int) -> ServingPhase:
@@ -81,7 +84,9 @@ def _phase(phase: Phase | None, steps: Sequence[ServedStep], judged: int) -> Ser
     tokens = [told["prefill_tokens"], told["decode_tokens"]]
     known_tokens = phase != "capture" and None not in tokens and spent
     return {
-        "phase": phase, "steps": count, "step_ns": round(median(step.dur for step in steps)),
+        "phase": phase,
+        "steps": count,
+        "step_ns": round(median(step.dur for step in steps)),
         "share_frac": spent / judged if judged and phase != "capture" else 0.0,
         "breakdown_ns": {
             "compute": sum(step.parts.compute for step in steps) // count,
@@ -89,7 +94,9 @@ def _phase(phase: Phase | None, steps: Sequence[ServedStep], judged: int) -> Ser
             "exposed_memory": sum(step.parts.exposed_memory for step in steps) // count,
             "idle": sum(step.parts.idle for step in steps) // count,
         },
-        "bound_by": class_name, "cause": cause, "cause_frac": share,
+        "bound_by": class_name,
+        "cause": cause,
+        "cause_frac": share,
         "cpu_ns": sum(step.cpu_ns for step in steps) // count,
         "gap_ns": sum(step.measured["gap_ns"] for step in steps) // count,
         "host_ns": sum(known_hosts) // len(known_hosts) if known_hosts else None,
@@ -97,11 +104,13 @@ def _phase(phase: Phase | None, steps: Sequence[ServedStep], judged: int) -> Ser
         "graphs": fmean(step.measured["graphs"] for step in steps),
         "graphed_frac": sum(step.measured["graphed"] for step in steps) / kernels if kernels else 0.0,
         "call_ns": sum(step.measured["call_ns"] for step in steps) // count,
-        "prefill_requests": told["prefill_requests"], "prefill_tokens": told["prefill_tokens"],
-        "decode_requests": told["decode_requests"], "decode_tokens": told["decode_tokens"],
+        "prefill_requests": told["prefill_requests"],
+        "prefill_tokens": told["prefill_tokens"],
+        "decode_requests": told["decode_requests"],
+        "decode_tokens": told["decode_tokens"],
         "tokens_per_s": sum(one or 0.0 for one in tokens) * count / spent * 1e9 if known_tokens else None,
         "work": _work(steps),
-    }  # fmt: skip
+    }
 
 
 def _mean(counts: Sequence[int | None]) -> float | None:
@@ -116,10 +125,14 @@ def _work(steps: Sequence[ServedStep]) -> list[ServingWork]:
     for kind in KINDS:
         spent, known, floor = (sum(step.measured["work"][kind][column] for step in steps) for column in range(3))
         if spent:
-            found.append({
-                "kind": kind, "dur_ns": spent // len(steps), "floor_frac": floor / known if known else None,
-                "known_frac": known / spent,
-            })  # fmt: skip
+            found.append(
+                {
+                    "kind": kind,
+                    "dur_ns": spent // len(steps),
+                    "floor_frac": floor / known if known else None,
+                    "known_frac": known / spent,
+                }
+            )
     return found
 
 
@@ -130,10 +143,12 @@ def _batches(decodes: Sequence[ServedStep]) -> list[ServingBatch]:
             own[size].append(step)
     return [
         {
-            "requests": size, "steps": len(steps), "step_ns": round(median(step.dur for step in steps)),
+            "requests": size,
+            "steps": len(steps),
+            "step_ns": round(median(step.dur for step in steps)),
             "graphed_frac": sum(step.measured["graphed"] for step in steps)
             / max(sum(step.measured["kernels"] for step in steps), 1),
             "launch_ns": sum(step.within_launch_ns for step in steps) // len(steps),
         }
         for size, steps in sorted(own.items())
-    ]  # fmt: skip
+    ]

@@ -87,18 +87,23 @@ def captured_sizes(batches: Batches) -> set[int]:
 
 
 def served_steps(
-    facts: RunFacts, causes: Mapping[LaneKey, Mapping[str, Attributed]], batches: Batches,
+    facts: RunFacts,
+    causes: Mapping[LaneKey, Mapping[str, Attributed]],
+    batches: Batches,
     measured: Sequence[ServingStep],
-) -> list[ServedStep]:  # fmt: skip
+) -> list[ServedStep]:
     """Of all devices, in the order of the lanes, of each in order of time; without what ran before the first."""
     of = {(one["rank"], one["device"], one["step"]): one for one in measured}
     return [step for lane in facts.lanes for step in _of_lane(facts, lane, causes.get(lane.key, {}), batches, of)]
 
 
 def _of_lane(
-    facts: RunFacts, lane: LaneSummary, causes: Mapping[str, Attributed], batches: Batches,
+    facts: RunFacts,
+    lane: LaneSummary,
+    causes: Mapping[str, Attributed],
+    batches: Batches,
     measured: Mapping[tuple[int, int, int], ServingStep],
-) -> Iterator[ServedStep]:  # fmt: skip
+) -> Iterator[ServedStep]:
     for place, (step, parts) in enumerate(zip(lane.steps, lane.step_breakdowns, strict=True)):
         own = measured.get((lane.rank, lane.device, step.step))
         if own is None:

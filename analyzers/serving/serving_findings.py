@@ -43,14 +43,23 @@ def _finding(
     """A finding that costs so much in each of its steps."""
     total, shown = sum(map(cost, own)), sorted(own, key=cost, reverse=True)[:EVIDENCE]
     evidence: list[Evidence] = [
-        {"rank": step.rank, "start_ns": step.start, "dur_ns": step.dur, "name": f"step {step.number}",
-         "note": step.phase or ""}
+        {
+            "rank": step.rank,
+            "start_ns": step.start,
+            "dur_ns": step.dur,
+            "name": f"step {step.number}",
+            "note": step.phase or "",
+        }
         for step in shown
-    ]  # fmt: skip
+    ]
     return made(
-        words, ranks={step.rank for step in own}, share=total / sum(step.dur for step in judged), cost_ns=total,
-        mean_ns=round(total / len(judged)), evidence=evidence,
-    )  # fmt: skip
+        words,
+        ranks={step.rank for step in own},
+        share=total / sum(step.dur for step in judged),
+        cost_ns=total,
+        mean_ns=round(total / len(judged)),
+        evidence=evidence,
+    )
 
 
 def _launching(judged: Sequence[ServedStep]) -> Iterator[FindingEntry]:
@@ -86,8 +95,10 @@ def _stalls(judged: Sequence[ServedStep], section: ServingSection) -> Iterator[F
     words = PrefillStallsDecode(
         _mean([wait.steps[0].told("decode_requests") for wait in late]),
         _mean([_sum(step.told("prefill_tokens") for step in wait.steps) for wait in late]),
-        round(median(wait.dur for wait in late)), alone, len(late),
-    )  # fmt: skip
+        round(median(wait.dur for wait in late)),
+        alone,
+        len(late),
+    )
     rank = late[0].steps[0].rank
     own = [step for step in judged if step.rank == rank]
     first = [step for step in own if step.number in costs]
@@ -139,7 +150,10 @@ def _messages(judged: Sequence[ServedStep]) -> Iterator[FindingEntry]:
         return
     names = Counter(step.measured["longest"] for step in decodes)
     words = SmallAllReduces(
-        sent / len(decodes), sum(step.parts.communication for step in decodes) // sent, exposed // len(decodes),
-        spent // len(decodes), "nccl" in names.most_common(1)[0][0].lower(),
-    )  # fmt: skip
+        sent / len(decodes),
+        sum(step.parts.communication for step in decodes) // sent,
+        exposed // len(decodes),
+        spent // len(decodes),
+        "nccl" in names.most_common(1)[0][0].lower(),
+    )
     yield _finding(words, judged, decodes, cost)

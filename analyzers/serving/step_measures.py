@@ -46,11 +46,20 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[ServingStep]:
         longest = trace.names[int(device["name"][own[spent.argmax()]])] if len(own) else ""
         host, launches, graphs, launched, graphed, call = calls[number]
         yield {
-            "rank": view.lane.rank, "device": view.lane.device, "step": step.step,
-            "gap_ns": int(max(ends[number] - last[number], 0)), "host_ns": host, "launches": launches,
-            "graphs": graphs, "kernels": launched, "graphed": graphed, "call_ns": call,
-            "collectives": int(collectives[number]), "longest": longest, "work": work[number],
-        }  # fmt: skip
+            "rank": view.lane.rank,
+            "device": view.lane.device,
+            "step": step.step,
+            "gap_ns": int(max(ends[number] - last[number], 0)),
+            "host_ns": host,
+            "launches": launches,
+            "graphs": graphs,
+            "kernels": launched,
+            "graphed": graphed,
+            "call_ns": call,
+            "collectives": int(collectives[number]),
+            "longest": longest,
+            "work": work[number],
+        }
 
 
 def _calls(trace: Trace, rows: Times, place: Times, count: int) -> list[tuple[int | None, int, int, int, int, int]]:
@@ -68,10 +77,16 @@ def _calls(trace: Trace, rows: Times, place: Times, count: int) -> list[tuple[in
         own = launch[low:high]
         calls = np.unique(own[own != NA])
         begin, end = host["start"][calls], host["end"][calls]
-        found.append((
-            int(end.max() - begin.min()) if len(calls) else None, len(calls), int(graph[host["name"][calls]].sum()),
-            high - low, int(graphed[low:high].sum()), int((end - begin).sum()),
-        ))  # fmt: skip
+        found.append(
+            (
+                int(end.max() - begin.min()) if len(calls) else None,
+                len(calls),
+                int(graph[host["name"][calls]].sum()),
+                high - low,
+                int(graphed[low:high].sum()),
+                int((end - begin).sum()),
+            )
+        )
     return found
 
 

@@ -143,12 +143,15 @@ def _at_peers_pace(job: Grid, found: Slowdowns, place: Worker, step: int) -> Pre
     error = abs(found.recorded - found.replayed) / found.recorded
     low, high = bounds([after, best], (error * after, MODEL_ERROR * (step - after)))
     return {
-        "step_ns_before": step, "step_ns_after": round(after), "low_ns": low, "high_ns": high,
+        "step_ns_before": step,
+        "step_ns_after": round(after),
+        "low_ns": low,
+        "high_ns": high,
         "basis": f"a replay of the operations of {units.plural(len(job.steps), 'step')}, which unchanged misses their "
         f"time by {100 * error:.1f} %; those of rank {int(job.ranks[place])} at the mean of their peers, their own "
         "times included",
         "provenance": "inferred",
-    }  # fmt: skip
+    }
 
 
 def _findings(job: Grid, found: Slowdowns, gains: Mapping[Worker, Prediction]) -> Iterator[FindingEntry]:
@@ -189,9 +192,15 @@ def _slow_worker(job: Grid, found: Slowdowns, place: Worker, effect: Effect, gai
     cost = _cost(effect, found)
     slowest, evidence = _slowest(job, found, job.stage == stage, only)
     words = SlowWorker(
-        [rank], stage, int(job.replicas[replica]), gain["step_ns_before"], gain["step_ns_after"],
-        found.explained(effect), cost > 0, slowest,
-    )  # fmt: skip
+        [rank],
+        stage,
+        int(job.replicas[replica]),
+        gain["step_ns_before"],
+        gain["step_ns_after"],
+        found.explained(effect),
+        cost > 0,
+        slowest,
+    )
     return _made(words, job, found, [rank], cost, evidence)
 
 
@@ -220,9 +229,13 @@ def _made(
     words: Finding, job: Grid, found: Slowdowns, ranks: list[int], cost: float, evidence: list[Evidence]
 ) -> FindingEntry:
     return made(
-        words, ranks=ranks, share=cost / found.replayed, cost_ns=round(cost * len(job.steps)), mean_ns=round(cost),
+        words,
+        ranks=ranks,
+        share=cost / found.replayed,
+        cost_ns=round(cost * len(job.steps)),
+        mean_ns=round(cost),
         evidence=evidence,
-    )  # fmt: skip
+    )
 
 
 def _slowest(job: Grid, found: Slowdowns, chosen: Mask, replicas: Mask) -> tuple[SlowOperation | None, list[Evidence]]:

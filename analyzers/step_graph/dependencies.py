@@ -28,9 +28,11 @@ KNOWN = COMMUNICATION | {FORWARD, BACKWARD, OPTIMIZER, GC}
 _NEXT = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
 """Where the other end is: stages (and model chunks) up or down."""
 _PEER = {
-    "forward-send": "forward-recv", "forward-recv": "forward-send",
-    "backward-send": "backward-recv", "backward-recv": "backward-send",
-}  # fmt: skip
+    "forward-send": "forward-recv",
+    "forward-recv": "forward-send",
+    "backward-send": "backward-recv",
+    "backward-recv": "backward-send",
+}
 CLOCK_ERROR = 50_000
 """ns by which timers of one rank disagree on what came first."""
 

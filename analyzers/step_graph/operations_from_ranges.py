@@ -67,9 +67,15 @@ def operations(trace: Trace, views: Sequence[LaneView]) -> Table:
         rows += [(view.lane.rank, *row) for row in _rows(phases, last)]
     rank, step, op, seq, start, end = (list(column) for column in zip(*sorted(rows, key=_order), strict=True))
     values = {
-        "rank": rank, "dp_rank": rank, "stage": 0, "step": step, "seq": seq, "start": start, "end": end,
+        "rank": rank,
+        "dp_rank": rank,
+        "stage": 0,
+        "step": step,
+        "seq": seq,
+        "start": start,
+        "end": end,
         "op": trace.names.codes(op),
-    }  # fmt: skip
+    }
     return Table.build(SCHEMAS["operations"], len(rows), values)
 
 
@@ -144,8 +150,11 @@ def tied(table: Table, names: NamePool) -> Table:
     for row in synchronised.tolist():
         ends[int(table["rank"][row]), int(table["step"][row])] = int(table["end"][row])
     lead = int(table["rank"].min())
-    shift = np.array([
-        ends.get((lead, step), 0) - ends.get((rank, step), ends.get((lead, step), 0))
-        for rank, step in zip(table["rank"].tolist(), table["step"].tolist(), strict=True)
-    ], np.int64)  # fmt: skip
+    shift = np.array(
+        [
+            ends.get((lead, step), 0) - ends.get((rank, step), ends.get((lead, step), 0))
+            for rank, step in zip(table["rank"].tolist(), table["step"].tolist(), strict=True)
+        ],
+        np.int64,
+    )
     return Table(table.schema, {**table.columns, "start": table["start"] + shift, "end": table["end"] + shift})

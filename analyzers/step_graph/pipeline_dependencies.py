@@ -99,8 +99,10 @@ def _rows(own: Table, names: NamePool, numbering: Numbering) -> Table:
     values = {
         **{name: own[name][takes] for name in ("rank", "dp_rank", "stage", "step")},
         "op": names.codes([row[1] for row in rows]),
-        "seq": [row[2] for row in rows], "start": [row[3] for row in rows], "end": [row[4] for row in rows],
-    }  # fmt: skip
+        "seq": [row[2] for row in rows],
+        "start": [row[3] for row in rows],
+        "end": [row[4] for row in rows],
+    }
     return Table.build(own.schema, len(rows), values)
 
 

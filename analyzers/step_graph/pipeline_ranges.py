@@ -31,9 +31,14 @@ _TORCH = when_used.pattern(r"PP:(\d+)([FBIW])(\d+)$")
 """torch.distributed.pipelining.schedules, `_get_profiler_function_name`: stage, action, micro-batch."""
 _OPTIMIZER = when_used.pattern(r"(?:gpuscope::)?optimizer$|Optimizer\.step#")
 _KINDS = {
-    "forward": FORWARD, "backward": BACKWARD, "backward_weight": WEIGHT,
-    "F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT,
-}  # fmt: skip
+    "forward": FORWARD,
+    "backward": BACKWARD,
+    "backward_weight": WEIGHT,
+    "F": FORWARD,
+    "B": BACKWARD,
+    "I": BACKWARD,
+    "W": WEIGHT,
+}
 _INFERRED = {pipeline_messages.FORWARD: FORWARD, pipeline_messages.BACKWARD: BACKWARD}
 
 
@@ -88,13 +93,18 @@ def operations(trace: Trace, views: Sequence[LaneView]) -> Table:
         numbers[row.rank, row.step, row.op] += 1
     rank = [row.rank for row in found]
     values = {
-        "rank": rank, "dp_rank": rank, "stage": [min(chunks[row.rank]) for row in found] if ranges else NA,
-        "step": [row.step for row in found], "seq": seq,
-        "start": [row.start for row in found], "end": [row.end for row in found],
-        "op": trace.names.codes([row.op for row in found]), "micro_batch": [row.micro_batch for row in found],
+        "rank": rank,
+        "dp_rank": rank,
+        "stage": [min(chunks[row.rank]) for row in found] if ranges else NA,
+        "step": [row.step for row in found],
+        "seq": seq,
+        "start": [row.start for row in found],
+        "end": [row.end for row in found],
+        "op": trace.names.codes([row.op for row in found]),
+        "micro_batch": [row.micro_batch for row in found],
         "chunk": [place.get((row.rank, row.model_chunk), NA) for row in found],
         "global_chunk": [row.model_chunk for row in found],
-    }  # fmt: skip
+    }
     return Table.build(SCHEMAS["operations"], len(found), values)
 
 

@@ -34,12 +34,18 @@ def counter_entry(trace: Trace, rows: Mask, exposed: Spans) -> LinkCounterEntry:
     first = int(np.flatnonzero(rows)[0])
     begin, width = int(start.min()), -(-max(int(end.max() - start.min()), 1) // BINS)
     return {
-        "place": trace.names[int(table["place"][first])], "counter": trace.names[int(table["counter"][first])],
-        "unit": trace.names[int(table["unit"][first])], "samples": int(rows.sum()),
-        "mean": float(np.average(value, weights=length)), "peak": float(value.max()),
-        "total": round(float(value.sum())), "mean_while_exposed": mean_within(exposed, start, end, value),
-        "start_ns": begin, "bin_ns": width, "course": _course(start - begin, value, length, width),
-    }  # fmt: skip
+        "place": trace.names[int(table["place"][first])],
+        "counter": trace.names[int(table["counter"][first])],
+        "unit": trace.names[int(table["unit"][first])],
+        "samples": int(rows.sum()),
+        "mean": float(np.average(value, weights=length)),
+        "peak": float(value.max()),
+        "total": round(float(value.sum())),
+        "mean_while_exposed": mean_within(exposed, start, end, value),
+        "start_ns": begin,
+        "bin_ns": width,
+        "course": _course(start - begin, value, length, width),
+    }
 
 
 def _course(offset: Array, value: Array, length: Array, width: int) -> list[float]:

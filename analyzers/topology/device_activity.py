@@ -65,12 +65,13 @@ def _entry(trace: Trace, view: LaneView, rows: Mask) -> DeviceCounterEntry:
     table, value = trace["counters"], values_of(trace, rows)
     start, end = table["start"][rows], table["end"][rows]
     return {
-        "rank": view.lane.rank, "device": view.lane.device,
+        "rank": view.lane.rank,
+        "device": view.lane.device,
         **counter_entry(trace, rows, view.parts.exposed_communication),
         "mean_while_computing": mean_within(view.parts.compute, start, end, value),
         "mean_while_idle": mean_within(view.parts.idle, start, end, value),
         "kernels": sorted(_by_kernel(trace, view, rows), key=lambda one: -one["samples"]),
-    }  # fmt: skip
+    }
 
 
 def _by_kernel(trace: Trace, view: LaneView, rows: Mask) -> Iterator[KernelSamples]:

@@ -85,10 +85,13 @@ def _finding(trace: Trace, lanes: Sequence[LaneSummary], kind: str, spreads: Seq
     hosts = sorted({host for spread in spreads for host in spread.hosts})
     words = GroupAcrossHosts(kind, len(spreads), len(spreads[0].members), hosts, share)
     return made(
-        words, ranks=members, share=share, cost_ns=sum(spans.total for _, spans in exposed),
+        words,
+        ranks=members,
+        share=share,
+        cost_ns=sum(spans.total for _, spans in exposed),
         mean_ns=round(sum(per_step) / max(len(lanes), 1)),
         evidence=[evidence for lane, spans in exposed for evidence in _evidence(lane, spans, kind)][:EVIDENCE],
-    )  # fmt: skip
+    )
 
 
 def _exposed(trace: Trace, lane: LaneSummary, groups: Times) -> Spans:
@@ -102,8 +105,13 @@ def _evidence(lane: LaneSummary, spans: Spans, kind: str) -> Iterator[Evidence]:
     if spans.total:
         longest = int(np.argmax(spans.end - spans.start))
         start, end = int(spans.start[longest]), int(spans.end[longest])
-        yield {"rank": lane.rank, "start_ns": start, "dur_ns": end - start, "name": f"{kind} communication",
-               "note": "between hosts"}  # fmt: skip
+        yield {
+            "rank": lane.rank,
+            "start_ns": start,
+            "dur_ns": end - start,
+            "name": f"{kind} communication",
+            "note": "between hosts",
+        }
 
 
 ANALYZER = RunAnalyzer("across_hosts", run, (Need("groups", "record process groups (torch 2.4 and later)"),))

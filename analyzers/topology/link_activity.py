@@ -55,8 +55,10 @@ def is_link(name: str) -> bool:
 def _exposed(lanes: Sequence[LaneView]) -> Spans:
     """When some lane's communication is exposed."""
     spans = [view.parts.exposed_communication for view in lanes]
-    return union(np.concatenate([one.start for one in spans] or [np.empty(0, np.int64)]),
-                 np.concatenate([one.end for one in spans] or [np.empty(0, np.int64)]))  # fmt: skip
+    return union(
+        np.concatenate([one.start for one in spans] or [np.empty(0, np.int64)]),
+        np.concatenate([one.end for one in spans] or [np.empty(0, np.int64)]),
+    )
 
 
 def _congestion(entries: Sequence[LinkCounterEntry], lanes: Sequence[LaneView]) -> Iterator[FindingEntry]:

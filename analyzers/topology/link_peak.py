@@ -74,9 +74,10 @@ def _links_of(gpu: str, members: Sequence[str], host: Host, model: Link | None) 
 
 def _pcie(members: Sequence[str], host: Host, model: str, basis: str) -> Peak:
     rates = [
-        (wire.rate / 1e9, wire.width) for wire in host.wires
+        (wire.rate / 1e9, wire.width)
+        for wire in host.wires
         if wire.link == "pcie" and wire.node in members and wire.rate != NA
-    ]  # fmt: skip
+    ]
     if len(rates) == len(members):
         slowest, width = min(rates)
         return Peak(slowest, f"PCIe ×{width}", basis, "measured")
@@ -94,9 +95,11 @@ def _from_model(placed: Placed) -> Peak:
         fabric = gpu_fabric(model)
         if fabric is None and can_have_fabric(model) is not False:
             return Peak(
-                None, None, f"whether NVLink connects these GPUs ({model}) is not recorded: add nvidia-smi topo -m "
+                None,
+                None,
+                f"whether NVLink connects these GPUs ({model}) is not recorded: add nvidia-smi topo -m "
                 "or NCCL's topology XML",
-            )  # fmt: skip
+            )
         link = fabric or gpu_pcie(model)
         if link is None:
             return Peak(None, None, f"no links are known for {model}: add NCCL's topology XML")

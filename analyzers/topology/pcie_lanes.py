@@ -20,12 +20,18 @@ def narrow_links(facts: RunFacts, folders: Sequence[Path]) -> Result:
     if not narrow:
         return result
     judged = [(lane.rank, facts.steady.breakdown(lane)) for lane in facts.lanes]
-    cost = sum(round(own.exposed_memory * (1 - narrow[rank][0] / narrow[rank][1]))
-               for rank, own in judged if rank in narrow)  # fmt: skip
+    cost = sum(
+        round(own.exposed_memory * (1 - narrow[rank][0] / narrow[rank][1])) for rank, own in judged if rank in narrow
+    )
     window = sum(own.window for _, own in judged)
     steps = sum(facts.steady.count(lane) for lane in facts.lanes)
-    result.findings.append(made(
-        SlowPcie(*min(narrow.values(), key=lambda own: own[0] / own[1])), ranks=narrow,
-        share=cost / window if window else 0.0, cost_ns=cost, mean_ns=round(cost / steps) if steps else None,
-    ))  # fmt: skip
+    result.findings.append(
+        made(
+            SlowPcie(*min(narrow.values(), key=lambda own: own[0] / own[1])),
+            ranks=narrow,
+            share=cost / window if window else 0.0,
+            cost_ns=cost,
+            mean_ns=round(cost / steps) if steps else None,
+        )
+    )
     return result

@@ -212,15 +212,29 @@ def _with_cores(evidence: Evidence, top: Class) -> str | None:
 
 
 def _verdict(
-    bound_by: Class | None, cause: str | None, share: float, confidence: float, why: str, *,
-    limits: Sequence[str] = (), reason: AbstainReason | None = None, record: str = "",
-) -> Verdict:  # fmt: skip
+    bound_by: Class | None,
+    cause: str | None,
+    share: float,
+    confidence: float,
+    why: str,
+    *,
+    limits: Sequence[str] = (),
+    reason: AbstainReason | None = None,
+    record: str = "",
+) -> Verdict:
     """`reason` is of a verdict that abstains, `record` what would settle it, or its cause."""
     return {
-        "bound_by": bound_by, "cause": cause, "share_frac": share, "confidence": confidence,
-        "abstained": reason is not None, "cause_abstained": bound_by is not None and bool(record), "why": why,
-        "limits": list(limits), "abstain_reason": reason, "record": record,
-    }  # fmt: skip
+        "bound_by": bound_by,
+        "cause": cause,
+        "share_frac": share,
+        "confidence": confidence,
+        "abstained": reason is not None,
+        "cause_abstained": bound_by is not None and bool(record),
+        "why": why,
+        "limits": list(limits),
+        "abstain_reason": reason,
+        "record": record,
+    }
 
 
 SLOWED = 1.1

@@ -199,11 +199,18 @@ def _step(found: Mapping[str, Any]) -> MeasuredStep | None:
         if exposed is not None and not 0 <= exposed <= length:
             exposed = None  # DDP's reducer compares clock readings of several threads: at times it is off
         return MeasuredStep(
-            int(found["step"]), int(found["rank"]), int(found["end_ns"]), length, exposed,
-            int(found.get("data_wait_ns") or 0), bool(found.get("first")),
-            _number(found.get("tokens_per_s")), _number(found.get("loss")),
-            int(found.get("core_wait_ns") or 0), _transfers(found),
-        )  # fmt: skip
+            int(found["step"]),
+            int(found["rank"]),
+            int(found["end_ns"]),
+            length,
+            exposed,
+            int(found.get("data_wait_ns") or 0),
+            bool(found.get("first")),
+            _number(found.get("tokens_per_s")),
+            _number(found.get("loss")),
+            int(found.get("core_wait_ns") or 0),
+            _transfers(found),
+        )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 

@@ -55,9 +55,13 @@ PIPELINE = ("data.batch=16", "data.sequence=64")
 
 def _buckets(name: str, before: float, after: float, common: tuple[str, ...] = SMALL) -> Case:
     return Case(
-        name, "ddp", (BucketSize(round(after * MIB)),),
-        Variant((f"ddp.bucket_cap_mb={before}",)), Variant((f"ddp.bucket_cap_mb={after}",)), common,
-    )  # fmt: skip
+        name,
+        "ddp",
+        (BucketSize(round(after * MIB)),),
+        Variant((f"ddp.bucket_cap_mb={before}",)),
+        Variant((f"ddp.bucket_cap_mb={after}",)),
+        common,
+    )
 
 
 def _faulty(name: str, change: Change, fault: str, after: Variant) -> Case:
@@ -68,10 +72,13 @@ def _micro_batches(before: int, after: int, schedule: str = "gpipe", common: tup
     named = "" if schedule == "gpipe" else f", {schedule}"
     sized = "" if common == PIPELINE else ", another model"
     return Case(
-        f"micro-batches {before} → {after}{named}{sized}", "pp", (MicroBatches(after),),
-        Variant((f"pipeline.micro_batches={before}",)), Variant((f"pipeline.micro_batches={after}",)),
+        f"micro-batches {before} → {after}{named}{sized}",
+        "pp",
+        (MicroBatches(after),),
+        Variant((f"pipeline.micro_batches={before}",)),
+        Variant((f"pipeline.micro_batches={after}",)),
         (*common, f"pipeline.schedule={schedule}"),
-    )  # fmt: skip
+    )
 
 
 CASES = (
@@ -106,22 +113,63 @@ UNSEEN = (
     _buckets("buckets 0.02 → 25 MiB, another model", 0.02, 25, WIDER),
     _buckets("buckets 1 → 0.1 MiB, another model", 1, 0.1, WIDER),
     Case("fp16 gradients", "ddp", (WireBytes(0.5),), Variant(), Variant(("ddp.comm_hook=fp16",)), WIDER),
-    Case("parameters kept", "fsdp", (KeepParameters(),), Variant((f"{FULLY_SHARDED}=true",)),
-         Variant((f"{FULLY_SHARDED}=false",)), SMALL),
-    Case("parameters kept, another model", "fsdp", (KeepParameters(),), Variant((f"{FULLY_SHARDED}=true",)),
-         Variant((f"{FULLY_SHARDED}=false",)), WIDER),
-    Case("logging off the step, FSDP", "fsdp", (NoHostWork(),), Variant(faults=("host_stall:kind=logging,ms=25",)),
-         Variant(), SMALL),
-    Case("barrier in the step removed, another model", "ddp", (RemovedSyncs("c10d::barrier"),), Variant(barrier=True),
-         Variant(), WIDER),
-    Case("loader worker, and logging off the step", "ddp", (LoaderWorkers(1), NoHostWork()),
-         Variant(faults=("slow_loader:ms=30", "host_stall:kind=logging,ms=30")),
-         Variant(faults=("slow_loader:ms=30,workers=1",)), WIDER),
-    Case("buckets 0.01 → 25 MiB, and a slow rank replaced", "ddp", (BucketSize(25 * MIB), ReplacedRank(1)),
-         Variant(("ddp.bucket_cap_mb=0.01",), ("slow_rank:ms=30",)), Variant(("ddp.bucket_cap_mb=25",)), SMALL),
-    Case("slow rank (25 ms) replaced, FSDP", "fsdp", (ReplacedRank(0),), Variant(faults=("slow_rank:ms=25,rank=0",)),
-         Variant(), SMALL),
+    Case(
+        "parameters kept",
+        "fsdp",
+        (KeepParameters(),),
+        Variant((f"{FULLY_SHARDED}=true",)),
+        Variant((f"{FULLY_SHARDED}=false",)),
+        SMALL,
+    ),
+    Case(
+        "parameters kept, another model",
+        "fsdp",
+        (KeepParameters(),),
+        Variant((f"{FULLY_SHARDED}=true",)),
+        Variant((f"{FULLY_SHARDED}=false",)),
+        WIDER,
+    ),
+    Case(
+        "logging off the step, FSDP",
+        "fsdp",
+        (NoHostWork(),),
+        Variant(faults=("host_stall:kind=logging,ms=25",)),
+        Variant(),
+        SMALL,
+    ),
+    Case(
+        "barrier in the step removed, another model",
+        "ddp",
+        (RemovedSyncs("c10d::barrier"),),
+        Variant(barrier=True),
+        Variant(),
+        WIDER,
+    ),
+    Case(
+        "loader worker, and logging off the step",
+        "ddp",
+        (LoaderWorkers(1), NoHostWork()),
+        Variant(faults=("slow_loader:ms=30", "host_stall:kind=logging,ms=30")),
+        Variant(faults=("slow_loader:ms=30,workers=1",)),
+        WIDER,
+    ),
+    Case(
+        "buckets 0.01 → 25 MiB, and a slow rank replaced",
+        "ddp",
+        (BucketSize(25 * MIB), ReplacedRank(1)),
+        Variant(("ddp.bucket_cap_mb=0.01",), ("slow_rank:ms=30",)),
+        Variant(("ddp.bucket_cap_mb=25",)),
+        SMALL,
+    ),
+    Case(
+        "slow rank (25 ms) replaced, FSDP",
+        "fsdp",
+        (ReplacedRank(0),),
+        Variant(faults=("slow_rank:ms=25,rank=0",)),
+        Variant(),
+        SMALL,
+    ),
     _micro_batches(2, 8, "1f1b", (*WIDER[:3], "data.batch=16", "data.sequence=64")),
     _micro_batches(8, 4, "gpipe", ("model.layers=4", "data.batch=16", "data.sequence=48")),
-)  # fmt: skip
+)
 """With which nothing was developed."""

@@ -71,14 +71,26 @@ def _run(case: Case, folder: Path, turn: int) -> Row | None:
 
 def _faults(rows: Sequence[Row]) -> Table:
     table = Table(
-        "fault", "truth", "verdict", "rank named", "ms per step, injected / reported", "no core", "first advice",
+        "fault",
+        "truth",
+        "verdict",
+        "rank named",
+        "ms per step, injected / reported",
+        "no core",
+        "first advice",
         "right",
-    )  # fmt: skip
+    )
     for row in rows:
         table.add_row(
-            row.case, row.truth, row.verdict, ", ".join(map(str, row.named)) or "–", row.cost, _share(row.without_core),
-            row.advice[0] if row.advice else "–", "no: " + ", ".join(row.wrong) if row.wrong else "yes",
-        )  # fmt: skip
+            row.case,
+            row.truth,
+            row.verdict,
+            ", ".join(map(str, row.named)) or "–",
+            row.cost,
+            _share(row.without_core),
+            row.advice[0] if row.advice else "–",
+            "no: " + ", ".join(row.wrong) if row.wrong else "yes",
+        )
     return table
 
 
@@ -90,9 +102,12 @@ def _healthy(rows: Sequence[Row]) -> Table:
         wrong = [word for row in own for word in row.wrong]
         shares = [row.without_core or 0.0 for row in own]
         table.add_row(
-            name, str(len(own)), ", ".join(f"{count} × {verdict}" for verdict, count in verdicts.most_common()),
-            f"{_share(min(shares))}–{_share(max(shares))}", ", ".join(wrong) or "none",
-        )  # fmt: skip
+            name,
+            str(len(own)),
+            ", ".join(f"{count} × {verdict}" for verdict, count in verdicts.most_common()),
+            f"{_share(min(shares))}–{_share(max(shares))}",
+            ", ".join(wrong) or "none",
+        )
     return table
 
 

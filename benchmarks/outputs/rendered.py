@@ -28,13 +28,18 @@ SHARED = ROOT.parent / "shared" / "traces"
 WIDTH = "80"
 _NO_TRACES = ("LICENSE", "License", "MANIFEST", "README")
 SCREENS: dict[str, dict[str, Any]] = {
-    "screen": {}, "full": {"full": True}, "quiet": {"quiet": True}, "why": {"why": True},
+    "screen": {},
+    "full": {"full": True},
+    "quiet": {"quiet": True},
+    "why": {"why": True},
     **{f"by_{by}": {"by": by} for by in BY},
-}  # fmt: skip
+}
 EXPORTS = {
-    "perfetto": ("run.json.gz", "run.pftrace"), "speedscope": ("run.json",), "collapsed": ("run.txt",),
+    "perfetto": ("run.json.gz", "run.pftrace"),
+    "speedscope": ("run.json",),
+    "collapsed": ("run.txt",),
     "nccl-tuner": ("run.csv",),
-}  # fmt: skip
+}
 
 
 def save_all(folder: Path, only: tuple[str, ...] = ()) -> int:

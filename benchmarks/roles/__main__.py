@@ -17,9 +17,13 @@ from benchmarks.roles.loop import Job, run
 from gpuscope.schema.roles_section import RoleGain, RolesSection
 
 BOUND = {
-    "slow_rollout": "rollout", "long_tail": "rollout", "slow_reward": "reward", "slow_sync": "weight_sync",
-    "slow_update": "update_actor", "few_rollout_gpus": "rollout",
-}  # fmt: skip
+    "slow_rollout": "rollout",
+    "long_tail": "rollout",
+    "slow_reward": "reward",
+    "slow_sync": "weight_sync",
+    "slow_update": "update_actor",
+    "few_rollout_gpus": "rollout",
+}
 """The role that each fault makes the one to blame."""
 STEPS = 20
 _STEP = re.compile(r"timing_s/step:([\d.e-]+)")

@@ -57,10 +57,14 @@ class Job:
     def with_fault(self, fault: str) -> Job:
         """The same job with one of the faults."""
         changes: dict[str, dict[str, float]] = {
-            "none": {}, "slow_rollout": {"decode": 0.01, "decode_each": 2e-4}, "long_tail": {"spread": 1.4},
-            "slow_reward": {"scoring": 0.02}, "slow_sync": {"sync": 0.8}, "slow_update": {"update": 1e-3},
+            "none": {},
+            "slow_rollout": {"decode": 0.01, "decode_each": 2e-4},
+            "long_tail": {"spread": 1.4},
+            "slow_reward": {"scoring": 0.02},
+            "slow_sync": {"sync": 0.8},
+            "slow_update": {"update": 1e-3},
             "few_rollout_gpus": {"samples": 160, "decode_each": 3e-4, "update": 5e-5},
-        }  # fmt: skip
+        }
         return replace(self, **changes[fault])  # type: ignore[arg-type]
 
 
@@ -259,11 +263,15 @@ def told(number: int, lengths: Sequence[int], clock: Clock) -> None:
     """A line as verl's console logger writes it."""
     tokens = sum(lengths) + PROMPT * len(lengths)
     metrics = {
-        "training/global_step": number, "response_length/mean": sum(lengths) / len(lengths),
-        "response_length/max": max(lengths), "response_length/clip_ratio": 0.0, "prompt_length/mean": PROMPT,
-        "perf/total_num_tokens": tokens, "perf/throughput": tokens / clock.spent["step"] / 2,
+        "training/global_step": number,
+        "response_length/mean": sum(lengths) / len(lengths),
+        "response_length/max": max(lengths),
+        "response_length/clip_ratio": 0.0,
+        "prompt_length/mean": PROMPT,
+        "perf/total_num_tokens": tokens,
+        "perf/throughput": tokens / clock.spent["step"] / 2,
         **{f"timing_s/{name}": spent for name, spent in clock.spent.items()},
-    }  # fmt: skip
+    }
     print(f"step:{number} - " + " - ".join(f"{name}:{value}" for name, value in metrics.items()), flush=True)
 
 

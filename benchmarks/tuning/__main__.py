@@ -118,8 +118,14 @@ def saved(rows: Sequence[Row]) -> str:
 
 @click.command()
 @click.option("--only", multiple=True, metavar="NAME", help="A script; may be repeated.  [default: all]")
-@click.option("--budget", "budgets", multiple=True, default=("4", "8"), show_default=True,
-              help="Runs that gpuscope tune may take; a session for each.")  # fmt: skip
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    default=("4", "8"),
+    show_default=True,
+    help="Runs that gpuscope tune may take; a session for each.",
+)
 @click.option("--rounds", default=2, show_default=True, help="Turns of each variant of a script.")
 @click.option("--work", type=click.Path(path_type=Path), help="Folder of the recordings.")
 @click.option("--save", type=click.Path(path_type=Path), help="A TOML file for docs/tuning.md.")

@@ -13,9 +13,19 @@ ENOUGH = 0.9
 CHANGES_NOTHING = 0.02
 """Share of the step by which a healthy script may seem faster."""
 COLUMNS = [
-    "script", "budget", "slow", "fixed", "removable by", "tuned", "share removed", "runs", "kept", "regression kept",
-    "ranges that hold", "notes",
-]  # fmt: skip
+    "script",
+    "budget",
+    "slow",
+    "fixed",
+    "removable by",
+    "tuned",
+    "share removed",
+    "runs",
+    "kept",
+    "regression kept",
+    "ranges that hold",
+    "notes",
+]
 
 
 @dataclass(frozen=True)
@@ -93,13 +103,19 @@ class Row:
         tuned = f"{min(self.truth.tuned):.1f} ms" if self.kept else "–"
         ranges = self.ranges
         return [
-            self.case.name, self.budget, f"{slow:.1f} ms",
+            self.case.name,
+            self.budget,
+            f"{slow:.1f} ms",
             f"{fixed:.1f} ms" if self.case.removable != "nothing" else "–",
-            self.case.removable, tuned, "–" if self.share is None else f"{self.share:.0%}",
+            self.case.removable,
+            tuned,
+            "–" if self.share is None else f"{self.share:.0%}",
             str(self.tuned["runs"]) if self.tuned else "–",
-            ", ".join(f"`{change['setting']}`" for change in self.kept) or "–", "yes" if self.regression else "no",
-            f"{sum(ranges)} of {len(ranges)}" if ranges else "–", "; ".join(self.notes()) or "–",
-        ]  # fmt: skip
+            ", ".join(f"`{change['setting']}`" for change in self.kept) or "–",
+            "yes" if self.regression else "no",
+            f"{sum(ranges)} of {len(ranges)}" if ranges else "–",
+            "; ".join(self.notes()) or "–",
+        ]
 
     def notes(self) -> list[str]:
         """What the numbers alone don't say."""
@@ -110,8 +126,11 @@ class Row:
         by_hand = {row["code"] for row in self.tuned["by_hand"]} if self.tuned else set()
         if self.case.removable == "by hand" and by_hand & set(self.case.codes):
             notes.append("named as work by hand")
-        notes += [f"`{code}` not suggested" for code in self.case.codes
-                  if self.case.removable == "settings" and code not in tried | by_hand]  # fmt: skip
+        notes += [
+            f"`{code}` not suggested"
+            for code in self.case.codes
+            if self.case.removable == "settings" and code not in tried | by_hand
+        ]
         outcomes = [f"`{change['code']}`: {change['outcome']}" for change in self.changes if not change["kept"]]
         return [*notes, *outcomes]
 
@@ -127,9 +146,10 @@ def totals(rows: Sequence[Row]) -> str:
     lines = [
         f"{removed / all_of_it:.0%} of what settings can remove was removed; "
         f"{enough} of {len(removable)} scripts lost {ENOUGH:.0%} of it or more"
-        if removable else "no script from which settings can remove anything",
+        if removable
+        else "no script from which settings can remove anything",
         f"{sum(row.regression for row in rows)} regressions kept",
         f"{sum(row.left_alone for row in nothing)} of {len(nothing)} scripts without slowness left alone",
         f"{sum(ranges)} of {len(ranges)} predicted ranges hold the measured step",
-    ]  # fmt: skip
+    ]
     return ". ".join(lines) + "."

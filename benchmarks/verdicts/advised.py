@@ -207,9 +207,11 @@ def grouped(facts: Facts, job: Job) -> Made:
     if job.layers % count or job.first_bytes or job.allocations > layers or reads[0] != reads[1]:
         return None
     return {
-        "layers": layers, "gemms": job.gemms * count, "smalls": job.smalls * count,
+        "layers": layers,
+        "gemms": job.gemms * count,
+        "smalls": job.smalls * count,
         "layer_bytes": job.layer_bytes * count,
-    }  # fmt: skip
+    }
 
 
 def _ranks(facts: Facts) -> set[int]:
@@ -357,8 +359,15 @@ def by_code(found: Iterable[Advised]) -> Table:
         own = [one for one in figures if one.code == code]
         made = [one for one in own if one.after is not None]
         error = f"{median(one.error for one in made):.2%}" if made else ""
-        table.add_row(code, str(len(own)), str(len(made)), error, str(sum(one.inside for one in made)),
-                      str(sum(one.overclaims for one in made)), str(without[code]))  # fmt: skip
+        table.add_row(
+            code,
+            str(len(own)),
+            str(len(made)),
+            error,
+            str(sum(one.inside for one in made)),
+            str(sum(one.overclaims for one in made)),
+            str(without[code]),
+        )
     return table
 
 

@@ -20,8 +20,19 @@ from gpuscope.analyzers.replay.fitted_margins import MARGINS, ON_ONE_LINK, TOGET
 
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 NOMINAL = 0.9
-KINDS_COLUMNS = ("change", "fitted to", "margin", "predictions", "refused", "median error", "nine in ten within",
-                 "longer", "ranges that hold", "median width", "lacking")  # fmt: skip
+KINDS_COLUMNS = (
+    "change",
+    "fitted to",
+    "margin",
+    "predictions",
+    "refused",
+    "median error",
+    "nine in ten within",
+    "longer",
+    "ranges that hold",
+    "median width",
+    "lacking",
+)
 
 
 def scale(level: float) -> float:
@@ -100,12 +111,21 @@ def by_kind(outcomes: Sequence[Outcome]) -> list[list[str]]:
         held = sum(one.inside for one, _ in own)
         width = median((told.high - told.low) / told.after for _, told in own)
         margin = _OWN.get(kind)
-        rows.append([
-            kind, str(margin.predictions) if margin else "", f"{margin.share:+.2%}" if margin else "",
-            str(len(own)), str(len(asked) - len(own)), f"{median(sizes):.2%}",
-            f"{sizes[ceil(NOMINAL * len(sizes)) - 1]:.1%}", f"{sum(error > 0 for error in errors) / len(own):.0%}",
-            f"{held} ({held / len(own):.0%})", f"{width:.1%}", f"{needed[kind]:+.4f}" if kind in needed else "",
-        ])  # fmt: skip
+        rows.append(
+            [
+                kind,
+                str(margin.predictions) if margin else "",
+                f"{margin.share:+.2%}" if margin else "",
+                str(len(own)),
+                str(len(asked) - len(own)),
+                f"{median(sizes):.2%}",
+                f"{sizes[ceil(NOMINAL * len(sizes)) - 1]:.1%}",
+                f"{sum(error > 0 for error in errors) / len(own):.0%}",
+                f"{held} ({held / len(own):.0%})",
+                f"{width:.1%}",
+                f"{needed[kind]:+.4f}" if kind in needed else "",
+            ]
+        )
     return rows
 
 

@@ -58,9 +58,14 @@ FAULTS_OF: dict[str, tuple[tuple[str, ...], ...]] = {
     "CopyStream": (("large copies",),),
     "ReplacedRank": (("slow devices",), ("collector of one rank",), ("host work of one rank",)),
     "SharedWork": (("long batches",), ("batches in turn",)),
-    COMBINED: (("slow link", "values read"), ("slow link", "collector"), ("slow devices", "slow loader"),
-               ("few micro-batches", "slow loader"), ("allocations", "waits")),
-}  # fmt: skip
+    COMBINED: (
+        ("slow link", "values read"),
+        ("slow link", "collector"),
+        ("slow devices", "slow loader"),
+        ("few micro-batches", "slow loader"),
+        ("allocations", "waits"),
+    ),
+}
 """By kind of change, faults of the jobs for it."""
 AT_ONCE = 6
 """Changes asked of one job at most, each of another kind, so that no job weighs much."""

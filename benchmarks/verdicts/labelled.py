@@ -63,9 +63,15 @@ def verdict_table(judged: Sequence[Judged]) -> Table:
         truth = one.case.truth.verdict
         off = ", ".join(f"{name} {is_:.3f} → {told:.3f}" for name, (is_, told) in one.off.items())
         table.add_row(
-            one.case.name, one.case.about, _words(one.case.expected), f"{truth.share:.3f}",
-            _words(one.told), f"{one.share:.3f}", "yes" if one.right else "NO", off,
-        )  # fmt: skip
+            one.case.name,
+            one.case.about,
+            _words(one.case.expected),
+            f"{truth.share:.3f}",
+            _words(one.told),
+            f"{one.share:.3f}",
+            "yes" if one.right else "NO",
+            off,
+        )
     return table
 
 

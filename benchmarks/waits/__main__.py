@@ -49,8 +49,10 @@ def measured(row: Row, folder: Path, rounds: int) -> Pair:
     # Made in a process of its own: a child's memory would count what this one ever held.
     made = subprocess.run(
         [sys.executable, "-m", "benchmarks.waits", "--make", row.name, "--work", str(folder)],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     path = Path(made.stdout.strip())
     environment = {
         "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
@@ -108,8 +110,15 @@ def line(row: Row, pair: Pair) -> list[str]:
         said = f"{said} as fast, memory 1/{pair.ratios('peak_mb')[len(ratios) // 2]:.1f}"
     elif row.beside == "one rank":
         said = f"{said} one rank ({RANKS / 1.8:.1f} asked for)"
-    return [row.what, row.beside or "", *own, f"{swapped.own_median('wall_s'):.2f}", said,
-            _said(swapped.own_median("peak_mb"), 0), row.aim]  # fmt: skip
+    return [
+        row.what,
+        row.beside or "",
+        *own,
+        f"{swapped.own_median('wall_s'):.2f}",
+        said,
+        _said(swapped.own_median("peak_mb"), 0),
+        row.aim,
+    ]
 
 
 def _said(figure: float, digits: int) -> str:

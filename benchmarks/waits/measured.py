@@ -26,14 +26,16 @@ class Cost:
 
 def cost_of(
     command: Sequence[str], environment: Mapping[str, str], served: Callable[[str], None] | None = None
-) -> Cost:  # fmt: skip
+) -> Cost:
     """Run a command; a server's first line goes to `served`, after which it has done its work and is interrupted.
     Raises `RuntimeError` with the end of what it said where it fails."""
     began = time.perf_counter()
     process = subprocess.Popen(
-        command, env={**os.environ, **environment}, stderr=subprocess.PIPE,
+        command,
+        env={**os.environ, **environment},
+        stderr=subprocess.PIPE,
         stdout=subprocess.PIPE if served else subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     if served is not None:
         assert process.stdout is not None
         served(process.stdout.readline().decode())
@@ -65,9 +67,12 @@ class Pair:
 
 
 def in_turn(
-    own: Sequence[str], beside: Sequence[str] | None, rounds: int, environment: Mapping[str, str],
+    own: Sequence[str],
+    beside: Sequence[str] | None,
+    rounds: int,
+    environment: Mapping[str, str],
     served: Callable[[str], None] | None = None,
-) -> Pair:  # fmt: skip
+) -> Pair:
     """Both commands, `rounds` times over."""
     pair = Pair([], [])
     for _ in range(rounds):

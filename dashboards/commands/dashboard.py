@@ -40,9 +40,15 @@ if TYPE_CHECKING:
 )
 @store_option
 def command(
-    paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, host: str, port: int,
-    watch: bool, store: Path | None,
-) -> None:  # fmt: skip
+    paths: tuple[str, ...],
+    ranks: frozenset[int] | None,
+    partial: bool,
+    nsys: str | None,
+    host: str,
+    port: int,
+    watch: bool,
+    store: Path | None,
+) -> None:
     """Analyse each PATH as a run of its own and show them in a browser, until interrupted.
 
     PATH is what `gpuscope analyze` takes (a folder or glob holds one trace per rank), or a report that
@@ -74,9 +80,12 @@ def command(
 
 
 def _begun(
-    server: Server, paths: tuple[str, ...], token: str, local: bool,
+    server: Server,
+    paths: tuple[str, ...],
+    token: str,
+    local: bool,
     how: tuple[frozenset[int] | None, bool, str | None, Path],
-) -> Callable[[], None]:  # fmt: skip
+) -> Callable[[], None]:
     """Serve how far reading is, then the dashboard; what is returned ends that, and raises what went wrong."""
     from gpuscope.commands.options import cache_wanted
     from gpuscope.dashboards.web.starting import Starting
@@ -111,9 +120,14 @@ def _followed(paths: tuple[str, ...], token: str, local: bool) -> Dash:
 
 
 def _open(
-    paths: tuple[str, ...], ranks: frozenset[int] | None, partial: bool, nsys: str | None, store: Path, cache: bool,
+    paths: tuple[str, ...],
+    ranks: frozenset[int] | None,
+    partial: bool,
+    nsys: str | None,
+    store: Path,
+    cache: bool,
     starting: Starting,
-) -> Runs:  # fmt: skip
+) -> Runs:
     from gpuscope.analyzers.run.runner import Options
     from gpuscope.dashboards.data.open_runs import open_runs
     from gpuscope.progress import reading

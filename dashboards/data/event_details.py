@@ -73,9 +73,15 @@ def event(events: Events, ref: str) -> Event | None:
     device = ref[0] == "d"
     what = Kind(int(table["kind"][row])).name if device else Category(int(table["category"][row])).name
     return Event(
-        ref, rank, _where(events, ref[0], row), what.lower(), events.trace.names[int(table["name"][row])],
-        start, end - start, events.clock.shown(rank, start),
-    )  # fmt: skip
+        ref,
+        rank,
+        _where(events, ref[0], row),
+        what.lower(),
+        events.trace.names[int(table["name"][row])],
+        start,
+        end - start,
+        events.clock.shown(rank, start),
+    )
 
 
 def _where(events: Events, letter: str, row: int) -> str:

@@ -119,9 +119,10 @@ class Events:
         """From the start of the first steady step to the end of the last; None without two: the host's part of a single
         one may lie before all of it."""
         steady = [
-            one for one in report["steps"]
+            one
+            for one in report["steps"]
             if one["role"] == "steady" and one["step"] is not None and (ranks is None or one["rank"] in ranks)
-        ]  # fmt: skip
+        ]
         if len({one["step"] for one in steady}) < 2:
             return None
         starts = [self.clock.shown(one["rank"], one["start_ns"]) for one in steady]

@@ -26,11 +26,13 @@ def flows(found: Details, events: Events) -> dict[str, Any] | None:
     group = [found.event, *found.partners] if found.partners else []
     own = found.event
     return {
-        "ref": own.ref, "event": event, "launches": [one for one in launches if one["from"] and one["to"]],
+        "ref": own.ref,
+        "event": event,
+        "launches": [one for one in launches if one["from"] and one["to"]],
         "ranks": [placed for placed in (_placed(one, events) for one in group) if placed],
         "said": f"{units.clean(short_kernel(own.name))}, rank {own.rank}, {own.where}, "
-                f"{units.duration(own.duration)} at {units.offset(own.shown - events.origin)}",
-    }  # fmt: skip
+        f"{units.duration(own.duration)} at {units.offset(own.shown - events.origin)}",
+    }
 
 
 def _placed(event: Event, events: Events) -> dict[str, Any] | None:

@@ -39,8 +39,11 @@ def kernel_times(names: Array, lengths: Times, ranks: Array) -> KernelTimes:
     )
     empty = np.empty(0, np.int64)
     return KernelTimes(
-        codes, count, sums.sum(axis=1),
-        np.minimum.reduceat(lengths, first) if len(codes) else empty, np.array(middle, np.int64),
+        codes,
+        count,
+        sums.sum(axis=1),
+        np.minimum.reduceat(lengths, first) if len(codes) else empty,
+        np.array(middle, np.int64),
         np.maximum.reduceat(lengths, first) if len(codes) else empty,
         {int(rank): sums[:, place] for place, rank in enumerate(every.tolist())},
-    )  # fmt: skip
+    )

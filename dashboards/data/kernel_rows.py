@@ -70,13 +70,22 @@ def _counted(run: OpenRun, trace: Trace, view: View) -> list[dict[str, Any]]:
     for i, code in enumerate(times.codes.tolist()):
         name, total, count = trace.names[code], int(times.total[i]), int(times.count[i])
         entry = known.get(name)
-        found.append({
-            "name": name, "category": entry["category"] if entry else "",
-            "operator": entry["operator"] if entry else None,
-            "count": count, "dur_ns": total, "mean_ns": total // count, "min_ns": int(times.least[i]),
-            "median_ns": int(times.median[i]), "max_ns": int(times.most[i]), "share_frac": total / everything,
-            "flops_per_s": None, "by_rank": _by_rank(times, i),
-        })  # fmt: skip
+        found.append(
+            {
+                "name": name,
+                "category": entry["category"] if entry else "",
+                "operator": entry["operator"] if entry else None,
+                "count": count,
+                "dur_ns": total,
+                "mean_ns": total // count,
+                "min_ns": int(times.least[i]),
+                "median_ns": int(times.median[i]),
+                "max_ns": int(times.most[i]),
+                "share_frac": total / everything,
+                "flops_per_s": None,
+                "by_rank": _by_rank(times, i),
+            }
+        )
     return sorted(found, key=lambda one: -int(one["dur_ns"]))
 
 

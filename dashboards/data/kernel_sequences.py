@@ -49,12 +49,14 @@ def sequences(events: Events, rank: int) -> list[Sequence]:
             taken[(begun[:, None] + np.arange(length)).ravel()] = 1
     return [
         Sequence(
-            tuple(events.trace.names[int(code)] for code in codes[begun[0] : begun[0] + length]), len(begun),
-            time := int((sums[begun + length] - sums[begun]).sum()), time / max(int(sums[-1]), 1),
+            tuple(events.trace.names[int(code)] for code in codes[begun[0] : begun[0] + length]),
+            len(begun),
+            time := int((sums[begun + length] - sums[begun]).sum()),
+            time / max(int(sums[-1]), 1),
             f"d{int(rows[begun[0]])}",
         )
         for length, begun in chosen
-    ]  # fmt: skip
+    ]
 
 
 def _repeated(codes: Times, sums: Times) -> list[tuple[int, Times, int]]:

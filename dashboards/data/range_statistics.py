@@ -56,9 +56,12 @@ def range_statistics(events: Events, window: tuple[int, int], ranks: Collection[
     rows = np.concatenate(rows_seen) if rows_seen else np.empty(0, np.int64)
     length = np.concatenate(length_seen) if length_seen else np.empty(0, np.int64)
     return RangeStatistics(
-        window, [(rank, _breakdown(parts, window)) for rank, parts in sorted(by_rank.items())], len(rows),
-        _longest(events, "device_events", rows, length), _host(events, window, ranks),
-    )  # fmt: skip
+        window,
+        [(rank, _breakdown(parts, window)) for rank, parts in sorted(by_rank.items())],
+        len(rows),
+        _longest(events, "device_events", rows, length),
+        _host(events, window, ranks),
+    )
 
 
 def _host(events: Events, window: tuple[int, int], ranks: Collection[int] | None) -> list[KernelInRange]:

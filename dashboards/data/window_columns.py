@@ -25,9 +25,18 @@ TILE = 512
 NAME = 160
 """Cells of a name sent, which a search looks at; the details of an event have all of it."""
 COLUMNS = (
-    ("start", "<f8"), ("end", "<f8"), ("row", "<u4"), ("name", "<u4"), ("look", "u1"),
-    ("at", "<u4"), ("busy", "<u2"), ("count", "<u4"), ("cellRow", "<u4"), ("cellName", "<u4"), ("cellLook", "u1"),
-)  # fmt: skip
+    ("start", "<f8"),
+    ("end", "<f8"),
+    ("row", "<u4"),
+    ("name", "<u4"),
+    ("look", "u1"),
+    ("at", "<u4"),
+    ("busy", "<u2"),
+    ("count", "<u4"),
+    ("cellRow", "<u4"),
+    ("cellName", "<u4"),
+    ("cellLook", "u1"),
+)
 """Of events drawn by themselves: times in ns from the run's origin, row of their table. Of cells: their number in
 the window, how busy in 1/65535, events that start there, row, name and look of the longest. Counters have cells only:
 `busy` is their mean and `cellRow` the largest sample, in 1/65535 of their `top`."""
@@ -84,11 +93,18 @@ def _track(events: Events, track: Track, window: Window) -> dict[str, Array]:
     found = detail(track, window)
     busy = np.maximum(np.round(found.busy * (FULL / (1 << window.level))), 1)
     return {
-        "start": track.start[found.wide] - events.origin, "end": track.end[found.wide] - events.origin,
-        "row": track.rows[found.wide], "name": _codes(events, track, found.wide), "look": track.look[found.wide],
-        "at": found.at, "busy": busy, "count": found.count, "cellRow": track.rows[found.place],
-        "cellName": _codes(events, track, found.place), "cellLook": track.look[found.place],
-    }  # fmt: skip
+        "start": track.start[found.wide] - events.origin,
+        "end": track.end[found.wide] - events.origin,
+        "row": track.rows[found.wide],
+        "name": _codes(events, track, found.wide),
+        "look": track.look[found.wide],
+        "at": found.at,
+        "busy": busy,
+        "count": found.count,
+        "cellRow": track.rows[found.place],
+        "cellName": _codes(events, track, found.place),
+        "cellLook": track.look[found.place],
+    }
 
 
 def _counter(track: CounterTrack, window: Window) -> dict[str, Array]:
@@ -96,10 +112,14 @@ def _counter(track: CounterTrack, window: Window) -> dict[str, Array]:
     none, same = np.empty(0, np.int64), np.zeros(len(found.at), np.int64)
     scale = FULL / track.top
     return {
-        **dict.fromkeys(("start", "end", "row", "name", "look"), none), "at": found.at,
-        "busy": np.clip(np.round(found.mean * scale), 0, FULL), "count": found.count,
-        "cellRow": np.clip(np.round(found.most * scale), 0, FULL), "cellName": same + UNNAMED, "cellLook": same,
-    }  # fmt: skip
+        **dict.fromkeys(("start", "end", "row", "name", "look"), none),
+        "at": found.at,
+        "busy": np.clip(np.round(found.mean * scale), 0, FULL),
+        "count": found.count,
+        "cellRow": np.clip(np.round(found.most * scale), 0, FULL),
+        "cellName": same + UNNAMED,
+        "cellLook": same,
+    }
 
 
 def _codes(events: Events, track: Track, places: Times) -> Array:

@@ -54,13 +54,18 @@ def against_size(rows: Sequence[BandwidthEntry], fits: Sequence[FitEntry], dark:
 
 def _points(fig: go.Figure, key: Series, rows: Sequence[BandwidthEntry], colour: str, place: int) -> None:
     fig.add_scatter(
-        x=[row["bytes"] for row in rows], y=[row["busbw_gbps"] for row in rows], name=plain(_name(key)), mode="markers",
+        x=[row["bytes"] for row in rows],
+        y=[row["busbw_gbps"] for row in rows],
+        name=plain(_name(key)),
+        mode="markers",
         marker={
-            "color": colour, "size": 9,
+            "color": colour,
+            "size": 9,
             "symbol": [place % 8 + (OPEN if row["lower_bound"] else 0) for row in rows],
         },
-        text=[_hover(row) for row in rows], hovertemplate="%{text}<extra></extra>",
-    )  # fmt: skip
+        text=[_hover(row) for row in rows],
+        hovertemplate="%{text}<extra></extra>",
+    )
 
 
 def _hover(row: BandwidthEntry) -> str:
@@ -84,9 +89,14 @@ def _curve(fig: go.Figure, key: Series, fit: FitEntry, sizes: Sequence[int], col
     x = np.geomspace(min(sizes), max(sizes), POINTS)
     moved = x * (busbw_factor(fit["op"], fit["group_size"]) or 1.0)
     fig.add_scatter(
-        x=x, y=moved / (fit["alpha_ns"] + moved / fit["busbw_gbps"]), mode="lines", showlegend=False,
-        line={"color": colour, "dash": "dash", "width": 1.5}, hoverinfo="skip", name=plain(f"{_name(key)}: fit"),
-    )  # fmt: skip
+        x=x,
+        y=moved / (fit["alpha_ns"] + moved / fit["busbw_gbps"]),
+        mode="lines",
+        showlegend=False,
+        line={"color": colour, "dash": "dash", "width": 1.5},
+        hoverinfo="skip",
+        name=plain(f"{_name(key)}: fit"),
+    )
 
 
 def _peaks(fig: go.Figure, rows: Sequence[BandwidthEntry]) -> None:
@@ -94,9 +104,13 @@ def _peaks(fig: go.Figure, rows: Sequence[BandwidthEntry]) -> None:
     peaks = {(row["link"], row["peak_gbps"]) for row in rows if row["peak_gbps"]}
     for link, peak in sorted(peaks, key=str):
         fig.add_scatter(
-            x=[min(sizes), max(sizes)], y=[peak, peak], mode="lines", name=plain(f"{link}: {units.bandwidth(peak)}"),
-            line={"color": palette.GREY, "dash": "dot", "width": 1.5}, hoverinfo="name",
-        )  # fmt: skip
+            x=[min(sizes), max(sizes)],
+            y=[peak, peak],
+            mode="lines",
+            name=plain(f"{link}: {units.bandwidth(peak)}"),
+            line={"color": palette.GREY, "dash": "dot", "width": 1.5},
+            hoverinfo="name",
+        )
 
 
 def _name(key: Series) -> str:

@@ -35,10 +35,15 @@ def parts(diff: Diff, dark: bool) -> go.Figure:
             continue
         values = [row["before_ns"], row["after_ns"]]
         fig.add_bar(
-            orientation="h", y=["before", "after"], x=[value / size for value in values], name=part.label,
-            marker_color=part.colour, text=[units.duration(value) for value in values], textposition="none",
+            orientation="h",
+            y=["before", "after"],
+            x=[value / size for value in values],
+            name=part.label,
+            marker_color=part.colour,
+            text=[units.duration(value) for value in values],
+            textposition="none",
             hovertemplate="%{y}<br>" + part.label + ": %{text}<extra></extra>",
-        )  # fmt: skip
+        )
     fig.update_layout(template=theme.template(dark), barmode="stack", bargap=0.3, legend_traceorder="normal")
     what = "step" if diff["step"]["basis"] == "steps" else "window"
     fig.update_xaxes(title=f"time per {what} and rank ({unit})", rangemode="tozero")
@@ -59,12 +64,17 @@ def aligned(strips: Sequence[tuple[str, Strip]], dark: bool) -> go.Figure:
             share = strip.busy.get(label, [0.0])
             filled = [(place, float(one)) for place, one in enumerate(share) if one > 0] or [(0, 0.0)]
             fig.add_bar(
-                orientation="h", y=[f"{label}, {word}"] * len(filled), base=[place * width for place, _ in filled],
-                x=[width] * len(filled), showlegend=False, marker_line_width=0,
+                orientation="h",
+                y=[f"{label}, {word}"] * len(filled),
+                base=[place * width for place, _ in filled],
+                x=[width] * len(filled),
+                showlegend=False,
+                marker_line_width=0,
                 marker_color=[f"rgba({rgb},{one:.2f})" for _, one in filled],
-                text=[f"{100 * one:.0f} % busy" for _, one in filled], textposition="none",
+                text=[f"{100 * one:.0f} % busy" for _, one in filled],
+                textposition="none",
                 hovertemplate=f"{label}, {word}, step {strip.step}<br>%{{base:.4g}} {unit}: %{{text}}<extra></extra>",
-            )  # fmt: skip
+            )
     fig.update_layout(template=theme.template(dark), barmode="overlay", bargap=0.15, margin_t=30)
     fig.update_xaxes(title=f"time since the step began ({unit})", range=[0, longest / size])
     fig.update_yaxes(autorange="reversed", type="category", showgrid=False)
@@ -83,24 +93,34 @@ def trend(points: Sequence[TrendPoint], dark: bool, leads_to: Sequence[str] = ()
     fig = go.Figure()
     scaled = [(point.step_ns or 0) / size for point in timed]
     fig.add_scatter(
-        x=places, y=scaled, mode="lines", showlegend=False,
-        line={"color": palette.GREY, "width": 1}, hoverinfo="skip",
-    )  # fmt: skip
+        x=places,
+        y=scaled,
+        mode="lines",
+        showlegend=False,
+        line={"color": palette.GREY, "width": 1},
+        hoverinfo="skip",
+    )
     for result, (name, colour, symbol) in RESULT_LOOKS.items():
         own = [(place, point) for place, point in zip(places, timed, strict=True) if point.result == result]
         if not own:
             continue
         fig.add_scatter(
-            x=[place for place, _ in own], y=[scaled[place] for place, _ in own], mode="markers", name=name,
+            x=[place for place, _ in own],
+            y=[scaled[place] for place, _ in own],
+            mode="markers",
+            name=name,
             marker={"color": colour, "symbol": symbol, "size": 11},
             error_y={
-                "type": "data", "symmetric": False, "thickness": 1,
+                "type": "data",
+                "symmetric": False,
+                "thickness": 1,
                 "array": [_above(point) / size for _, point in own],
                 "arrayminus": [_below(point) / size for _, point in own],
             },
-            text=[_hover(point) for _, point in own], hovertemplate="%{text}<extra></extra>",
+            text=[_hover(point) for _, point in own],
+            hovertemplate="%{text}<extra></extra>",
             customdata=[to.get(point.number, "") for _, point in own],
-        )  # fmt: skip
+        )
     fig.update_layout(template=theme.template(dark), hovermode="closest")
     fig.update_xaxes(
         title="run of the store (UTC)",

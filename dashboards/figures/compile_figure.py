@@ -36,13 +36,19 @@ def compilations(compiles: Sequence[CompileEntry], dark: bool) -> go.Figure:
         own = [one for one in timed if kind_of(one) == kind]
         if own:
             fig.add_bar(
-                orientation="h", y=[f"rank {one['rank']}" for one in own], name=kind,
+                orientation="h",
+                y=[f"rank {one['rank']}" for one in own],
+                name=kind,
                 base=[((one["start_ns"] or 0) - zero[one["rank"]]) / size for one in own],
                 x=[(one["dur_ns"] or 0) / size for one in own],
-                marker={"color": colour, "line": {"width": 0.5, "color": "white"},
-                        "pattern": {"shape": pattern, "size": 5, "fgopacity": 0.6, "fillmode": "overlay"}},
-                hovertext=[_hover(one) for one in own], hovertemplate="%{hovertext}<extra></extra>",
-            )  # fmt: skip
+                marker={
+                    "color": colour,
+                    "line": {"width": 0.5, "color": "white"},
+                    "pattern": {"shape": pattern, "size": 5, "fgopacity": 0.6, "fillmode": "overlay"},
+                },
+                hovertext=[_hover(one) for one in own],
+                hovertemplate="%{hovertext}<extra></extra>",
+            )
     fig.update_layout(template=theme.template(dark), barmode="overlay", bargap=0.15)
     whose = "each rank's" if apart else "the"
     fig.update_xaxes(title=f"time since {whose} first compilation ({unit})")

@@ -22,15 +22,21 @@ def loads(passes: Sequence[ExpertPassEntry], dark: bool) -> go.Figure:
     most = max([2.0, *(value for row in values for value in row if value is not None)])
     fig = go.Figure(
         go.Heatmap(
-            x=[str(one["number"]) for one in passes], y=[str(rank) for rank in ranks], z=values, zmin=0.0,
-            zmax=most, colorscale=tuple(zip((0.0, 1 / most, 1.0), theme.AROUND[dark], strict=True)), xgap=1,
+            x=[str(one["number"]) for one in passes],
+            y=[str(rank) for rank in ranks],
+            z=values,
+            zmin=0.0,
+            zmax=most,
+            colorscale=tuple(zip((0.0, 1 / most, 1.0), theme.AROUND[dark], strict=True)),
+            xgap=1,
             ygap=1 if len(ranks) <= 64 else 0,
-            textfont_color=theme.ON_CELLS[dark], texttemplate="%{z:.2f}" if len(passes) <= WRITTEN else None,
+            textfont_color=theme.ON_CELLS[dark],
+            texttemplate="%{z:.2f}" if len(passes) <= WRITTEN else None,
             colorbar={"title": "times the mean", "nticks": 4},
             customdata=[[units.memory(one["bytes"]) for one in passes]] * len(ranks),
             hovertemplate="rank %{y}, pass %{x}: %{z:.2f} times the mean of %{customdata}<extra></extra>",
         )
-    )  # fmt: skip
+    )
     fig.update_layout(template=theme.template(dark))
     fig.update_xaxes(title="pass through a layer of experts, in the order of a step", type="category", showgrid=False)
     fig.update_yaxes(title="rank", type="category", autorange="reversed", showgrid=False)

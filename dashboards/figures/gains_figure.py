@@ -32,20 +32,31 @@ def steps(before: int, predicted: Sequence[Step], dark: bool) -> go.Figure:
     size, unit = units.time_unit(max(before, *(one.high for one in predicted), 1))
     fig = go.Figure()
     fig.add_bar(
-        orientation="h", y=["as recorded"], x=[before / size], marker_color=palette.GREY, showlegend=False,
+        orientation="h",
+        y=["as recorded"],
+        x=[before / size],
+        marker_color=palette.GREY,
+        showlegend=False,
         hovertemplate=units.duration(before) + "<extra></extra>",
-    )  # fmt: skip
+    )
     fig.add_bar(
-        orientation="h", y=[plain(units.crop(one.label, 60)) for one in predicted],
-        x=[one.after / size for one in predicted], marker_color=palette.BLUE, showlegend=False,
+        orientation="h",
+        y=[plain(units.crop(one.label, 60)) for one in predicted],
+        x=[one.after / size for one in predicted],
+        marker_color=palette.BLUE,
+        showlegend=False,
         error_x={
-            "type": "data", "symmetric": False, "array": [(one.high - one.after) / size for one in predicted],
-            "arrayminus": [(one.after - one.low) / size for one in predicted], "thickness": 1.5,
+            "type": "data",
+            "symmetric": False,
+            "array": [(one.high - one.after) / size for one in predicted],
+            "arrayminus": [(one.after - one.low) / size for one in predicted],
+            "thickness": 1.5,
             "color": palette.PAGE["ink"][dark],
         },
         text=[one.text for one in predicted],
-        textposition="none", hovertemplate="%{text}<extra></extra>",
-    )  # fmt: skip
+        textposition="none",
+        hovertemplate="%{text}<extra></extra>",
+    )
     fig.update_layout(template=theme.template(dark), bargap=0.3)
     fig.update_xaxes(title=f"step time ({unit})", rangemode="tozero")
     fig.update_yaxes(autorange="reversed", type="category")

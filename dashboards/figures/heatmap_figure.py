@@ -44,9 +44,13 @@ def rows_of(cells: Mapping[tuple[int, int], int], first: Sequence[int]) -> Rows:
 
 
 def heatmap(
-    cells: Mapping[tuple[int, int], int], what: str, dark: bool, deviation: bool = False, rows: Rows | None = None,
+    cells: Mapping[tuple[int, int], int],
+    what: str,
+    dark: bool,
+    deviation: bool = False,
+    rows: Rows | None = None,
     marked: Collection[int] = (),
-) -> go.Figure:  # fmt: skip
+) -> go.Figure:
     """Times in ns by (rank, step); cells without a value stay empty. x is the step, y the rank, or a row of several
     ranks: then the largest of them. `marked` ranks have their names in bold.
 
@@ -59,12 +63,17 @@ def heatmap(
     off = _deviations(cells) if deviation and len(ranks) > 1 else {}
     scaled = off or {key: value / size for key, value in cells.items()}
     below, middle, _ = theme.AROUND[dark]
-    scale = _diverging(off, dark) if off else {
-        # From zero: a scale from the shortest step would exaggerate small differences.
-        "colorscale": ((0.0, middle), (1.0, below)) if deviation else LATENESS[dark],
-        "zmin": 0, "zmax": max(cells.values(), default=0) / size or 1,
-        "colorbar": {"title": {"text": unit}, "thickness": 14},
-    }  # fmt: skip
+    scale = (
+        _diverging(off, dark)
+        if off
+        else {
+            # From zero: a scale from the shortest step would exaggerate small differences.
+            "colorscale": ((0.0, middle), (1.0, below)) if deviation else LATENESS[dark],
+            "zmin": 0,
+            "zmax": max(cells.values(), default=0) / size or 1,
+            "colorbar": {"title": {"text": unit}, "thickness": 14},
+        }
+    )
 
     def most(some: Sequence[int], step: int) -> tuple[int, int] | None:
         return max(((rank, step) for rank in some if (rank, step) in cells), key=lambda key: scaled[key], default=None)
@@ -93,9 +102,14 @@ def heatmap(
     fig.update_xaxes(title="step", type="category", showgrid=False)
     names = [f"<b>▸ {label}</b>" if set(some) & set(marked) else label for label, some in rows]
     fig.update_yaxes(
-        title="rank", type="category", autorange="reversed", showgrid=False, tickvals=[label for label, _ in rows],
-        ticktext=names, tickfont_size=11,
-    )  # fmt: skip
+        title="rank",
+        type="category",
+        autorange="reversed",
+        showgrid=False,
+        tickvals=[label for label, _ in rows],
+        ticktext=names,
+        tickfont_size=11,
+    )
     return fig
 
 

@@ -35,9 +35,15 @@ def categories(kernels: Sequence[KernelEntry], dark: bool) -> go.Figure:
     ]
     fig = go.Figure()
     fig.add_bar(
-        orientation="h", y=order, x=[time[name] / size for name in order], text=texts, textposition="auto",
-        marker_color=palette.BLUE, hovertemplate="%{y}: %{text}<extra></extra>", cliponaxis=False,
-    )  # fmt: skip
+        orientation="h",
+        y=order,
+        x=[time[name] / size for name in order],
+        text=texts,
+        textposition="auto",
+        marker_color=palette.BLUE,
+        hovertemplate="%{y}: %{text}<extra></extra>",
+        cliponaxis=False,
+    )
     fig.update_layout(template=theme.template(dark), bargap=0.3)
     fig.update_xaxes(title=f"device time ({unit}), all ranks", rangemode="tozero")
     fig.update_yaxes(autorange="reversed", type="category")
@@ -52,19 +58,26 @@ def rates(kernels: Sequence[KernelEntry], peaks: Mapping[str, float], dark: bool
     for place, category in enumerate(sorted({kernel["category"] for kernel in rated})):
         own = [kernel for kernel in rated if kernel["category"] == category]
         fig.add_scatter(
-            mode="markers", name=category, x=[kernel["mean_ns"] / 1000 for kernel in own],
+            mode="markers",
+            name=category,
+            x=[kernel["mean_ns"] / 1000 for kernel in own],
             y=[(kernel["flops_per_s"] or 0) / 1e12 for kernel in own],
             marker={
                 "size": [8 + 32 * math.sqrt(kernel["dur_ns"] / largest) for kernel in own],
-                "color": theme.SERIES[place % len(theme.SERIES)], "symbol": place, "opacity": 0.75,
+                "color": theme.SERIES[place % len(theme.SERIES)],
+                "symbol": place,
+                "opacity": 0.75,
             },
-            text=[_rate_hover(kernel) for kernel in own], hovertemplate="%{text}<extra></extra>",
-        )  # fmt: skip
+            text=[_rate_hover(kernel) for kernel in own],
+            hovertemplate="%{text}<extra></extra>",
+        )
     for label, peak in peaks.items():
         fig.add_hline(
-            peak / 1e12, line={"dash": "dash", "color": palette.VERMILLION, "width": 1.5}, annotation_text=plain(label),
+            peak / 1e12,
+            line={"dash": "dash", "color": palette.VERMILLION, "width": 1.5},
+            annotation_text=plain(label),
             annotation_position="top left",
-        )  # fmt: skip
+        )
     fig.update_layout(template=theme.template(dark))
     times = [kernel["mean_ns"] / 1000 for kernel in rated]
     speeds = [*((kernel["flops_per_s"] or 0) / 1e12 for kernel in rated), *(peak / 1e12 for peak in peaks.values())]

@@ -38,11 +38,14 @@ def over_time(entry: MemoryEntry, dark: bool, by_kind: MemoryOverTime | None = N
     ):
         if any(value is not None for value in values):
             fig.add_scatter(
-                x=x, y=[None if value is None else value / GIB for value in values], name=name, mode="lines",
+                x=x,
+                y=[None if value is None else value / GIB for value in values],
+                name=name,
+                mode="lines",
                 line={"color": colour, "dash": dash, "width": 1.5, "shape": "hv"},
                 text=["" if value is None else units.memory(value) for value in values],
                 hovertemplate=name + ": %{text}<extra></extra>",
-            )  # fmt: skip
+            )
     fig.update_layout(template=theme.template(dark), hovermode="x")
     fig.update_xaxes(title=f"time ({unit})" if timed else "events, in order")
     fig.update_yaxes(title="GiB", rangemode="tozero")
@@ -54,10 +57,16 @@ def _stacked(fig: go.Figure, by_kind: MemoryOverTime, size: int) -> None:
     for place, (name, used) in enumerate(by_kind.used.items()):
         colour = palette.GREY if name == BEFORE else theme.SERIES[place % len(theme.SERIES)]
         fig.add_scatter(
-            x=x, y=(used / GIB).tolist(), name=name, mode="lines", stackgroup="kinds", fillcolor=colour,
-            line={"color": colour, "width": 0.5, "shape": "hv"}, text=[units.memory(int(value)) for value in used],
+            x=x,
+            y=(used / GIB).tolist(),
+            name=name,
+            mode="lines",
+            stackgroup="kinds",
+            fillcolor=colour,
+            line={"color": colour, "width": 0.5, "shape": "hv"},
+            text=[units.memory(int(value)) for value in used],
             hovertemplate=name + ": %{text}<extra></extra>",
-        )  # fmt: skip
+        )
 
 
 def at_peak(held: Sequence[HeldEntry], dark: bool) -> go.Figure:
@@ -65,11 +74,16 @@ def at_peak(held: Sequence[HeldEntry], dark: bool) -> go.Figure:
     drawn = held[:STACKS]
     fig = go.Figure()
     fig.add_bar(
-        orientation="h", y=[f"{place + 1}. {_short(one)}" for place, one in enumerate(drawn)],
-        x=[one["bytes"] / GIB for one in drawn], marker_color=palette.BLUE,
-        text=[f"{units.memory(one['bytes'])} in {one['blocks']}" for one in drawn], textposition="auto",
-        cliponaxis=False, customdata=[_stack(one) for one in drawn], hovertemplate="%{customdata}<extra></extra>",
-    )  # fmt: skip
+        orientation="h",
+        y=[f"{place + 1}. {_short(one)}" for place, one in enumerate(drawn)],
+        x=[one["bytes"] / GIB for one in drawn],
+        marker_color=palette.BLUE,
+        text=[f"{units.memory(one['bytes'])} in {one['blocks']}" for one in drawn],
+        textposition="auto",
+        cliponaxis=False,
+        customdata=[_stack(one) for one in drawn],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
     fig.update_layout(template=theme.template(dark), bargap=0.25)
     most = max((one["bytes"] for one in drawn), default=0) / GIB
     fig.update_xaxes(title="GiB", range=[0, 1.3 * most or 1])  # room for the text beside a bar
@@ -104,10 +118,17 @@ def segments(drawn: Sequence[Segment], dark: bool) -> go.Figure:
                 at += nbytes
         if y:
             fig.add_bar(
-                orientation="h", y=y, base=base, x=x, name=name, marker_color=colour, marker_line_width=0,
-                marker_pattern={"shape": pattern, "size": 5, "fgopacity": 0.5, "fillmode": "overlay"}, customdata=hover,
+                orientation="h",
+                y=y,
+                base=base,
+                x=x,
+                name=name,
+                marker_color=colour,
+                marker_line_width=0,
+                marker_pattern={"shape": pattern, "size": 5, "fgopacity": 0.5, "fillmode": "overlay"},
+                customdata=hover,
                 hovertemplate="%{customdata}<extra></extra>",
-            )  # fmt: skip
+            )
     fig.update_layout(template=theme.template(dark), barmode="overlay", bargap=0.2)
     fig.update_xaxes(title="MiB from the segment's start", rangemode="tozero")
     fig.update_yaxes(

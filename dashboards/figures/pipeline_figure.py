@@ -39,14 +39,23 @@ def schedule(
         if not own:
             continue
         fig.add_bar(
-            orientation="h", y=[f"stage {one['stage']}" for one in own], name=NAMES[kind],
-            base=[(one["start_ns"] - first) / size for one in own], x=[one["dur_ns"] / size for one in own],
-            marker={"color": colour, "line": {"width": 0.5, "color": "white"},
-                    "pattern": {"shape": pattern, "size": 5, "fgopacity": 0.6, "fillmode": "overlay"}},
-            text=[str(one["micro_batch"]) if numbered else "" for one in own], textposition="inside",
-            insidetextanchor="middle", hovertext=[_hover(one) for one in own],
-            customdata=[places.get(id(one), "") for one in own], hovertemplate="%{hovertext}<extra></extra>",
-        )  # fmt: skip
+            orientation="h",
+            y=[f"stage {one['stage']}" for one in own],
+            name=NAMES[kind],
+            base=[(one["start_ns"] - first) / size for one in own],
+            x=[one["dur_ns"] / size for one in own],
+            marker={
+                "color": colour,
+                "line": {"width": 0.5, "color": "white"},
+                "pattern": {"shape": pattern, "size": 5, "fgopacity": 0.6, "fillmode": "overlay"},
+            },
+            text=[str(one["micro_batch"]) if numbered else "" for one in own],
+            textposition="inside",
+            insidetextanchor="middle",
+            hovertext=[_hover(one) for one in own],
+            customdata=[places.get(id(one), "") for one in own],
+            hovertemplate="%{hovertext}<extra></extra>",
+        )
     fig.update_layout(template=theme.template(dark), barmode="overlay", bargap=0.15)
     fig.update_xaxes(title=f"time since the first computation ({unit})", range=[0, span_ns / size])
     stages = sorted({one["stage"] for one in computations})
@@ -74,11 +83,16 @@ def bubbles(rows: Sequence[PipelineRow], dark: bool) -> go.Figure:
             continue
         shares = [value / span if span else 0.0 for value, span in zip(spent, spans, strict=True)]
         fig.add_bar(
-            orientation="h", y=labels, x=[100 * share for share in shares], name=name, marker_color=colour,
+            orientation="h",
+            y=labels,
+            x=[100 * share for share in shares],
+            name=name,
+            marker_color=colour,
             marker_pattern={"shape": pattern, "size": 5, "fgopacity": 0.6, "fillmode": "overlay"},
             text=[units.share(one) for one in shares],
-            textposition="none", hovertemplate="%{y}<br>" + name + ": %{text}<extra></extra>",
-        )  # fmt: skip
+            textposition="none",
+            hovertemplate="%{y}<br>" + name + ": %{text}<extra></extra>",
+        )
     fig.update_layout(template=theme.template(dark), barmode="stack", bargap=0.25, legend_traceorder="normal")
     fig.update_xaxes(title="share of the pipeline's part of the step", ticksuffix=" %", rangemode="tozero")
     fig.update_yaxes(autorange="reversed")

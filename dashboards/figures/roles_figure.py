@@ -26,13 +26,19 @@ def timeline(steps: Sequence[RoleStepEntry], dark: bool) -> go.Figure:
         own = [bar for bar in bars if bar[1] == role]
         place = ORDER.get(role, len(ORDER))
         fig.add_bar(
-            y=[row for row, *_ in own], base=[start / size for _, _, start, _ in own],
-            x=[dur / size for *_, dur in own], orientation="h", name=LABELS.get(role, role),
-            text=[units.duration(dur) for *_, dur in own], textposition="none",
-            marker={"color": theme.SERIES[place % len(theme.SERIES)],
-                    "pattern": theme.pattern("/" if place >= len(theme.SERIES) else "")},
+            y=[row for row, *_ in own],
+            base=[start / size for _, _, start, _ in own],
+            x=[dur / size for *_, dur in own],
+            orientation="h",
+            name=LABELS.get(role, role),
+            text=[units.duration(dur) for *_, dur in own],
+            textposition="none",
+            marker={
+                "color": theme.SERIES[place % len(theme.SERIES)],
+                "pattern": theme.pattern("/" if place >= len(theme.SERIES) else ""),
+            },
             hovertemplate=f"%{{y}}: {LABELS.get(role, role)}, %{{text}}<extra></extra>",
-        )  # fmt: skip
+        )
     fig.update_layout(template=theme.template(dark), barmode="overlay", bargap=0.2)
     fig.update_xaxes(title=f"time ({unit})", rangemode="tozero")
     fig.update_yaxes(type="category", autorange="reversed", showgrid=False)

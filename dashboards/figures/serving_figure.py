@@ -13,9 +13,12 @@ from gpuscope.schema.serving_section import ServingBatch
 from gpuscope.words import palette, units
 
 COLOURS = {
-    "decode": palette.BLUE, "prefill": palette.ORANGE, "mixed": palette.PURPLE, "capture": palette.GREEN,
+    "decode": palette.BLUE,
+    "prefill": palette.ORANGE,
+    "mixed": palette.PURPLE,
+    "capture": palette.GREEN,
     None: palette.GREY,
-}  # fmt: skip
+}
 
 
 def steps(found: Sequence[StepEntry], dark: bool, leads_to: Callable[[StepEntry], str] = lambda _: "") -> go.Figure:
@@ -26,10 +29,16 @@ def steps(found: Sequence[StepEntry], dark: bool, leads_to: Callable[[StepEntry]
         own = [step for step in found if step.get("phase") == phase]
         if own:
             fig.add_bar(
-                x=[step["step"] for step in own], y=[step["dur_ns"] / size for step in own], name=phase or "unknown",
-                marker_color=colour, width=0.9, text=[_said(step) for step in own], textposition="none",
-                hovertemplate="step %{x}: %{text}<extra></extra>", customdata=[leads_to(step) for step in own],
-            )  # fmt: skip
+                x=[step["step"] for step in own],
+                y=[step["dur_ns"] / size for step in own],
+                name=phase or "unknown",
+                marker_color=colour,
+                width=0.9,
+                text=[_said(step) for step in own],
+                textposition="none",
+                hovertemplate="step %{x}: %{text}<extra></extra>",
+                customdata=[leads_to(step) for step in own],
+            )
     fig.update_layout(template=theme.template(dark), showlegend=True, bargap=0.1, barmode="overlay")
     fig.update_xaxes(title="step", tickformat="d", **whole_steps(step["step"] for step in found))
     fig.update_yaxes(title=f"step time ({unit})", rangemode="tozero")
@@ -39,10 +48,14 @@ def steps(found: Sequence[StepEntry], dark: bool, leads_to: Callable[[StepEntry]
 def _said(step: StepEntry) -> str:
     batch: Mapping[str, object] = step.get("batch") or {}
     counted = [
-        f"{units.count(number)} {what}" for key, what in (
-            ("prefill_requests", "prompts"), ("prefill_tokens", "tokens of prompts"), ("decode_requests", "in decode"),
-        ) if isinstance(number := batch.get(key), int) and number
-    ]  # fmt: skip
+        f"{units.count(number)} {what}"
+        for key, what in (
+            ("prefill_requests", "prompts"),
+            ("prefill_tokens", "tokens of prompts"),
+            ("decode_requests", "in decode"),
+        )
+        if isinstance(number := batch.get(key), int) and number
+    ]
     return ", ".join([step.get("phase") or "unknown phase", units.duration(step["dur_ns"]), *counted])
 
 
@@ -51,16 +64,21 @@ def batches(found: Sequence[ServingBatch], dark: bool) -> go.Figure:
     size, unit = units.time_unit(max((one["step_ns"] for one in found), default=0))
     fig = go.Figure()
     for name, colour, symbol, graphed in (
-        ("mostly graphs", palette.BLUE, "circle", True), ("mostly launched singly", palette.VERMILLION, "x", False),
-    ):  # fmt: skip
+        ("mostly graphs", palette.BLUE, "circle", True),
+        ("mostly launched singly", palette.VERMILLION, "x", False),
+    ):
         own = [one for one in found if (one["graphed_frac"] >= 0.5) is graphed]
         if own:
             said = [f"{units.duration(one['step_ns'])}, median of {units.plural(one['steps'], 'step')}" for one in own]
             fig.add_scatter(
-                x=[one["requests"] for one in own], y=[one["step_ns"] / size for one in own], mode="markers",
-                name=name, marker={"size": 9, "color": colour, "symbol": symbol}, text=said,
+                x=[one["requests"] for one in own],
+                y=[one["step_ns"] / size for one in own],
+                mode="markers",
+                name=name,
+                marker={"size": 9, "color": colour, "symbol": symbol},
+                text=said,
                 hovertemplate="%{x} requests: %{text}<extra></extra>",
-            )  # fmt: skip
+            )
     fig.update_layout(template=theme.template(dark), showlegend=True)
     fig.update_xaxes(title="requests in decode", tickformat="d", rangemode="tozero")
     fig.update_yaxes(title=f"step time ({unit})", rangemode="tozero")

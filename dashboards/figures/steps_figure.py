@@ -31,12 +31,16 @@ def series(steps: Sequence[StepEntry], dark: bool, leads_to: Callable[[StepEntry
         own = [one for one in steps if (one["rank"], one["device"]) == (rank, device) and one["step"] is not None]
         texts = [f"{units.duration(one['dur_ns'])}, {one['role']}, {_bound(one)}" for one in own]
         fig.add_scatter(
-            x=[one["step"] for one in own], y=[one["dur_ns"] / size for one in own], text=texts,
-            name=f"rank {rank}" + (f" gpu {device}" if many else ""), mode="lines+markers",
+            x=[one["step"] for one in own],
+            y=[one["dur_ns"] / size for one in own],
+            text=texts,
+            name=f"rank {rank}" + (f" gpu {device}" if many else ""),
+            mode="lines+markers",
             marker={"size": 6, "symbol": place % 8},
             line={"width": 1.5, "color": theme.SERIES[place % len(theme.SERIES)]},
-            hovertemplate="step %{x}: %{text}", customdata=[leads_to(one) for one in own],
-        )  # fmt: skip
+            hovertemplate="step %{x}: %{text}",
+            customdata=[leads_to(one) for one in own],
+        )
     return _finished(fig, steps, dark, unit)
 
 
@@ -51,11 +55,17 @@ def _extremes(steps: Sequence[StepEntry], dark: bool, leads_to: Callable[[StepEn
     for name, pick, fill in (("shortest over ranks", min, None), ("longest over ranks", max, "tonexty")):
         own = [pick(by_number[number], key=lambda one: one["dur_ns"]) for number in sorted(by_number)]
         fig.add_scatter(
-            x=[one["step"] for one in own], y=[one["dur_ns"] / size for one in own], name=name, fill=fill,
-            mode="lines+markers", line={"width": 1.5, "color": theme.SERIES[0]}, marker_size=5,
+            x=[one["step"] for one in own],
+            y=[one["dur_ns"] / size for one in own],
+            name=name,
+            fill=fill,
+            mode="lines+markers",
+            line={"width": 1.5, "color": theme.SERIES[0]},
+            marker_size=5,
             text=[f"rank {one['rank']}: {units.duration(one['dur_ns'])}, {one['role']}, {_bound(one)}" for one in own],
-            hovertemplate="step %{x}, %{text}", customdata=[leads_to(one) for one in own],
-        )  # fmt: skip
+            hovertemplate="step %{x}, %{text}",
+            customdata=[leads_to(one) for one in own],
+        )
     return _finished(fig, steps, dark, unit)
 
 

@@ -12,8 +12,12 @@ from gpuscope.dashboards.plain_text import plain
 from gpuscope.schema.nccl_sections import TopologyEntry, TrafficEntry
 from gpuscope.words import palette, units
 
-LINK_LOOKS = {"nvlink": (palette.GREEN, "solid"), "nvswitch": (palette.GREEN, "solid"), "pcie": (palette.BLUE, "dot"),
-              "net": (palette.ORANGE, "dash")}  # fmt: skip
+LINK_LOOKS = {
+    "nvlink": (palette.GREEN, "solid"),
+    "nvswitch": (palette.GREEN, "solid"),
+    "pcie": (palette.BLUE, "dot"),
+    "net": (palette.ORANGE, "dash"),
+}
 """Colour and dash of each kind of link; paths of `topo -m` by what they cross."""
 
 
@@ -34,10 +38,18 @@ def matrix(rows: Sequence[TrafficEntry], dark: bool) -> go.Figure:
     names = [str(rank) for rank in ranks]
     fig = go.Figure(
         go.Heatmap(
-            z=values, x=names, y=names, text=texts, hovertemplate="%{text}<extra></extra>", colorscale=theme.SEQUENTIAL,
-            zmin=0, xgap=1, ygap=1, colorbar={"title": "bytes" if sized else "ns", "tickformat": ".3s"},
+            z=values,
+            x=names,
+            y=names,
+            text=texts,
+            hovertemplate="%{text}<extra></extra>",
+            colorscale=theme.SEQUENTIAL,
+            zmin=0,
+            xgap=1,
+            ygap=1,
+            colorbar={"title": "bytes" if sized else "ns", "tickformat": ".3s"},
         )
-    )  # fmt: skip
+    )
     fig.update_layout(template=theme.template(dark), margin_t=40)  # room for the buttons
     fig.update_xaxes(title="receiving rank", type="category", showgrid=False)
     fig.update_yaxes(title="sending rank", type="category", autorange="reversed", showgrid=False)
@@ -62,21 +74,37 @@ def topology(rows: Sequence[TopologyEntry], dark: bool) -> go.Figure:
             (ax, ay), (bx, by) = place[row["node"]], place[row["peer"]]
             x += [ax, bx, None]
             y += [ay, by, None]
-        fig.add_scatter(x=x, y=y, mode="lines", name=plain(link), line={"color": colour, "dash": dash, "width": 1.5},
-                        hoverinfo="skip")  # fmt: skip
-        middle = [((place[r["node"]][0] + place[r["peer"]][0]) / 2, (place[r["node"]][1] + place[r["peer"]][1]) / 2)
-                  for r in own]  # fmt: skip
         fig.add_scatter(
-            x=[at[0] for at in middle], y=[at[1] for at in middle], mode="markers", showlegend=False,
-            marker={"size": 10, "color": "rgba(0,0,0,0)"}, text=[_link(row) for row in own],
+            x=x,
+            y=y,
+            mode="lines",
+            name=plain(link),
+            line={"color": colour, "dash": dash, "width": 1.5},
+            hoverinfo="skip",
+        )
+        middle = [
+            ((place[r["node"]][0] + place[r["peer"]][0]) / 2, (place[r["node"]][1] + place[r["peer"]][1]) / 2)
+            for r in own
+        ]
+        fig.add_scatter(
+            x=[at[0] for at in middle],
+            y=[at[1] for at in middle],
+            mode="markers",
+            showlegend=False,
+            marker={"size": 10, "color": "rgba(0,0,0,0)"},
+            text=[_link(row) for row in own],
             hovertemplate="%{text}<extra></extra>",
-        )  # fmt: skip
+        )
     fig.add_scatter(
-        x=[place[node][0] for node in nodes], y=[place[node][1] for node in nodes], mode="markers+text",
-        text=[plain(units.crop(node, 20)) for node in nodes], textposition=[_anchor(place[node]) for node in nodes],
+        x=[place[node][0] for node in nodes],
+        y=[place[node][1] for node in nodes],
+        mode="markers+text",
+        text=[plain(units.crop(node, 20)) for node in nodes],
+        textposition=[_anchor(place[node]) for node in nodes],
         marker={"size": 16, "color": [palette.SKY if "GPU" in node.upper() else palette.GREY for node in nodes]},
-        showlegend=False, hoverinfo="skip",
-    )  # fmt: skip
+        showlegend=False,
+        hoverinfo="skip",
+    )
     fig.update_layout(template=theme.template(dark))
     fig.update_xaxes(visible=False, range=[-1.6, 1.6])
     fig.update_yaxes(visible=False, range=[-1.25, 1.25])

@@ -23,16 +23,25 @@ def bars(rows: Sequence[CollectiveEntry], dark: bool) -> go.Figure:
     for name, values, colour, pattern in (
         ("transfer", [value if matched else 0 for value, matched in zip(rest, known, strict=True)], palette.BLUE, ""),
         ("wait for the last rank", waits, palette.ORANGE, "/"),
-        ("not matched: wait and transfer can't be separated",
-         [0 if matched else value for value, matched in zip(rest, known, strict=True)], palette.GREY, "."),
-    ):  # fmt: skip
+        (
+            "not matched: wait and transfer can't be separated",
+            [0 if matched else value for value, matched in zip(rest, known, strict=True)],
+            palette.GREY,
+            ".",
+        ),
+    ):
         if any(values):
             fig.add_bar(
-                orientation="h", y=labels, x=[value / size for value in values], name=name, marker_color=colour,
+                orientation="h",
+                y=labels,
+                x=[value / size for value in values],
+                name=name,
+                marker_color=colour,
                 marker_pattern={"shape": pattern, "size": 5, "fgopacity": 0.6, "fillmode": "overlay"},
-                text=[units.duration(value) for value in values], textposition="none",
+                text=[units.duration(value) for value in values],
+                textposition="none",
                 hovertemplate="%{y}<br>" + name + ": %{text}<extra></extra>",
-            )  # fmt: skip
+            )
     fig.update_layout(
         template=theme.template(dark), barmode="stack", bargap=0.25, legend_traceorder="normal", showlegend=True
     )

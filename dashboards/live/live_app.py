@@ -29,9 +29,14 @@ def create_live_app(folder: Path, token: str, local: bool = True) -> Dash:
     app = framed(folder.name, _body())
 
     @app.callback(
-        Output(STATE, "children"), Output(STEPS, "figure"), Output(EXPOSED, "figure"), Output(LATE, "figure"),
-        Output(BEAT, "disabled"), Input(BEAT, "n_intervals"), Input(SCHEME, "data"),
-    )  # fmt: skip
+        Output(STATE, "children"),
+        Output(STEPS, "figure"),
+        Output(EXPOSED, "figure"),
+        Output(LATE, "figure"),
+        Output(BEAT, "disabled"),
+        Input(BEAT, "n_intervals"),
+        Input(SCHEME, "data"),
+    )
     def _beat(_: object, scheme: object) -> tuple[Any, ...]:
         seen, dark = watcher.look(), scheme == "dark"
         ended = seen.status not in ("running", "")
@@ -46,12 +51,18 @@ def _body() -> list[Any]:
     return [
         html.Div(id=STATE, **ui.attributes(aria_live="polite")),
         ui.card("Step time", ui.figure({}, "steps", 280, id=STEPS), note="By rank, as each measured it."),
-        ui.card("Exposed communication", ui.figure({}, "exposed", 240, id=EXPOSED),
-                   note="Share of the step, by rank, in the steps in which it is measured (docs/dashboard.md)."),
-        ui.card("Who is waited for", ui.figure({}, "waited-for", 320, id=LATE),
-                   note="What each rank needs itself (its step without exposed communication), against the median "
-                        "of the step: the slow one is brown, and the others wait for it."),
-    ]  # fmt: skip
+        ui.card(
+            "Exposed communication",
+            ui.figure({}, "exposed", 240, id=EXPOSED),
+            note="Share of the step, by rank, in the steps in which it is measured (docs/dashboard.md).",
+        ),
+        ui.card(
+            "Who is waited for",
+            ui.figure({}, "waited-for", 320, id=LATE),
+            note="What each rank needs itself (its step without exposed communication), against the median "
+            "of the step: the slow one is brown, and the others wait for it.",
+        ),
+    ]
 
 
 def _state(seen: Seen, verdict: str, recorded: Report | None) -> Component:

@@ -58,10 +58,13 @@ def _lines(seen: Seen, dark: bool, value: Callable[[MeasuredStep], float | None]
         series = _extremes(series)
     for place, (name, points) in enumerate(series.items()):
         fig.add_scatter(
-            x=list(points), y=list(points.values()), name=name, mode="lines",
+            x=list(points),
+            y=list(points.values()),
+            name=name,
+            mode="lines",
             line={"width": 1.5, "color": theme.SERIES[place % len(theme.SERIES)]},
             hovertemplate="step %{x}: %{y:.4g}",
-        )  # fmt: skip
+        )
     fig.update_layout(template=theme.template(dark), showlegend=True, uirevision="keep")
     fig.update_xaxes(title="step", tickformat="d")
     fig.update_yaxes(title=title, rangemode="tozero")

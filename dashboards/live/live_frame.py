@@ -34,11 +34,14 @@ def framed(name: str, body: list[Any]) -> Dash:
 def _layout(name: str, body: list[Any]) -> Component:
     head = [
         dmc.Title("gpuscope", order=1, size="h3"),
-        html.Div([
-            dmc.Text(f"following {units.clean(name)}", size="sm"),
-            dmc.Button("Light / dark", id=ids.THEME_BUTTON, variant="default", size="xs"),
-        ], className="filters"),
-    ]  # fmt: skip
+        html.Div(
+            [
+                dmc.Text(f"following {units.clean(name)}", size="sm"),
+                dmc.Button("Light / dark", id=ids.THEME_BUTTON, variant="default", size="xs"),
+            ],
+            className="filters",
+        ),
+    ]
     return dmc.MantineProvider(
         id=ids.PROVIDER,
         theme=theme.MANTINE,

@@ -35,9 +35,13 @@ def create_tuning_app(folder: Path, token: str, local: bool = True) -> Dash:
     app = framed(folder.name, [dcc.Store(id=STAMP), html.Div(id=TUNED, **ui.attributes(aria_live="polite"))])
 
     @app.callback(
-        Output(TUNED, "children"), Output(STAMP, "data"), Output(BEAT, "disabled"),
-        Input(BEAT, "n_intervals"), Input(SCHEME, "data"), State(STAMP, "data"),
-    )  # fmt: skip
+        Output(TUNED, "children"),
+        Output(STAMP, "data"),
+        Output(BEAT, "disabled"),
+        Input(BEAT, "n_intervals"),
+        Input(SCHEME, "data"),
+        State(STAMP, "data"),
+    )
     def _beat(_: object, scheme: object, stamp: object) -> tuple[Any, ...]:
         try:
             now = [(folder / RESULT).stat().st_mtime_ns // 1_000_000, scheme]
@@ -76,9 +80,7 @@ def page(found: TuneDocument, dark: bool) -> Component:
         copy = dmc.CopyButton("Copy", copiedChildren="Copied", value=lines, size="xs", variant="default")
         body.append(ui.card("Take along", dmc.Code(lines, block=True, className="setting"), corner=copy))
     if found["by_hand"]:
-        rows = [
-            {"change": one["action"], "setting": one["setting"], "why": one["why"]} for one in found["by_hand"]
-        ]  # fmt: skip
+        rows = [{"change": one["action"], "setting": one["setting"], "why": one["why"]} for one in found["by_hand"]]
         columns = [
             ui.named(name, title, name, minWidth=180)
             for name, title in (("change", "change"), ("setting", "set"), ("why", "why not tried"))
@@ -91,11 +93,17 @@ def _head(found: TuneDocument) -> Component:
     state = f"under way: {found['now']}" if found["now"] else tune_text.ENDED[found["ended"]]
     look = "compute" if tune_text.kept(found) else "abstained"
     lines = [units.clean(line) for line in (" ".join(found["command"]), *tune_text.facts(found)[1:])]
-    return dmc.Paper([
-        html.H2(tune_text.headline(found), className="verdict"),
-        dmc.Text(units.clean(state), fw=600, mt="xs"),
-        *(dmc.Text(line, size="sm", c="dimmed") for line in lines),
-    ], withBorder=True, p="md", mb="md", className=f"first-lines {look}")  # fmt: skip
+    return dmc.Paper(
+        [
+            html.H2(tune_text.headline(found), className="verdict"),
+            dmc.Text(units.clean(state), fw=600, mt="xs"),
+            *(dmc.Text(line, size="sm", c="dimmed") for line in lines),
+        ],
+        withBorder=True,
+        p="md",
+        mb="md",
+        className=f"first-lines {look}",
+    )
 
 
 def _figures(found: TuneDocument) -> list[Figure]:
@@ -113,16 +121,23 @@ def _figures(found: TuneDocument) -> list[Figure]:
 
 def _table(rows: list[TriedChange], dark: bool) -> Component:
     cells = [
-        {"change": row["code"], "kept": tune_text.mark(row), "why": row["why"],
-         "set": ", ".join(f"{one['name']}={one['value']}" for one in row["changes"]),
-         "ratio": tune_text.ratio(row), **{name: row[name] for name in TIMES},  # type: ignore[literal-required]
-         **{f"{name}_text": units.duration(row[name]) for name in TIMES}}  # type: ignore[literal-required]
+        {
+            "change": row["code"],
+            "kept": tune_text.mark(row),
+            "why": row["why"],
+            "set": ", ".join(f"{one['name']}={one['value']}" for one in row["changes"]),
+            "ratio": tune_text.ratio(row),
+            **{name: row[name] for name in TIMES},  # type: ignore[literal-required]
+            **{f"{name}_text": units.duration(row[name]) for name in TIMES},
+        }  # type: ignore[literal-required]
         for row in rows
-    ]  # fmt: skip
+    ]
     columns = [
-        ui.named("change", "change", "change", flex=2, minWidth=130), ui.named("set", "set to", "set", minWidth=150),
+        ui.named("change", "change", "change", flex=2, minWidth=130),
+        ui.named("set", "set to", "set", minWidth=150),
         *(ui.number(name, name.removesuffix("_ns"), f"{name}_text", minWidth=94, width=94) for name in TIMES),
         ui.column("ratio", "ratio, 95 %", type="rightAligned", width=122),
-        ui.column("kept", "result", width=110), ui.named("why", "why", "why", minWidth=150),
-    ]  # fmt: skip
+        ui.column("kept", "result", width=110),
+        ui.named("why", "why", "why", minWidth=150),
+    ]
     return ui.grid(cells, columns, "changes", dark, columnSize=None)

@@ -64,12 +64,16 @@ def _plan(plan: PlanEntry | None, why_none: str) -> Component | None:
     lines = [
         html.Li([html.B(units.clean(one["action"])), f": step {units.duration(one['step_ns_after'])}, with all above"])
         for one in plan["steps"]
-    ]  # fmt: skip
-    return html.Section([
-        html.H3("Together", className="drawer-title"),
-        dmc.Text(step_change(plan["predicted"]), fw=600), html.Ol(lines, className="links"),
-        dmc.Text(units.clean(plan["predicted"]["basis"]), size="sm", c="dimmed"),
-    ], className="pinned")  # fmt: skip
+    ]
+    return html.Section(
+        [
+            html.H3("Together", className="drawer-title"),
+            dmc.Text(step_change(plan["predicted"]), fw=600),
+            html.Ol(lines, className="links"),
+            dmc.Text(units.clean(plan["predicted"]["basis"]), size="sm", c="dimmed"),
+        ],
+        className="pinned",
+    )
 
 
 def _suggestion(one: SuggestionEntry) -> Component:
@@ -78,8 +82,10 @@ def _suggestion(one: SuggestionEntry) -> Component:
         ("set", dmc.Code(units.clean(setting_words(one, brief=False)))),
         ("gain", gain(one)),
         ("rests on", predicted["basis"]),
-        ("why", one["why"]), ("risk", one["risk"]), ("verify", one["verify"]),
-    ]  # fmt: skip
+        ("why", one["why"]),
+        ("risk", one["risk"]),
+        ("verify", one["verify"]),
+    ]
     return _titled(one["action"], one["finding"], pairs)
 
 
@@ -125,11 +131,14 @@ def _whatif(shown: Shown) -> Iterator[Component]:
         dmc.SimpleGrid([_slider(slider, shown, impossible) for slider in SLIDERS], cols={"base": 1, "lg": 2}),
         _chips(shown, impossible),
         _rank(shown),
-        html.Div(list(_outcome(shown.run, shown.view, shown.dark)), id=ids.ADVICE_OUTCOME,
-                 **ui.attributes(aria_live="polite")),
+        html.Div(
+            list(_outcome(shown.run, shown.view, shown.dark)),
+            id=ids.ADVICE_OUTCOME,
+            **ui.attributes(aria_live="polite"),
+        ),
         _why_not(impossible),
         note="Replays the trace with the selected changes; the address keeps every switch.",
-    )  # fmt: skip
+    )
 
 
 def _why_not(impossible: Mapping[str, str]) -> Component | None:
@@ -138,10 +147,13 @@ def _why_not(impossible: Mapping[str, str]) -> Component | None:
     lines = [html.Li([html.B(f"{labels[key]}: "), units.clean(why)]) for key, why in impossible.items()]
     if not lines:
         return None
-    return html.Details([
-        html.Summary(f"{units.plural(len(lines), 'change')} can't be predicted on this trace: why"),
-        html.Ul(lines, className="links"),
-    ], className="missing")  # fmt: skip
+    return html.Details(
+        [
+            html.Summary(f"{units.plural(len(lines), 'change')} can't be predicted on this trace: why"),
+            html.Ul(lines, className="links"),
+        ],
+        className="missing",
+    )
 
 
 def _slider(slider: Slider, shown: Shown, impossible: Mapping[str, str]) -> Component:
@@ -152,14 +164,23 @@ def _slider(slider: Slider, shown: Shown, impossible: Mapping[str, str]) -> Comp
         [
             dmc.Text(slider.label, size="sm"),
             dmc.Slider(
-                id=ids.extra(slider.key), value=at, min=0, max=len(slider.stops), step=1, label=None, mb=28, ml=36,
-                maw=620, mr=36, disabled=slider.key in impossible,
+                id=ids.extra(slider.key),
+                value=at,
+                min=0,
+                max=len(slider.stops),
+                step=1,
+                label=None,
+                mb=28,
+                ml=36,
+                maw=620,
+                mr=36,
+                disabled=slider.key in impossible,
                 marks=[{"value": place, "label": label} for place, label in enumerate(labels)],
                 thumbLabel=slider.label,
             ),
         ],
         title=impossible.get(slider.key, ""),
-    )  # fmt: skip
+    )
 
 
 def _chips(shown: Shown, impossible: Mapping[str, str]) -> Component:
@@ -177,10 +198,17 @@ def _rank(shown: Shown) -> Component | None:
         return None
     asked = shown.view.extra.get(RANK, "")
     return dmc.Select(
-        id=ids.extra(RANK), label="a rank as fast as its peers", placeholder="none", clearable=True, w=260, mt="sm",
-        size="xs", data=[{"value": str(rank), "label": f"rank {rank}"} for rank in ranks], searchable=True,
+        id=ids.extra(RANK),
+        label="a rank as fast as its peers",
+        placeholder="none",
+        clearable=True,
+        w=260,
+        mt="sm",
+        size="xs",
+        data=[{"value": str(rank), "label": f"rank {rank}"} for rank in ranks],
+        searchable=True,
         value=asked if asked.isdecimal() and len(asked) < 9 and int(asked) in ranks else None,
-    )  # fmt: skip
+    )
 
 
 def _outcome(run: OpenRun, view: View, dark: bool) -> Iterator[Component]:

@@ -61,19 +61,23 @@ def _fits(fits: list[FitEntry], dark: bool) -> Iterator[Component]:
 def _fit_table(fits: list[FitEntry], dark: bool) -> Component:
     rows = [
         {
-            "op": fit["op"], "group": units.clean(fit["group"] or ""), "sizes": fit["sizes"], "alpha": fit["alpha_ns"],
+            "op": fit["op"],
+            "group": units.clean(fit["group"] or ""),
+            "sizes": fit["sizes"],
+            "alpha": fit["alpha_ns"],
             "alpha_text": _with_error(units.duration(fit["alpha_ns"]), units.duration(fit["alpha_error_ns"])),
             "busbw": fit["busbw_gbps"],
             "busbw_text": _with_error(units.bandwidth(fit["busbw_gbps"]), units.bandwidth(fit["busbw_error_gbps"])),
         }
         for fit in fits
-    ]  # fmt: skip
+    ]
     columns = [
-        ui.column("op", "operation"), ui.column("group", "group"),
+        ui.column("op", "operation"),
+        ui.column("group", "group"),
         ui.column("sizes", "distinct sizes", type="rightAligned"),
         ui.number("alpha", "α, fixed cost", "alpha_text"),
         ui.number("busbw", "B, busbw without it", "busbw_text"),
-    ]  # fmt: skip
+    ]
     return ui.grid(rows, columns, "fits", dark)
 
 
@@ -125,11 +129,13 @@ def _nccl(shown: Shown) -> Component:
         )
     pairs: list[tuple[str, Any]] = [("version", ", ".join(nccl["versions"]) or units.NONE)]
     pairs += [
-        (f"{one['count']} × {one['size']} ranks",
-         f"{units.count(one['channels'])} channels, {units.count(one['rings'])} rings, "
-         f"{units.count(one['trees'])} trees")
+        (
+            f"{one['count']} × {one['size']} ranks",
+            f"{units.count(one['channels'])} channels, {units.count(one['rings'])} rings, "
+            f"{units.count(one['trees'])} trees",
+        )
         for one in nccl["communicators"]
-    ]  # fmt: skip
+    ]
     pairs += [
         (one["transport"], f"{units.plural(one['pairs'], 'pair')}{_where(one['same_node'])}")
         for one in nccl["transports"]
@@ -137,17 +143,24 @@ def _nccl(shown: Shown) -> Component:
     pairs += [(one["name"], one["value"]) for one in nccl["environment"]]
     choices = [
         {
-            "op": one["op"] or "", "bytes": one["bytes"], "size": units.memory(one["bytes"]),
-            "algorithm": one["algorithm"], "protocol": one["protocol"], "channels": one["channels"],
+            "op": one["op"] or "",
+            "bytes": one["bytes"],
+            "size": units.memory(one["bytes"]),
+            "algorithm": one["algorithm"],
+            "protocol": one["protocol"],
+            "channels": one["channels"],
             "count": one["count"],
         }
         for one in nccl["choices"]
-    ]  # fmt: skip
+    ]
     columns = [
-        ui.column("op", "operation"), ui.number("bytes", "size", "size"), ui.column("algorithm", "algorithm"),
-        ui.column("protocol", "protocol"), ui.column("channels", "channels", type="rightAligned"),
+        ui.column("op", "operation"),
+        ui.number("bytes", "size", "size"),
+        ui.column("algorithm", "algorithm"),
+        ui.column("protocol", "protocol"),
+        ui.column("channels", "channels", type="rightAligned"),
         ui.column("count", "times", type="rightAligned"),
-    ]  # fmt: skip
+    ]
     body: list[Component] = [ui.facts(pairs)]
     if choices:
         body.append(ui.grid(choices, columns, "nccl-choices", shown.dark))

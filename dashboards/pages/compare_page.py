@@ -91,8 +91,10 @@ def _compared(shown: Shown) -> Iterator[Component]:
     yield dmc.Alert(
         [dmc.Text(units.clean(diff["verdict"]["why"])), _sides(diff)],
         title=html.H2(diff_text.verdict_line(diff), className="verdict"),
-        color=COLOURS[diff["verdict"]["result"]], variant="light", mb="md",
-    )  # fmt: skip
+        color=COLOURS[diff["verdict"]["result"]],
+        variant="light",
+        mb="md",
+    )
     if diff["caveats"]:
         yield ui.card("What makes them unlike", ui.sentences(diff["caveats"]))
     if diff["breakdown"]:
@@ -115,8 +117,9 @@ def _platform(diff: Diff, dark: bool) -> Iterator[Component]:
     if found["comparable"]:
         pairs = [platform_text.pair_cells(pair) for pair in found["pairs"]]
         titles, rows = platform_text.explained_table(diff, found)
-        yield ui.card("What explains the difference", _text_grid(rows, titles, "explained", dark),
-                      note=platform_text.NOTE)  # fmt: skip
+        yield ui.card(
+            "What explains the difference", _text_grid(rows, titles, "explained", dark), note=platform_text.NOTE
+        )
         names_first = [(row[-1], *row[:-1]) for row in (platform_text.PAIRS, *pairs)]
         yield ui.card("By operator", _text_grid(names_first[1:], names_first[0], "pairs", dark))
 
@@ -160,11 +163,13 @@ def _choice(shown: Shown, others: Sequence[_Other], chosen: _Other | None, swapp
     extra = {key: value for key, value in shown.view.extra.items() if key not in (WITH, PAST)}
     links = [
         dmc.Anchor(
-            units.clean(other.label), size="sm", href=shown.view.link("/compare", extra={**extra, WITH: other.key}),
+            units.clean(other.label),
+            size="sm",
+            href=shown.view.link("/compare", extra={**extra, WITH: other.key}),
             fw=700 if other is chosen else None,
         )
         for other in others
-    ]  # fmt: skip
+    ]
     if chosen is not None and chosen.run is None:
         links.append(dmc.Text(chosen.label, size="sm", fw=700))
     swap = {**shown.view.extra, SWAP: "" if swapped else "1"}
@@ -182,9 +187,7 @@ def _causes(diff: Diff, dark: bool) -> Component:
     moved = [row for row in diff["causes"] if row["change_ns"]]
     if not moved:
         return ui.empty("No cause moved", "Time that is not compute has the same causes with the same durations.")
-    rows = [
-        {"cause": cause_words(row["cause"]), **_times(row["before_ns"], row["after_ns"])} for row in moved
-    ]  # fmt: skip
+    rows = [{"cause": cause_words(row["cause"]), **_times(row["before_ns"], row["after_ns"])} for row in moved]
     return ui.card(
         "Causes that moved",
         ui.grid(rows, [ui.column("cause", "cause", minWidth=240), *_COLUMNS], "causes", dark),
@@ -195,10 +198,14 @@ def _kernels(diff: Diff, dark: bool) -> Component:
     if not diff["kernels"]:
         return ui.empty("No kernels to compare", "Neither run recorded device events.")
     rows = [
-        {"name": units.clean(row["name"]), "short": units.clean(short), "category": row["category"],
-         **_times(row["before_ns"], row["after_ns"])}
+        {
+            "name": units.clean(row["name"]),
+            "short": units.clean(short),
+            "category": row["category"],
+            **_times(row["before_ns"], row["after_ns"]),
+        }
         for row, short in zip(diff["kernels"], short_kernels([row["name"] for row in diff["kernels"]]), strict=True)
-    ]  # fmt: skip
+    ]
     columns = [
         ui.named("short", "kernel", "name"),
         ui.column("category", "category"),
@@ -221,9 +228,13 @@ def _times(before: int, after: int) -> dict[str, Any]:
     change = after - before
     sign = "+" if change > 0 else "−" if change < 0 else ""
     return {
-        "before": before, "before_text": units.duration(before), "after": after, "after_text": units.duration(after),
-        "change": change, "change_text": f"{sign}{units.duration(abs(change))}",
-    }  # fmt: skip
+        "before": before,
+        "before_text": units.duration(before),
+        "after": after,
+        "after_text": units.duration(after),
+        "change": change,
+        "change_text": f"{sign}{units.duration(abs(change))}",
+    }
 
 
 def _proof(one: Proof) -> str:
@@ -264,10 +275,16 @@ def _history(shown: Shown) -> Iterator[Component]:
 def _jobs(shown: Shown, names: Sequence[str], job: str) -> Component | None:
     """Links to the histories of other jobs, on demand."""
     links = [
-        html.Li(dmc.Anchor(units.crop(units.clean(name), 100), size="sm",
-                           href=shown.view.link("/compare", extra={**shown.view.extra, JOB: name})))
-        for name in names[:JOBS] if name != job
-    ]  # fmt: skip
+        html.Li(
+            dmc.Anchor(
+                units.crop(units.clean(name), 100),
+                size="sm",
+                href=shown.view.link("/compare", extra={**shown.view.extra, JOB: name}),
+            )
+        )
+        for name in names[:JOBS]
+        if name != job
+    ]
     if not links:
         return None
     return html.Details(

@@ -39,16 +39,25 @@ def _drawn(compilation: CompilationSection, shown: Shown) -> Iterator[Component]
 
 def _table(compilation: CompilationSection, shown: Shown) -> Component:
     rows = [
-        {"what": one.kind, "where": one.place, "ranks": units.ranks(one.ranks), "times": one.times,
-         "shown_times": str(one.times), "cost": one.cost, "why": one.why}
+        {
+            "what": one.kind,
+            "where": one.place,
+            "ranks": units.ranks(one.ranks),
+            "times": one.times,
+            "shown_times": str(one.times),
+            "cost": one.cost,
+            "why": one.why,
+        }
         for one in lines(compilation)
-    ]  # fmt: skip
+    ]
     columns = [
-        ui.column("what", "what", width=130), ui.named("where", "where", "where", flex=0, width=160, minWidth=120),
+        ui.column("what", "what", width=130),
+        ui.named("where", "where", "where", flex=0, width=160, minWidth=120),
         ui.column("ranks", "ranks", width=85, minWidth=70),
-        ui.number("times", "times", "shown_times", width=85, minWidth=70), ui.column("cost", "cost", width=160),
+        ui.number("times", "times", "shown_times", width=85, minWidth=70),
+        ui.column("cost", "cost", width=160),
         *([ui.named("why", "why", "why", minWidth=180)] if any(row["why"] for row in rows) else []),
-    ]  # fmt: skip
+    ]
     return ui.card(
         "Graph breaks, recompilations, first compilations",
         ui.grid(rows, columns, "compilations", shown.dark, columnSize=None),

@@ -39,9 +39,12 @@ def panel(found: Details, events: Events, view: View) -> Component:
     step = "" if found.step is None else f", step {found.step}"
     rows: list[tuple[str, Any]] = [
         ("what", f"{event.what} on rank {event.rank}, {event.where}{step}"),
-        ("time", f"{units.duration(event.duration)} at {units.offset(event.shown - events.origin)} "
-                 f"({units.exact_ns(event.start)} on its rank's clock)"),
-    ]  # fmt: skip
+        (
+            "time",
+            f"{units.duration(event.duration)} at {units.offset(event.shown - events.origin)} "
+            f"({units.exact_ns(event.start)} on its rank's clock)",
+        ),
+    ]
     if (part := _marked(event, events, view)) is not None:
         rows.insert(1, ("marked", part))
     rows += [(key.replace("_", " "), _value(key, value)) for key, value in found.facts]
@@ -60,9 +63,17 @@ def panel(found: Details, events: Events, view: View) -> Component:
     rows.append(("Python stack", _list(found.stack, events, view) if found.stack else _no_stack(events)))
     if found.launched:
         more = found.launched_count - len(found.launched)
-        rows.append((f"launched {found.launched_count}", html.Div([
-            _list(found.launched, events, view), dmc.Text(f"and {more} more", size="sm") if more else None,
-        ])))  # fmt: skip
+        rows.append(
+            (
+                f"launched {found.launched_count}",
+                html.Div(
+                    [
+                        _list(found.launched, events, view),
+                        dmc.Text(f"and {more} more", size="sm") if more else None,
+                    ]
+                ),
+            )
+        )
     short = units.clean(short_kernel(event.name))
     if short != units.clean(event.name):
         rows.append(("whole name", event.name))
@@ -83,38 +94,60 @@ def range_panel(found: RangeStatistics, events: Events, view: View) -> Component
     if not found.events and not found.host:
         return html.Div([head, dmc.Text("No event runs in this range.", size="sm")])
     shares = [
-        dmc.TableTr([dmc.TableTh(f"rank {rank}"), *(
-            dmc.TableTd(html.Span(units.share(part / (end - start)), title=units.duration(part)))
-            for part in (one.compute, one.exposed_communication, one.exposed_memory, one.idle)
-        )])
+        dmc.TableTr(
+            [
+                dmc.TableTh(f"rank {rank}"),
+                *(
+                    dmc.TableTd(html.Span(units.share(part / (end - start)), title=units.duration(part)))
+                    for part in (one.compute, one.exposed_communication, one.exposed_memory, one.idle)
+                ),
+            ]
+        )
         for rank, one in found.ranks
-    ]  # fmt: skip
+    ]
     columns = dmc.TableTr([dmc.TableTh(name) for name in ("", "compute", "comm.", "memory", "idle")])
-    return html.Div([
-        head,
-        dmc.Table([dmc.TableThead(columns), dmc.TableTbody(shares)], verticalSpacing=2, className="range-ranks"),
-        dmc.Text(f"{units.plural(found.events, 'device event')}, clipped at the range; communication and "
-                 "memory where nothing is computed.", size="sm", my="xs"),
-        _by_name("longest kernels", found.kernels, view),
-        _by_name("operators and calls, own time", found.host, view),
-        dmc.Anchor("All kernels of this range", size="sm", href=view.link(
-            "/kernels", window=found.window, event="", extra={**view.extra, "range": "", WITHIN: "window"})),
-    ])  # fmt: skip
+    return html.Div(
+        [
+            head,
+            dmc.Table([dmc.TableThead(columns), dmc.TableTbody(shares)], verticalSpacing=2, className="range-ranks"),
+            dmc.Text(
+                f"{units.plural(found.events, 'device event')}, clipped at the range; communication and "
+                "memory where nothing is computed.",
+                size="sm",
+                my="xs",
+            ),
+            _by_name("longest kernels", found.kernels, view),
+            _by_name("operators and calls, own time", found.host, view),
+            dmc.Anchor(
+                "All kernels of this range",
+                size="sm",
+                href=view.link(
+                    "/kernels", window=found.window, event="", extra={**view.extra, "range": "", WITHIN: "window"}
+                ),
+            ),
+        ]
+    )
 
 
 def _by_name(title: str, found: list[KernelInRange], view: View) -> Component | None:
     if not found:
         return None
     rows = [
-        dmc.TableTr([
-            dmc.TableTd(dmc.Anchor(
-                html.Span(units.clean(short), title=units.clean(one.name)), size="sm",
-                href=view.link("/timeline", event=one.ref),
-            )),
-            dmc.TableTd(units.count(one.count)), dmc.TableTd(units.duration(one.time)),
-        ])
+        dmc.TableTr(
+            [
+                dmc.TableTd(
+                    dmc.Anchor(
+                        html.Span(units.clean(short), title=units.clean(one.name)),
+                        size="sm",
+                        href=view.link("/timeline", event=one.ref),
+                    )
+                ),
+                dmc.TableTd(units.count(one.count)),
+                dmc.TableTd(units.duration(one.time)),
+            ]
+        )
         for one, short in zip(found, short_kernels([one.name for one in found], SHORT), strict=True)
-    ]  # fmt: skip
+    ]
     head = dmc.TableTr([dmc.TableTh(name) for name in (title, "count", "time")])
     return dmc.Table([dmc.TableThead(head), dmc.TableTbody(rows)], verticalSpacing=2, className="range-kernels")
 

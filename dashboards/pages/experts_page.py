@@ -34,16 +34,23 @@ def layout(shown: Shown) -> Component:
 
 def _table(experts: ExpertsSection, shown: Shown) -> Component:
     rows = [
-        {"number": one["number"], "shown_number": str(one["number"]), "bytes": one["bytes"],
-         "shown_bytes": units.memory(one["bytes"]), "busiest": f"rank {one['busiest']}, {one['imbalance']:.2f}×",
-         **{name: one[name] for name in TIMES}, **{f"shown_{name}": units.duration(one[name]) for name in TIMES}}
+        {
+            "number": one["number"],
+            "shown_number": str(one["number"]),
+            "bytes": one["bytes"],
+            "shown_bytes": units.memory(one["bytes"]),
+            "busiest": f"rank {one['busiest']}, {one['imbalance']:.2f}×",
+            **{name: one[name] for name in TIMES},
+            **{f"shown_{name}": units.duration(one[name]) for name in TIMES},
+        }
         for one in experts["passes"]
-    ]  # fmt: skip
+    ]
     columns = [
         ui.number("number", "pass", "shown_number", minWidth=78, maxWidth=100),
-        ui.number("bytes", "bytes", "shown_bytes", minWidth=86), ui.column("busiest", "busiest", minWidth=134),
+        ui.number("bytes", "bytes", "shown_bytes", minWidth=86),
+        ui.column("busiest", "busiest", minWidth=134),
         *(ui.number(name, name.removesuffix("_ns"), f"shown_{name}", minWidth=108) for name in TIMES),
-    ]  # fmt: skip
+    ]
     return ui.card("Passes", ui.grid(rows, columns, "expert-passes", shown.dark))
 
 

@@ -67,12 +67,15 @@ def _switch(shown: Shown) -> Component | None:
     if window is None or shown.run.events is None:
         return None
     return dmc.SegmentedControl(
-        id=ids.extra(WITHIN), value="window" if window_of(shown.view) else "", size="xs", mb="xs",
+        id=ids.extra(WITHIN),
+        value="window" if window_of(shown.view) else "",
+        size="xs",
+        mb="xs",
         data=[
             {"value": "", "label": "Whole recording"},
             {"value": "window", "label": f"The timeline's window ({units.duration(window[1] - window[0])})"},
         ],
-    )  # fmt: skip
+    )
 
 
 def _categories(shown: Shown) -> Component:
@@ -95,9 +98,12 @@ def _places(shown: Shown) -> list[Component]:
     by = next((kind for kind in kinds if kind == shown.view.extra.get(BY)), None)
     drawn = places.only(entries, by) if by is not None else entries
     choice = dmc.SegmentedControl(
-        id=ids.extra(BY), value=by or "", size="xs", mb="xs",
+        id=ids.extra(BY),
+        value=by or "",
+        size="xs",
+        mb="xs",
         data=[{"value": "", "label": "Everything"}, *({"value": kind, "label": KINDS[kind]} for kind in kinds)],
-    )  # fmt: skip
+    )
     note = "Width: device time launched there and idle time while the launching thread was there, of all ranks."
     colours: dict[str, str] = {one["kind"]: COLOURS[one["kind"]] for one in drawn}
     body = [choice, ui.swatches(colours), ui.figure(icicle(drawn, shown.dark), "places", 420)]
@@ -111,16 +117,23 @@ def _by_place(entries: Sequence[PlaceEntry], by: PlaceKind, dark: bool) -> Compo
     found = places.rows(entries, by)
     everything = max(sum(one.device_ns for one in found), 1)
     rows = [
-        {"name": one.name or f"no {by} around it", "share": one.device_ns / everything,
-         "share_text": units.share(one.device_ns / everything), **{key: getattr(one, key) for key in OF_PLACES},
-         **{f"{key}_text": units.duration(getattr(one, key)) for key in OF_PLACES}}
+        {
+            "name": one.name or f"no {by} around it",
+            "share": one.device_ns / everything,
+            "share_text": units.share(one.device_ns / everything),
+            **{key: getattr(one, key) for key in OF_PLACES},
+            **{f"{key}_text": units.duration(getattr(one, key)) for key in OF_PLACES},
+        }
         for one in found
-    ]  # fmt: skip
+    ]
     columns = [
-        ui.named("name", by, "name"), ui.number("share", "share", "share_text", width=100),
-        *(ui.number(key, title, f"{key}_text", width=130, sort="desc" if key == "device_ns" else None)
-          for key, title in OF_PLACES.items()),
-    ]  # fmt: skip
+        ui.named("name", by, "name"),
+        ui.number("share", "share", "share_text", width=100),
+        *(
+            ui.number(key, title, f"{key}_text", width=130, sort="desc" if key == "device_ns" else None)
+            for key, title in OF_PLACES.items()
+        ),
+    ]
     return ui.grid(rows, columns, f"by-{by}", dark, columnSize=None)
 
 
@@ -133,18 +146,26 @@ def _sequences(shown: Shown) -> list[Component]:
         return []
     rows = [
         {
-            "names": units.clean(_line(short_kernels(one.names))), "whole": " → ".join(one.names),
-            "kernels": len(one.names), "count": one.count, "time": one.time, "time_text": units.duration(one.time),
-            "share": one.share, "share_text": units.share(one.share),
+            "names": units.clean(_line(short_kernels(one.names))),
+            "whole": " → ".join(one.names),
+            "kernels": len(one.names),
+            "count": one.count,
+            "time": one.time,
+            "time_text": units.duration(one.time),
+            "share": one.share,
+            "share_text": units.share(one.share),
         }
         for one in found
-    ]  # fmt: skip
+    ]
     columns = [
         ui.named("names", "sequence", "whole"),
-        *(ui.column(key, key, type="rightAligned", filter="agNumberColumnFilter", width=110)
-          for key in ("kernels", "count")),
-        ui.number("time", "time", "time_text", width=120), ui.number("share", "share", "share_text", width=110),
-    ]  # fmt: skip
+        *(
+            ui.column(key, key, type="rightAligned", filter="agNumberColumnFilter", width=110)
+            for key in ("kernels", "count")
+        ),
+        ui.number("time", "time", "time_text", width=120),
+        ui.number("share", "share", "share_text", width=110),
+    ]
     note = f"On the busiest stream of rank {rank}, without overlaps: kernels one behind the other that come again."
     return [
         ui.card("Sequences that repeat", ui.grid(rows, columns, "sequences", shown.dark, columnSize=None), note=note)
@@ -182,25 +203,37 @@ def _table(shown: Shown) -> Component:
         "Kernels",
         _switch(shown),
         ui.grid(
-            [_row(number, one, ranks) for number, one in enumerate(found)], columns, "kernels", shown.dark,
-            id=ids.KERNELS_GRID, columnSize=None, getRowId="params.data.id",
+            [_row(number, one, ranks) for number, one in enumerate(found)],
+            columns,
+            "kernels",
+            shown.dark,
+            id=ids.KERNELS_GRID,
+            columnSize=None,
+            getRowId="params.data.id",
             defaultColDef={"suppressHeaderFilterButton": True},
         ),
         note=note + _scope(shown),
         corner=ui.csv_link(shown.run.key, "kernels", query),
-    )  # fmt: skip
+    )
 
 
 def _row(number: int, one: Mapping[str, Any], ranks: Sequence[int]) -> dict[str, Any]:
     """A row of the table; `ranks` have a column each."""
     row = {
-        "id": f"{number} {one['name']}", "name": units.clean(one["name"]), "short": units.clean(one["short"]),
-        "category": one["category"], "operator": units.clean(one["operator"] or ""), "count": one["count"],
-        "count_text": f"{one['count']:,}", "share": one["share_frac"], "share_text": units.share(one["share_frac"]),
-        "rate": one["flops_per_s"], "rate_text": units.flop_rate(one["flops_per_s"]),
+        "id": f"{number} {one['name']}",
+        "name": units.clean(one["name"]),
+        "short": units.clean(one["short"]),
+        "category": one["category"],
+        "operator": units.clean(one["operator"] or ""),
+        "count": one["count"],
+        "count_text": f"{one['count']:,}",
+        "share": one["share_frac"],
+        "share_text": units.share(one["share_frac"]),
+        "rate": one["flops_per_s"],
+        "rate_text": units.flop_rate(one["flops_per_s"]),
         **{key: one[f"{key}_ns"] for key in TIMES},
         **{f"{key}_text": units.duration(one[f"{key}_ns"]) for key in TIMES},
-    }  # fmt: skip
+    }
     if ranks and one["by_rank"]:
         times = [one["by_rank"].get(rank, 0) for rank in ranks]
         row |= {f"rank{rank}": time for rank, time in zip(ranks, times, strict=True)}

@@ -39,9 +39,13 @@ def layout(shown: Shown) -> Component:
     entry = entries[int(chosen)] if known else entries[0]
     return ui.page(
         None if known else ui.ignored(PICK, f"the snapshots are numbered 0 to {len(entries) - 1}"),
-        _choice(entries, entry, shown), _facts(entry), _over_time(entry, shown), _peak(entry, shown),
-        *_segments(entry, shown), *_failures(entry),
-    )  # fmt: skip
+        _choice(entries, entry, shown),
+        _facts(entry),
+        _over_time(entry, shown),
+        _peak(entry, shown),
+        *_segments(entry, shown),
+        *_failures(entry),
+    )
 
 
 def _choice(entries: list[MemoryEntry], chosen: MemoryEntry, shown: Shown) -> Component | None:
@@ -83,7 +87,7 @@ def _facts(entry: MemoryEntry) -> Component:
         ("settings", _settings(entry)),
         ("fragmentation", _fragmentation(entry)),
         ("retries", str(len(entry["retries"]))),
-    ]  # fmt: skip
+    ]
     replay = entry["replay"]
     if replay is not None:
         error = f"reserved peak within {units.share(abs(replay['error_frac']))} of the recorded one"
@@ -96,8 +100,11 @@ def _facts(entry: MemoryEntry) -> Component:
                     f"{units.memory(best['peak_reserved_bytes'])} reserved at peak",
                 )
             )
-    return ui.card("Memory", ui.facts(pairs), note="Reserved above allocated is mostly cache: it is wasted only "
-                      "where a request could not use it.")  # fmt: skip
+    return ui.card(
+        "Memory",
+        ui.facts(pairs),
+        note="Reserved above allocated is mostly cache: it is wasted only where a request could not use it.",
+    )
 
 
 def _fragmentation(entry: MemoryEntry) -> str:

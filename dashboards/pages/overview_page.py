@@ -83,9 +83,13 @@ def _breakdown(shown: Shown, said: Summary) -> Component:
     lines, folded = rank_lines(report, some)
     change, step = changed(said.lines.told), arrangement.step_ns(report)
     fig = breakdown_figure.bars(
-        [line.entry for line in lines], shown.dark, lambda entry, code: _place(shown, entry, code),
-        step_ns=step, late=culprits(report), change=change,
-    )  # fmt: skip
+        [line.entry for line in lines],
+        shown.dark,
+        lambda entry, code: _place(shown, entry, code),
+        step_ns=step,
+        late=culprits(report),
+        change=change,
+    )
     note = ui.LEADS
     if shown.view.steps is not None:
         note += " Over the whole window, whatever steps are chosen: use `gpuscope analyze --steps` for those."
@@ -160,9 +164,10 @@ def _places(shown: Shown) -> Component | None:
 def _steps(shown: Shown) -> Component:
     report = shown.run.report
     chosen = [
-        step for step in report["steps"]
+        step
+        for step in report["steps"]
         if step["step"] is not None and shown.view.has_rank(step["rank"]) and shown.view.has_step(step["step"])
-    ]  # fmt: skip
+    ]
     if not chosen:
         return ui.empty(
             "No steps to draw",
@@ -186,9 +191,10 @@ def _steps(shown: Shown) -> Component:
 
 def _findings(shown: Shown) -> Component:
     found = [
-        (number, finding) for number, finding in enumerate(arrangement.findings(shown.run.report))
+        (number, finding)
+        for number, finding in enumerate(arrangement.findings(shown.run.report))
         if shown.view.ranks is None or not finding["ranks"] or shown.view.ranks & set(finding["ranks"])
-    ]  # fmt: skip
+    ]
     if not found:
         return ui.empty(
             "No findings", "No cause in this run costs enough time to report, or no analysis could determine it."
@@ -210,11 +216,14 @@ def _finding(number: int, finding: FindingEntry, shown: Shown) -> Component:
         units.share(finding["share_frac"]) if finding["share_frac"] else "",
         units.rank_words(finding["ranks"]) if finding["ranks"] else "",
     ]
-    head = dmc.Group([
-        ui.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
-        html.Span(finding_words(finding["code"]), title=finding["code"], className="finding-title"),
-        dmc.Text(" · ".join(cost for cost in costs if cost), size="sm", c="dimmed", span=True),
-    ], gap="xs")  # fmt: skip
+    head = dmc.Group(
+        [
+            ui.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
+            html.Span(finding_words(finding["code"]), title=finding["code"], className="finding-title"),
+            dmc.Text(" · ".join(cost for cost in costs if cost), size="sm", c="dimmed", span=True),
+        ],
+        gap="xs",
+    )
     body: list[Any] = [dmc.Text(units.clean(finding["message"]), mb="xs")]
     if finding["evidence"]:
         body.append(pictures(finding["evidence"][:EVIDENCE_SHOWN], finding["ranks"], shown, number))

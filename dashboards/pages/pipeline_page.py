@@ -108,9 +108,8 @@ def _span(computations: Any) -> int:
 
 def _bubbles(pipeline: Pipeline, shown: Shown) -> Iterator[Component]:
     rows = [
-        row for row in pipeline.get("rows", [])
-        if shown.view.has_rank(row["rank"]) and shown.view.has_step(row["step"])
-    ]  # fmt: skip
+        row for row in pipeline.get("rows", []) if shown.view.has_rank(row["rank"]) and shown.view.has_step(row["step"])
+    ]
     if not rows:
         return
     stages = len({row["stage"] for row in rows})

@@ -37,19 +37,31 @@ def layout(shown: Shown) -> Component:
 def _box(sql: str) -> list[Component]:
     return [
         dmc.Select(
-            id=ids.QUERY_EXAMPLE, label="Examples", placeholder="Choose one to begin with", size="xs", mb="xs", maw=560,
+            id=ids.QUERY_EXAMPLE,
+            label="Examples",
+            placeholder="Choose one to begin with",
+            size="xs",
+            mb="xs",
+            maw=560,
             data=[{"value": one.sql, "label": one.question} for one in EXAMPLES],
         ),
         html.Label("SQL: one SELECT over the tables below", htmlFor=ids.QUERY_SQL, className="sql-label"),
         dcc.Textarea(
-            id=ids.QUERY_SQL, value=sql, className="sql", rows=max(6, min(sql.count("\n") + 2, 16)),
-            maxLength=MAX_SQL, spellCheck=False,
+            id=ids.QUERY_SQL,
+            value=sql,
+            className="sql",
+            rows=max(6, min(sql.count("\n") + 2, 16)),
+            maxLength=MAX_SQL,
+            spellCheck=False,
         ),
-        dmc.Group([
-            dmc.Button("Run", id=ids.QUERY_RUN, size="xs"),
-            dmc.Text("Ctrl + Enter runs it too. Times are ns on the timeline's clock.", size="sm", c="dimmed"),
-        ], mt="xs"),
-    ]  # fmt: skip
+        dmc.Group(
+            [
+                dmc.Button("Run", id=ids.QUERY_RUN, size="xs"),
+                dmc.Text("Ctrl + Enter runs it too. Times are ns on the timeline's clock.", size="sm", c="dimmed"),
+            ],
+            mt="xs",
+        ),
+    ]
 
 
 def _answer(shown: Shown, sql: str) -> Component:

@@ -53,9 +53,12 @@ def _heatmap(shown: Shown) -> Component:
     every = cells(report, measure)
     chosen = {key: ns for key, ns in every.items() if shown.view.has_rank(key[0]) and shown.view.has_step(key[1])}
     switch = dmc.SegmentedControl(
-        id=ids.extra("measure"), value=measure, size="xs", mb="xs",
+        id=ids.extra("measure"),
+        value=measure,
+        size="xs",
+        mb="xs",
         data=[{"value": key, "label": label} for key, label in MEASURES.items()],
-    )  # fmt: skip
+    )
     note, body = MEANS[measure], _no_cells(bool(every), measure)
     if chosen:
         late = culprits(report)
@@ -65,9 +68,11 @@ def _heatmap(shown: Shown) -> Component:
             note += f" Up to {together} ranks share a row, and its cells show the largest: click one to see its ranks."
         note += " Click a cell to see it in the timeline."
         body = ui.figure(
-            heatmap(chosen, MEASURES[measure], shown.dark, measure == "step_ns", rows, late), measure,
-            max(110 + 20 * len(rows), 220), id=ids.RANKS_HEATMAP,
-        )  # fmt: skip
+            heatmap(chosen, MEASURES[measure], shown.dark, measure == "step_ns", rows, late),
+            measure,
+            max(110 + 20 * len(rows), 220),
+            id=ids.RANKS_HEATMAP,
+        )
     every_rank = dmc.Anchor("All ranks", href=shown.view.link("/ranks", ranks=None), size="sm")
     corner = None if shown.view.ranks is None else every_rank
     return ui.card("Who is late, and when", switch, body, note=f"{note} {_clocks(report)}", corner=corner)
@@ -121,49 +126,73 @@ def _ranks(shown: Shown) -> Component:
     phase = ui.named("late", "late in", "late", minWidth=230, wrapText=False, autoHeight=False)
     where = [phase] if any(row["late"] != units.NONE for row in rows) else []
     columns = [
-        ui.column("rank", "rank", minWidth=90, maxWidth=130, pinned="left"), ns["each"], ns["root"], *where, *shares,
-        ns["step"], ui.number("overlap", "overlap", "overlap_text", minWidth=96), *device,
-    ]  # fmt: skip
+        ui.column("rank", "rank", minWidth=90, maxWidth=130, pinned="left"),
+        ns["each"],
+        ns["root"],
+        *where,
+        *shares,
+        ns["step"],
+        ui.number("overlap", "overlap", "overlap_text", minWidth=96),
+        *device,
+    ]
     return ui.card(
         "Ranks",
-        ui.grid([row for row in rows if row not in first], columns, "ranks", shown.dark,
-                dashGridOptions={"pinnedTopRowData": first}, defaultColDef={"suppressHeaderFilterButton": True}),
+        ui.grid(
+            [row for row in rows if row not in first],
+            columns,
+            "ranks",
+            shown.dark,
+            dashGridOptions={"pinnedTopRowData": first},
+            defaultColDef={"suppressHeaderFilterButton": True},
+        ),
         note="«Waits caused» is what one rank that waits for this one loses in a step; «root cause of» is all waiting, "
         "over ranks and steps, that began with this one. Ranks that are late again and again stand above the others.",
         corner=[ui.csv_link(shown.run.key, "ranks"), ui.csv_link(shown.run.key, "stragglers", name="CSV of waits")],
-    )  # fmt: skip
+    )
 
 
 TIMES: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("each", "waits caused per step", {"minWidth": 116}), ("root", "root cause of", {}), ("step", "own step", {}),
-)  # fmt: skip
+    ("each", "waits caused per step", {"minWidth": 116}),
+    ("root", "root cause of", {}),
+    ("step", "own step", {}),
+)
 SHARES = (
-    ("compute", "compute"), ("communication", "exposed comm."), ("waiting", "of it waiting"),
-    ("memory", "exposed copies"), ("idle", "idle"),
-)  # fmt: skip
+    ("compute", "compute"),
+    ("communication", "exposed comm."),
+    ("waiting", "of it waiting"),
+    ("memory", "exposed copies"),
+    ("idle", "idle"),
+)
 
 
 def _row(report: Report, entry: RankEntry, label: str, late: StragglerEntry | None) -> dict[str, Any]:
     """Texts and numbers of a rank; shares are of the judged window."""
     ns = {
-        "each": late["per_step_ns"] if late else None, "root": late["root_wait_ns"] if late else None,
+        "each": late["per_step_ns"] if late else None,
+        "root": late["root_wait_ns"] if late else None,
         "step": arrangement.rank_step_ns(report, entry),
-    }  # fmt: skip
+    }
     parts, window = entry["breakdown_ns"], entry["window_ns"]
     spent = {
-        "compute": parts["compute"], "communication": parts["exposed_communication"],
-        "waiting": entry["stall_ns"]["communication"].get("straggler", 0), "memory": parts["exposed_memory"],
+        "compute": parts["compute"],
+        "communication": parts["exposed_communication"],
+        "waiting": entry["stall_ns"]["communication"].get("straggler", 0),
+        "memory": parts["exposed_memory"],
         "idle": parts["idle"],
-    }  # fmt: skip
+    }
     shares = {key: value / window if window else None for key, value in spent.items()}
     shares["overlap"] = entry["overlap_frac"]
     where = [late["phase"], late.get("operation")] if late else []
     return {
-        "number": entry["rank"], "rank": label, "device": units.clean(entry["device_name"] or units.NONE),
+        "number": entry["rank"],
+        "rank": label,
+        "device": units.clean(entry["device_name"] or units.NONE),
         "late": units.clean(": ".join(word for word in where if word)) or units.NONE,
-        **ns, **{f"{key}_text": units.duration(value) for key, value in ns.items()},
-        **shares, **{f"{key}_text": units.share(value) for key, value in shares.items()},
-    }  # fmt: skip
+        **ns,
+        **{f"{key}_text": units.duration(value) for key, value in ns.items()},
+        **shares,
+        **{f"{key}_text": units.share(value) for key, value in shares.items()},
+    }
 
 
 def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001

@@ -60,9 +60,11 @@ def _steps(shown: Shown) -> Component:
         return ui.empty("No steps to draw", "The filters exclude all steps of this run.")
     fig = serving_figure.steps(own, shown.dark, lambda step: step_place(shown, step))
     return ui.card(
-        "Steps by phase", ui.figure(fig, "serving-steps", 280, id=ui.lead("serving-steps")),
-        note=f"Of rank {rank}. {ui.LEADS}", corner=ui.csv_link(shown.run.key, "steps"),
-    )  # fmt: skip
+        "Steps by phase",
+        ui.figure(fig, "serving-steps", 280, id=ui.lead("serving-steps")),
+        note=f"Of rank {rank}. {ui.LEADS}",
+        corner=ui.csv_link(shown.run.key, "steps"),
+    )
 
 
 def _batches(serving: ServingSection, shown: Shown) -> Component | None:

@@ -36,10 +36,14 @@ MAX_SEARCH = 200
 COUNTER = "c"
 """The letter of a row of a counter, beside `event_details.LETTERS`."""
 BUTTONS = (
-    ("in", "+", "Zoom in (W)"), ("out", "−", "Zoom out (S)"), ("left", "←", "Earlier (A)"), ("right", "→", "Later (D)"),
-    ("fit", "Fit", "Fit the selection (F)"), ("steady", "Steady", "Show the steady steps"),
+    ("in", "+", "Zoom in (W)"),
+    ("out", "−", "Zoom out (S)"),
+    ("left", "←", "Earlier (A)"),
+    ("right", "→", "Later (D)"),
+    ("fit", "Fit", "Fit the selection (F)"),
+    ("steady", "Steady", "Show the steady steps"),
     ("all", "All", "All of the recording (0)"),
-)  # fmt: skip
+)
 PICTURES = (
     ("png", "PNG", "Save what is shown as a picture (PNG)"),
     ("svg", "SVG", "Save what is shown as a picture (SVG)"),
@@ -50,24 +54,35 @@ JUMPS = (
     ("late", "late rank", "The next collective that waits for a late rank, the longest wait first (L)"),
     ("step", "slow step", "The next longest step (T)"),
     ("follow", "Follow", "From the event selected to its launch, kernel, what it waited for, who was late (C)"),
-)  # fmt: skip
+)
 ROW_JUMP = (("row", "row", "Next row of the query (Q)"),)
 KEYS = (
-    ("W S", "zoom in, out, where the pointer is"), ("A D", "earlier, later"), ("F", "fit the selection"),
+    ("W S", "zoom in, out, where the pointer is"),
+    ("A D", "earlier, later"),
+    ("F", "fit the selection"),
     ("0", "the whole recording"),
-    ("M", "mark the selection"), ("R", "the event as a range"),
+    ("M", "mark the selection"),
+    ("R", "the event as a range"),
     ("E", "ruler: from this event's start to another's; Shift + E: ends"),
-    ("/", "search; Enter: the first found, and the keys are the timeline's again"), ("N", "the next found"),
+    ("/", "search; Enter: the first found, and the keys are the timeline's again"),
+    ("N", "the next found"),
     ("G, L, T", "the next longest gap, late collective, slow step"),
     ("Q", "the next row of the query"),
     ("K", "the critical path, in the line of each rank"),
-    ("C", "from launch to kernel, what it waited for, who was late"), ("Shift G, L, T, Q, N", "the one before"),
-    ("Esc", "select nothing; leave the search"), ("↑ ↓", "rows"),
-    ("← →", "events of a row"), (", .", "the same, wherever the focus is"),
-    ("Enter", "open or close a row"), ("P", "pin the row; also «pin» at its name"), ("wheel", "scroll the rows"),
-    ("Ctrl wheel", "zoom"), ("Shift wheel, Shift drag", "earlier, later"), ("drag", "choose a range"),
+    ("C", "from launch to kernel, what it waited for, who was late"),
+    ("Shift G, L, T, Q, N", "the one before"),
+    ("Esc", "select nothing; leave the search"),
+    ("↑ ↓", "rows"),
+    ("← →", "events of a row"),
+    (", .", "the same, wherever the focus is"),
+    ("Enter", "open or close a row"),
+    ("P", "pin the row; also «pin» at its name"),
+    ("wheel", "scroll the rows"),
+    ("Ctrl wheel", "zoom"),
+    ("Shift wheel, Shift drag", "earlier, later"),
+    ("drag", "choose a range"),
     ("Back", "undo a zoom"),
-)  # fmt: skip
+)
 
 
 def layout(shown: Shown) -> Component:
@@ -78,25 +93,39 @@ def layout(shown: Shown) -> Component:
     view = shown.view
     found = event_details.details(events, view.event) if view.event else None
     rows, told = _rows(shown, events)
-    return html.Div([
-        dcc.Store(id=ids.TIMELINE_SETUP, data=setup(shown, events, found) | {"rows": rows}),
-        dcc.Store(id=ids.TIMELINE_READY), dcc.Store(id=ids.TIMELINE_FLOWS),
-        dcc.Store(id=ids.TIMELINE_EVENT), dcc.Store(id=ids.TIMELINE_RANGE),
-        html.H2("Timeline", className="hidden"),
-        pinned(shown, events), told,
-        _tools(shown.run, view, bool(rows)),
-        html.Div([
-            html.Div(id=ids.TIMELINE),
-            html.Aside([
-                html.Button(
-                    html.Span("×", **ui.attributes(aria_hidden="true")), className="close",
-                    **ui.attributes(aria_label="Close", data_act="close"),
-                ),
-                *drawer(events, view),
-            ], id=ids.TIMELINE_DRAWER, **ui.attributes(data_show=_opened(view), aria_label="Details")),
-        ], className="timeline-main"),
-        _legend(events, view),
-    ], className="timeline-page")  # fmt: skip
+    return html.Div(
+        [
+            dcc.Store(id=ids.TIMELINE_SETUP, data=setup(shown, events, found) | {"rows": rows}),
+            dcc.Store(id=ids.TIMELINE_READY),
+            dcc.Store(id=ids.TIMELINE_FLOWS),
+            dcc.Store(id=ids.TIMELINE_EVENT),
+            dcc.Store(id=ids.TIMELINE_RANGE),
+            html.H2("Timeline", className="hidden"),
+            pinned(shown, events),
+            told,
+            _tools(shown.run, view, bool(rows)),
+            html.Div(
+                [
+                    html.Div(id=ids.TIMELINE),
+                    html.Aside(
+                        [
+                            html.Button(
+                                html.Span("×", **ui.attributes(aria_hidden="true")),
+                                className="close",
+                                **ui.attributes(aria_label="Close", data_act="close"),
+                            ),
+                            *drawer(events, view),
+                        ],
+                        id=ids.TIMELINE_DRAWER,
+                        **ui.attributes(data_show=_opened(view), aria_label="Details"),
+                    ),
+                ],
+                className="timeline-main",
+            ),
+            _legend(events, view),
+        ],
+        className="timeline-page",
+    )
 
 
 def setup(shown: Shown, events: Events, found: event_details.Details | None) -> dict[str, Any]:
@@ -105,27 +134,42 @@ def setup(shown: Shown, events: Events, found: event_details.Details | None) -> 
     window = _first_window(shown, events)
     tracks = [track for track in events.tracks if ranks is None or track.rank in ranks]
     return {
-        "title": units.clean(shown.run.label), "url": timeline_data.address(shown.run.key), "base": str(events.origin),
-        "window": [at - events.origin for at in window], "bounds": [at - events.origin for at in events.window],
+        "title": units.clean(shown.run.label),
+        "url": timeline_data.address(shown.run.key),
+        "base": str(events.origin),
+        "window": [at - events.origin for at in window],
+        "bounds": [at - events.origin for at in events.window],
         "tree": tree(events.tracks, ranks, events.counters),
         "tracks": {
             number: {"rank": track.rank, "label": track.label, "table": event_details.LETTERS[track.table]}
-            for number, track in enumerate(events.tracks) if ranks is None or track.rank in ranks
-        } | {
-            number: {"rank": one.rank, "label": f"{one.place}: {one.label}", "table": COUNTER, "top": one.top,
-                     "unit": one.unit}
-            for number, one in enumerate(events.counters, len(events.tracks)) if ranks is None or one.rank in ranks
+            for number, track in enumerate(events.tracks)
+            if ranks is None or track.rank in ranks
+        }
+        | {
+            number: {
+                "rank": one.rank,
+                "label": f"{one.place}: {one.label}",
+                "table": COUNTER,
+                "top": one.top,
+                "unit": one.unit,
+            }
+            for number, one in enumerate(events.counters, len(events.tracks))
+            if ranks is None or one.rank in ranks
         },
         "looks": {look: {"label": label, "colour": colour} for look, (label, colour) in EVENT_STYLES.items()},
         "marks": {
-            "finding": palette.VERMILLION, "rows": palette.PAGE["mark"][0],
-            "rows_dark": palette.PAGE["mark"][1], "range": palette.BLUE, "range_dark": palette.SKY,
+            "finding": palette.VERMILLION,
+            "rows": palette.PAGE["mark"][0],
+            "rows_dark": palette.PAGE["mark"][1],
+            "range": palette.BLUE,
+            "range_dark": palette.SKY,
             "other": palette.GREY,
         },
-        "steps": _steps(shown, events), "overview": overview(events, tracks, MAP_COLUMNS),
+        "steps": _steps(shown, events),
+        "overview": overview(events, tracks, MAP_COLUMNS),
         "jumps": jumps(events, shown.run.report, shown.view),
         "flows": flows(found, events) if found is not None else None,
-    }  # fmt: skip
+    }
 
 
 def _rows(shown: Shown, events: Events) -> tuple[list[tuple[int, int, int]], Component | None]:
@@ -142,9 +186,10 @@ def _rows(shown: Shown, events: Events) -> tuple[list[tuple[int, int, int]], Com
     except GpuscopeError as error:
         return [], dmc.Group([dmc.Text(units.clean(error.message), size="sm"), *leads], className="pinned")
     rows = [
-        (rank, start - events.origin, end - events.origin) for rank, start, end in filter(None, placed)
+        (rank, start - events.origin, end - events.origin)
+        for rank, start, end in filter(None, placed)
         if view.has_rank(rank)
-    ]  # fmt: skip
+    ]
     many = units.plural(len(rows), "row")
     return rows, dmc.Group([dmc.Text(f"{many} of the query marked", size="sm"), *leads], className="pinned")
 
@@ -165,41 +210,87 @@ def _steps(shown: Shown, events: Events) -> list[dict[str, Any]]:
     steps = [one for one in shown.run.report["steps"] if shown.view.has_rank(one["rank"])]
     first = min(((one["rank"], one["device"] or 0) for one in steps), default=None)
     return [
-        {"step": one["step"], "role": one["role"], "start": start - events.origin,
-         "end": start + one["dur_ns"] - events.origin}
-        for one in steps if (one["rank"], one["device"] or 0) == first
+        {
+            "step": one["step"],
+            "role": one["role"],
+            "start": start - events.origin,
+            "end": start + one["dur_ns"] - events.origin,
+        }
+        for one in steps
+        if (one["rank"], one["device"] or 0) == first
         for start in [events.clock.shown(one["rank"], one["start_ns"])]
-    ]  # fmt: skip
+    ]
 
 
 def _tools(run: OpenRun, view: View, rows: bool) -> Component:
-    buttons, jumping = ([
-        html.Button(label, title=title, className="tool", **ui.attributes(data_act=act, aria_label=f"{label}: {title}"))
-        for act, label, title in group
-    ] for group in (BUTTONS, JUMPS + ROW_JUMP if rows else JUMPS))  # fmt: skip
+    buttons, jumping = (
+        [
+            html.Button(
+                label, title=title, className="tool", **ui.attributes(data_act=act, aria_label=f"{label}: {title}")
+            )
+            for act, label, title in group
+        ]
+        for group in (BUTTONS, JUMPS + ROW_JUMP if rows else JUMPS)
+    )
     by_name = view.extra.get("colour") == "name"
-    return html.Div([
-        dmc.TextInput(
-            id=ids.TIMELINE_SEARCH, value=view.extra.get("find", ""), debounce=300, size="xs", w=150,
-            placeholder="Search by name  ( / )", **ui.attributes(aria_label="Search by name"),
-        ),
-        html.Div(buttons, className="tools"), html.Div([html.Span("Next"), *jumping], className="tools"),
-        html.Button("Colours", className="tool", title="A colour for each name", **ui.attributes(
-            data_act="colour", aria_pressed="true" if by_name else "false")),
-        html.Button("Critical path", className="tool", title="What each next thing waited for, up to the end (K)",
-                    **ui.attributes(data_act="path", aria_pressed="true" if view.extra.get("path") else "false")),
-        html.Button("For Perfetto", className="tool", title="Save the window, on the common clock, for ui.perfetto.dev",
-                    **ui.attributes(data_act="export", data_href=f"/download/{run.key}/perfetto.json.gz")),
-        html.Div([
-            html.Button(label, title=title, className="tool", **ui.attributes(
-                data_picture=kind, data_href=f"/download/{run.key}/view.html", aria_label=f"{label}: {title}"))
-            for kind, label, title in PICTURES
-        ], className="tools"),
-        html.Details([
-            html.Summary("Keys (?)"),
-            html.Dl([part for key, what in KEYS for part in (html.Dt(key), html.Dd(what))]),
-        ], className="timeline-keys", id="timeline-keys"),
-    ], className="timeline-tools")  # fmt: skip
+    return html.Div(
+        [
+            dmc.TextInput(
+                id=ids.TIMELINE_SEARCH,
+                value=view.extra.get("find", ""),
+                debounce=300,
+                size="xs",
+                w=150,
+                placeholder="Search by name  ( / )",
+                **ui.attributes(aria_label="Search by name"),
+            ),
+            html.Div(buttons, className="tools"),
+            html.Div([html.Span("Next"), *jumping], className="tools"),
+            html.Button(
+                "Colours",
+                className="tool",
+                title="A colour for each name",
+                **ui.attributes(data_act="colour", aria_pressed="true" if by_name else "false"),
+            ),
+            html.Button(
+                "Critical path",
+                className="tool",
+                title="What each next thing waited for, up to the end (K)",
+                **ui.attributes(data_act="path", aria_pressed="true" if view.extra.get("path") else "false"),
+            ),
+            html.Button(
+                "For Perfetto",
+                className="tool",
+                title="Save the window, on the common clock, for ui.perfetto.dev",
+                **ui.attributes(data_act="export", data_href=f"/download/{run.key}/perfetto.json.gz"),
+            ),
+            html.Div(
+                [
+                    html.Button(
+                        label,
+                        title=title,
+                        className="tool",
+                        **ui.attributes(
+                            data_picture=kind,
+                            data_href=f"/download/{run.key}/view.html",
+                            aria_label=f"{label}: {title}",
+                        ),
+                    )
+                    for kind, label, title in PICTURES
+                ],
+                className="tools",
+            ),
+            html.Details(
+                [
+                    html.Summary("Keys (?)"),
+                    html.Dl([part for key, what in KEYS for part in (html.Dt(key), html.Dd(what))]),
+                ],
+                className="timeline-keys",
+                id="timeline-keys",
+            ),
+        ],
+        className="timeline-tools",
+    )
 
 
 def _legend(events: Events, view: View) -> Component:
@@ -207,11 +298,16 @@ def _legend(events: Events, view: View) -> Component:
     for look, (label, colour) in EVENT_STYLES.items():
         if look in events.looks:
             labels.setdefault(colour, label)  # communication, on a device or called by the host, is one colour
-    return html.Div([
-        ui.swatches({label: colour for colour, label in labels.items()}),
-        html.Span("The fuller a pixel's colour, the busier; the line below it shows that anything runs there at all."),
-        html.Span(_clock_note(events, view)),
-    ], className="timeline-legend")  # fmt: skip
+    return html.Div(
+        [
+            ui.swatches({label: colour for colour, label in labels.items()}),
+            html.Span(
+                "The fuller a pixel's colour, the busier; the line below it shows that anything runs there at all."
+            ),
+            html.Span(_clock_note(events, view)),
+        ],
+        className="timeline-legend",
+    )
 
 
 def _clock_note(events: Events, view: View) -> str:
@@ -340,16 +436,29 @@ def pinned(shown: Shown, events: Events) -> Component | None:
     links = [
         dmc.Anchor(
             f"rank {one['rank']}: {units.clean(short_kernel(one['name'], 40))}, {units.duration(one['dur_ns'])}",
-            href=timeline_view(one, events, shown.view, int(asked)), size="xs", className="evidence",
+            href=timeline_view(one, events, shown.view, int(asked)),
+            size="xs",
+            className="evidence",
         )
         for one in finding["evidence"][:EVIDENCE]
-    ]  # fmt: skip
+    ]
     back = {key: value for key, value in shown.view.extra.items() if key not in (FINDING, "mark", "range", "find")}
-    return html.Section([
-        dmc.Group([
-            ui.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
-            dmc.Text(units.clean(finding["message"]), size="sm", fw=600),
-            dmc.Anchor("Back to the overview", size="xs", href=shown.view.link("/", window=None, event="", extra=back)),
-        ], gap="xs", wrap="nowrap", align="baseline"),
-        dmc.Group([dmc.Text("Evidence", size="xs", c="dimmed"), *links], gap="sm") if links else None,
-    ], className="pinned", **ui.attributes(aria_label="The finding that led here"))  # fmt: skip
+    return html.Section(
+        [
+            dmc.Group(
+                [
+                    ui.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
+                    dmc.Text(units.clean(finding["message"]), size="sm", fw=600),
+                    dmc.Anchor(
+                        "Back to the overview", size="xs", href=shown.view.link("/", window=None, event="", extra=back)
+                    ),
+                ],
+                gap="xs",
+                wrap="nowrap",
+                align="baseline",
+            ),
+            dmc.Group([dmc.Text("Evidence", size="xs", c="dimmed"), *links], gap="sm") if links else None,
+        ],
+        className="pinned",
+        **ui.attributes(aria_label="The finding that led here"),
+    )

@@ -47,9 +47,9 @@ def shared_page(shown: Shown, events: Events, tracks: Sequence[int]) -> str:
     told["tree"] = _pruned(told["tree"], set(tracks))
     own = [events.tracks[number] for number in tracks if number < len(events.tracks)]
     told["overview"] = overview(events, own, MAP_COLUMNS, window)
-    told["view"] = {
-        key: shown.view.extra.get(key, "") for key in ("mark", "range", "pin", "tree", "colour")
-    } | {"event": shown.view.event}  # fmt: skip
+    told["view"] = {key: shown.view.extra.get(key, "") for key in ("mark", "range", "pin", "tree", "colour")} | {
+        "event": shown.view.event
+    }
     told["whole"] = "all of this file"
     told["answers"] = _answers(events, tracks, window)
     scripts = [*sorted((_ASSETS / "timeline").glob("*.js")), _HERE / "shared_view.js"]

@@ -85,17 +85,28 @@ class Server:
         logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns of queued requests, which a page has at times
         bound = self._bound
         rules = Adjustments(
-            sockets=[bound], threads=THREADS, max_request_body_size=MAX_BODY, max_request_header_size=MAX_HEADERS,
-            connection_limit=2 * MOST_CONNECTIONS, channel_timeout=IDLE_S,
-            ident="gpuscope", clear_untrusted_proxy_headers=True, log_socket_errors=False,
-        )  # fmt: skip
+            sockets=[bound],
+            threads=THREADS,
+            max_request_body_size=MAX_BODY,
+            max_request_header_size=MAX_HEADERS,
+            connection_limit=2 * MOST_CONNECTIONS,
+            channel_timeout=IDLE_S,
+            ident="gpuscope",
+            clear_untrusted_proxy_headers=True,
+            log_socket_errors=False,
+        )
         rules.cleanup_interval = RECEIVE_S / 4
         threads = ThreadedTaskDispatcher()
         threads.set_thread_count(THREADS)
         self._running = _Waitress(
-            app, map={}, _sock=bound, dispatcher=threads, adj=rules, bind_socket=False,
+            app,
+            map={},
+            _sock=bound,
+            dispatcher=threads,
+            adj=rules,
+            bind_socket=False,
             sockinfo=(bound.family, bound.type, bound.proto, bound.getsockname()),
-        )  # fmt: skip
+        )
 
     def serve_forever(self) -> None:
         """Answer until interrupted, or until `shutdown`."""

@@ -41,9 +41,14 @@ def register(server: Flask, runs: Runs) -> None:
     @server.get("/timeline-data/<key>/<build>/cells")
     def _cells(key: str, build: str) -> Response:
         events = _events(runs, key, build)
-        level, first, last = (_asked(name, low, high) for name, low, high in (
-            ("level", 0, MAX_LEVEL), ("first", -(1 << 52), 1 << 52), ("last", -(1 << 52), 1 << 52),
-        ))  # fmt: skip
+        level, first, last = (
+            _asked(name, low, high)
+            for name, low, high in (
+                ("level", 0, MAX_LEVEL),
+                ("first", -(1 << 52), 1 << 52),
+                ("last", -(1 << 52), 1 << 52),
+            )
+        )
         limit = 1 << 62
         if not first < last <= first + MAX_TILES or max(abs(first), abs(last)) * TILE << level >= limit:
             raise MalformedStateError("these are not tiles of a timeline")

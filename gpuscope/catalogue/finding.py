@@ -52,9 +52,15 @@ class Finding:
 
 
 def made(
-    words: Finding, *, ranks: Iterable[int], share: float = 0.0, cost_ns: int | None = 0, mean_ns: int | None = 0,
-    evidence: Sequence[Evidence] = (), severity: Severity | None = None,
-) -> FindingEntry:  # fmt: skip
+    words: Finding,
+    *,
+    ranks: Iterable[int],
+    share: float = 0.0,
+    cost_ns: int | None = 0,
+    mean_ns: int | None = 0,
+    evidence: Sequence[Evidence] = (),
+    severity: Severity | None = None,
+) -> FindingEntry:
     """The finding as it stands in a report.
 
     `share` is of the judged time, 0 of what is paid once; `cost_ns` is in all, `mean_ns` the mean over ranks

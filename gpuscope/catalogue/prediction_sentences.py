@@ -55,9 +55,11 @@ def besides(one: SuggestionEntry) -> str:
 
 
 _PARTS = {
-    "compute": "less compute", "exposed_communication": "less exposed communication",
-    "exposed_memory": "fewer exposed copies", "idle": "less idle time",
-}  # fmt: skip
+    "compute": "less compute",
+    "exposed_communication": "less exposed communication",
+    "exposed_memory": "fewer exposed copies",
+    "idle": "less idle time",
+}
 
 
 def gain_share(predicted: Prediction) -> str:
@@ -131,9 +133,15 @@ def _call(name: str, value: str) -> str:
 VALUE = 40
 """A longer value of a setting loses what it says in brackets, where there is little room."""
 CALLED = (
-    "autocast", "compile", "init_process_group", "scaled_dot_product_attention", "schedule", "sdpa_kernel",
-    "set_float32_matmul_precision", "to",
-)  # fmt: skip
+    "autocast",
+    "compile",
+    "init_process_group",
+    "scaled_dot_product_attention",
+    "schedule",
+    "sdpa_kernel",
+    "set_float32_matmul_precision",
+    "to",
+)
 """Functions that are settings by themselves, the value their arguments."""
 TAKING = ("checkpoint", "compile", "from_pretrained", "fully_shard", "init_device_mesh", "profile")
 """Functions of which a setting is one argument; of a class its name says so."""

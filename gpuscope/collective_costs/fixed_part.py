@@ -54,9 +54,10 @@ def fixed_part(transfer: float, bus_bytes: float, op: str, ranks: int, gpu: str,
     """Of a transfer of so many ns and bytes on the bus; `inside` tells whether its ranks are in one host, as far as
     that is known."""
     found = [
-        part for link in _links(op, ranks, gpu, inside)
+        part
+        for link in _links(op, ranks, gpu, inside)
         if link.weight and (part := _allowed(link, transfer, bus_bytes)) is not None
-    ]  # fmt: skip
+    ]
     if not found:  # faster than any link of the table
         return FixedPart(0.0, transfer / 2, transfer)
     return FixedPart(*(_share(_quantile(found, mass)) * transfer for mass in (0.05, 0.5, 0.95)))

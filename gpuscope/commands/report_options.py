@@ -22,13 +22,15 @@ def report_options(command: Command) -> Command:
     for decorate in (
         click.option("-q", "--quiet", is_flag=True, help="Print the verdict in one sentence, nothing else."),
         click.option(
-            "--top", type=click.IntRange(min=1), metavar="N",
+            "--top",
+            type=click.IntRange(min=1),
+            metavar="N",
             help="Causes and changes on the screen (3), or rows of each table with --full (10) or --by (20).",
         ),
         click.option("--by", type=click.Choice(BY), help="Print where in the program time goes, instead."),
         click.option("--why", is_flag=True, help="Print what the verdict rests on, and what would tip it."),
         click.option("--full", is_flag=True, help="Print everything instead of one screen."),
-    ):  # fmt: skip
+    ):
         command = decorate(command)
     return command
 

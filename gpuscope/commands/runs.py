@@ -28,9 +28,15 @@ CLASSES = ("cpu", "communication", "memory", "compute")
 @click.option("--label", metavar="TEXT", help="Only runs whose label contains this text.")
 @click.pass_context
 def command(
-    ctx: click.Context, store: Path | None, as_json: bool, limit: int | None, bound_by: str | None, cause: str | None,
-    path: str | None, label: str | None,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    store: Path | None,
+    as_json: bool,
+    limit: int | None,
+    bound_by: str | None,
+    cause: str | None,
+    path: str | None,
+    label: str | None,
+) -> None:
     """List what `gpuscope analyze` kept in the run store, the last analysed first.
 
     \b
@@ -65,9 +71,16 @@ def command(
 @click.option("--json", "as_json", is_flag=True, help="Print the stored report as JSON.")
 @click.pass_context
 def show(
-    ctx: click.Context, run: int, store: Path | None, full: bool, top: int | None, by: Shown | None, why: bool,
-    quiet: bool, as_json: bool,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    run: int,
+    store: Path | None,
+    full: bool,
+    top: int | None,
+    by: Shown | None,
+    why: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Show the report of the run of that number, as `gpuscope analyze` showed it."""
     from gpuscope.store.store import opened
 
@@ -112,10 +125,17 @@ def _list(rows: list[dict[str, Any]], writer: Writer) -> None:
             bound = _with_share(vocabulary.CLASSES.get(row["bound_by"], units.NONE), row["share_frac"])
             cause = _with_share(row["cause"] or units.NONE, row["cause_share_frac"])
         names = [row["label"]] if row["label"] else []
-        cells.append((
-            str(row["id"]), row["analysed_at"][:DAY].replace("T", " "), bound, cause, units.duration(row["step_ns"]),
-            str(row["ranks_present"]), writer.path("  ".join([*names, *row["paths"]])),
-        ))  # fmt: skip
+        cells.append(
+            (
+                str(row["id"]),
+                row["analysed_at"][:DAY].replace("T", " "),
+                bound,
+                cause,
+                units.duration(row["step_ns"]),
+                str(row["ranks_present"]),
+                writer.path("  ".join([*names, *row["paths"]])),
+            )
+        )
     writer.rows((">run", "<analysed (UTC)", "<bound by", "<cause", ">step", ">ranks", "~label, path"), cells)
 
 

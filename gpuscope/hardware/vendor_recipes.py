@@ -25,41 +25,58 @@ class Recipe:
 
 RECIPES = (
     Recipe(
-        "Google GPUDirect-TCPX", ("gpudirecttcpx",),
+        "Google GPUDirect-TCPX",
+        ("gpudirecttcpx",),
         frozenset({"NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_NET_GDR_LEVEL", "NCCL_CROSS_NIC", "NCCL_IB_DISABLE"}),
         "cloud.google.com/kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx",
         prefixes=("NCCL_GPUDIRECTTCPX_",),
     ),
     Recipe(
-        "Google GPUDirect-TCPXO", ("fastrak",),
-        frozenset({
-            "NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_NET_GDR_LEVEL", "NCCL_CROSS_NIC", "NCCL_IB_DISABLE",
-            "NCCL_NVLS_ENABLE",
-        }),
+        "Google GPUDirect-TCPXO",
+        ("fastrak",),
+        frozenset(
+            {
+                "NCCL_ALGO",
+                "NCCL_PROTO",
+                "NCCL_NET",
+                "NCCL_NET_GDR_LEVEL",
+                "NCCL_CROSS_NIC",
+                "NCCL_IB_DISABLE",
+                "NCCL_NVLS_ENABLE",
+            }
+        ),
         "AI-Hypercomputer/gpu-recipes src/helm-charts/a3mega; nccl-env-profile.sh of the plugin",
         prefixes=("NCCL_FASTRAK_",),
     ),
     Recipe(
-        "Google gIB", ("gib",), frozenset({"NCCL_NET", "NCCL_NET_GDR_LEVEL", "NCCL_CROSS_NIC"}),
-        "set_nccl_env.sh of the plugin (/usr/local/gib/scripts)", marks=(("NCCL_TUNER_CONFIG_PATH", "/gib/"),),
+        "Google gIB",
+        ("gib",),
+        frozenset({"NCCL_NET", "NCCL_NET_GDR_LEVEL", "NCCL_CROSS_NIC"}),
+        "set_nccl_env.sh of the plugin (/usr/local/gib/scripts)",
+        marks=(("NCCL_TUNER_CONFIG_PATH", "/gib/"),),
     ),
     Recipe(
-        "HPE Slingshot by aws-ofi-nccl", (),
+        "HPE Slingshot by aws-ofi-nccl",
+        (),
         frozenset({"NCCL_PROTO", "NCCL_NET", "NCCL_NET_GDR_LEVEL", "NCCL_CROSS_NIC", "NCCL_IB_DISABLE"}),
         "docs.cscs.ch/software/communication/nccl; argonne-lcf/user-guides, NCCL on Polaris",
         marks=(("NCCL_SOCKET_IFNAME", "hsn"),),
     ),
     Recipe(
-        "AWS EFA by aws-ofi-nccl", ("aws", "ofi", "libfabric"),
+        "AWS EFA by aws-ofi-nccl",
+        ("aws", "ofi", "libfabric"),
         frozenset({"NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE"}),
-        "aws/aws-ofi-nccl README and src/platform-aws.c", marks=(("NCCL_NET_PLUGIN", "ofi"),),
+        "aws/aws-ofi-nccl README and src/platform-aws.c",
+        marks=(("NCCL_NET_PLUGIN", "ofi"),),
     ),
     Recipe(
-        "Azure ND", (), frozenset({"NCCL_NET_GDR_LEVEL", "NCCL_PXN_DISABLE"}),
+        "Azure ND",
+        (),
+        frozenset({"NCCL_NET_GDR_LEVEL", "NCCL_PXN_DISABLE"}),
         "Azure/azhpc-images topology/ and /etc/nccl.conf of its images",
         marks=(("NCCL_TOPO_FILE", "ndv"), ("NCCL_TOPO_FILE", "/opt/microsoft/")),
     ),
-)  # fmt: skip
+)
 
 
 def kept_by_vendors(variables: Mapping[str, str], networks: Collection[str]) -> dict[str, Recipe]:
@@ -68,9 +85,12 @@ def kept_by_vendors(variables: Mapping[str, str], networks: Collection[str]) -> 
     if "socket" in named:  # the job does without the vendor's network
         return {}
     return {
-        name: recipe for recipe in RECIPES if _is_used(recipe, variables, named) for name in variables
+        name: recipe
+        for recipe in RECIPES
+        if _is_used(recipe, variables, named)
+        for name in variables
         if name in recipe.sets
-    }  # fmt: skip
+    }
 
 
 def _is_used(recipe: Recipe, variables: Mapping[str, str], named: Collection[str]) -> bool:

@@ -46,6 +46,20 @@ else:
     )
 
 __all__ = [
-    "COMPILED", "add_launched", "core", "group", "in_order", "innermost", "intersect", "longest_path", "note_end",
-    "note_issue", "parents", "places", "release_memory", "table_columns", "table_pages", "union",
-]  # fmt: skip
+    "COMPILED",
+    "add_launched",
+    "core",
+    "group",
+    "in_order",
+    "innermost",
+    "intersect",
+    "longest_path",
+    "note_end",
+    "note_issue",
+    "parents",
+    "places",
+    "release_memory",
+    "table_columns",
+    "table_pages",
+    "union",
+]

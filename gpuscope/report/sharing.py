@@ -34,9 +34,12 @@ class Replacing:
     """Replaces what names people, machines and folders."""
 
     def __init__(
-        self, own_texts: Iterable[str], hosts: Iterable[str], paths: Iterable[str],
+        self,
+        own_texts: Iterable[str],
+        hosts: Iterable[str],
+        paths: Iterable[str],
         named: Callable[[set[str], str], dict[str, str]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`own_texts` are all texts there are, `hosts` the names that the files record, `paths` the files as given;
         `named` chooses what stands instead of a host or user."""
         users, machines = _own_users(), {*hosts, *_own_hosts()}
@@ -68,8 +71,11 @@ class Replacing:
 
     def counted(self) -> SharedEntry:
         """How many different ones were replaced."""
-        return {"paths": len(self._replaced["path"]), "hosts": len(self._replaced["host"]),
-                "users": len(self._replaced["user"])}  # fmt: skip
+        return {
+            "paths": len(self._replaced["path"]),
+            "hosts": len(self._replaced["host"]),
+            "users": len(self._replaced["user"]),
+        }
 
     def _path(self, found: re.Match[str]) -> str:
         path, last = found[0], _last(found[0])

@@ -7,17 +7,44 @@ from typing import Literal, NotRequired
 from gpuscope.when_used import TypedDict
 
 Doing = Literal[
-    "debugger", "rendezvous", "collective", "compiling", "data_loader", "storage", "device_wait", "autograd", "lock",
-    "gil", "host_code",
-]  # fmt: skip
+    "debugger",
+    "rendezvous",
+    "collective",
+    "compiling",
+    "data_loader",
+    "storage",
+    "device_wait",
+    "autograd",
+    "lock",
+    "gil",
+    "host_code",
+]
 """What a rank's main thread was in: a debugger, the making of a process group, a collective, a compiler, a data loader,
 saving or reading files, a wait for its GPU, a backward pass, a lock, a lack of the interpreter's lock that another
 thread held, other code."""
 Reason = Literal[
-    "killed", "out_of_memory_host", "out_of_memory", "crashed", "exited", "stopped", "gpu_error", "driver_error",
-    "program_error", "unresponsive", "network", "debugger", "rendezvous", "compiling", "data_loader", "storage",
-    "blocked_call", "device_wait", "lock", "gil", "host_code",
-]  # fmt: skip
+    "killed",
+    "out_of_memory_host",
+    "out_of_memory",
+    "crashed",
+    "exited",
+    "stopped",
+    "gpu_error",
+    "driver_error",
+    "program_error",
+    "unresponsive",
+    "network",
+    "debugger",
+    "rendezvous",
+    "compiling",
+    "data_loader",
+    "storage",
+    "blocked_call",
+    "device_wait",
+    "lock",
+    "gil",
+    "host_code",
+]
 """Why a rank stands still. `gpu_error` is a fault of hardware, `program_error` one of the program on the GPU,
 `blocked_call` a CUDA or NCCL call that does not return."""
 
@@ -27,9 +54,20 @@ class HangCause(TypedDict):
 
     rank: int
     kind: Literal[
-        "never_arrived", "device_stuck", "mismatch", "no_dump", "circular", "transfer", "gone", "behind", "elsewhere",
-        "network", "silent", "other_group", "watchdog_stuck",
-    ]  # fmt: skip
+        "never_arrived",
+        "device_stuck",
+        "mismatch",
+        "no_dump",
+        "circular",
+        "transfer",
+        "gone",
+        "behind",
+        "elsewhere",
+        "network",
+        "silent",
+        "other_group",
+        "watchdog_stuck",
+    ]
     """`never_arrived` (enqueued nothing more), `device_stuck` (did not finish what all others did), `mismatch`,
     `no_dump`, `circular` (several that wait for each other), `transfer` (all have come, none gets through); without
     dumps that tell: `gone` (takes no part any more), `behind` (launched fewer operations), `elsewhere` (its stack is

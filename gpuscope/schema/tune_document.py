@@ -14,9 +14,18 @@ RESULT = "result.json"
 """Its name in the folder."""
 
 Outcome = Literal[
-    "faster", "no_gain", "not_beyond_chance", "losses_moved", "losses_not_seen", "not_applied", "hung", "failed",
-    "no_steps", "budget", "not_confirmed",
-]  # fmt: skip
+    "faster",
+    "no_gain",
+    "not_beyond_chance",
+    "losses_moved",
+    "losses_not_seen",
+    "not_applied",
+    "hung",
+    "failed",
+    "no_steps",
+    "budget",
+    "not_confirmed",
+]
 Ended = Literal["done", "nothing_applicable", "no_advice", "budget", "interrupted"]
 Compared = Literal["equal", "within_noise", "seen_once", "not_seen"]
 

@@ -121,9 +121,16 @@ class AscendSource:
         report_losses(builder, document.losses, path)
         rank = self.peek_rank(path, b"") or 0
         source = builder.source(path, self.name, _version(path), document.losses.events, {"header": document.header})
-        builder.add("ranks", 1, {
-            "rank": rank, "device": rank_device(path), "source": source, "backend": builder.names.code("hccl"),
-        })  # fmt: skip
+        builder.add(
+            "ranks",
+            1,
+            {
+                "rank": rank,
+                "device": rank_device(path),
+                "source": source,
+                "backend": builder.names.code("hccl"),
+            },
+        )
         rows = _Rows(builder, rank, rank_device(path), names)
         rows.add(spans, flows)
         if not rows.totals:
@@ -185,11 +192,18 @@ class _Rows:
         """Adds host events; returns the starts and row numbers of each thread's, ordered by start."""
         starts, ends = _times(events)
         threads = [self.builder.thread(self.rank, integer(e.pid), integer(e.tid)) for e in events]
-        first = self.builder.add("host_events", len(events), {
-            "rank": self.rank, "thread": np.array(threads, np.int64), "start": starts, "end": ends,
-            "category": np.array([_HOST.get(e.cat, Category.RUNTIME) for e in events], np.int8),
-            "name": self.builder.names.codes([e.name for e in events]),
-        })  # fmt: skip
+        first = self.builder.add(
+            "host_events",
+            len(events),
+            {
+                "rank": self.rank,
+                "thread": np.array(threads, np.int64),
+                "start": starts,
+                "end": ends,
+                "category": np.array([_HOST.get(e.cat, Category.RUNTIME) for e in events], np.int8),
+                "name": self.builder.names.codes([e.name for e in events]),
+            },
+        )
         by_thread: dict[tuple[Any, Any], list[int]] = defaultdict(list)
         for index, event in enumerate(events):
             by_thread[event.pid, event.tid].append(index)
@@ -207,45 +221,76 @@ class _Rows:
         starts, ends = _times(work)
         memory = [kind is Kind.MEMORY for kind in kinds if kind is not None]
         copy = self.builder.names.code("memcpy")
-        self.builder.add("device_events", len(work), {
-            "rank": self.rank, "device": self.device, "start": starts, "end": ends,
-            "stream": np.array([integer(e.tid) for e in work], np.int64),
-            "context": _ON_HARDWARE,
-            "kind": np.array([kind for kind in kinds if kind is not None], np.int8),
-            "name": self.builder.names.codes([e.name for e in work]),
-            "copy_kind": np.where(memory, copy, NO_NAME),
-            "launch": np.array([launch.get(start, NA) for start in starts.tolist()], np.int64),
-        })  # fmt: skip
+        self.builder.add(
+            "device_events",
+            len(work),
+            {
+                "rank": self.rank,
+                "device": self.device,
+                "start": starts,
+                "end": ends,
+                "stream": np.array([integer(e.tid) for e in work], np.int64),
+                "context": _ON_HARDWARE,
+                "kind": np.array([kind for kind in kinds if kind is not None], np.int8),
+                "name": self.builder.names.codes([e.name for e in work]),
+                "copy_kind": np.where(memory, copy, NO_NAME),
+                "launch": np.array([launch.get(start, NA) for start in starts.tolist()], np.int64),
+            },
+        )
         self._syncs([event for event, kind in zip(events, kinds, strict=True) if kind is None])
 
     def _syncs(self, events: list[Complete]) -> None:
         """Event records and waits, and HCCL's own notifications: no work."""
         starts, ends = _times(events)
-        self.builder.add("syncs", len(events), {
-            "rank": self.rank, "device": self.device, "start": starts, "end": ends,
-            "stream": np.array([integer(e.tid) for e in events], np.int64),
-            "name": self.builder.names.codes([e.name for e in events]),
-        })  # fmt: skip
+        self.builder.add(
+            "syncs",
+            len(events),
+            {
+                "rank": self.rank,
+                "device": self.device,
+                "start": starts,
+                "end": ends,
+                "stream": np.array([integer(e.tid) for e in events], np.int64),
+                "name": self.builder.names.codes([e.name for e in events]),
+            },
+        )
 
     def _communication(self, events: list[Complete]) -> None:
         """Whole operations only: the rows of their single tasks repeat the same time."""
         whole = [event for event in events if _HCOM.match(event.name)]
         starts, ends = _times(whole)
-        first = self.builder.add("device_events", len(whole), {
-            "rank": self.rank, "device": self.device, "start": starts, "end": ends,
-            "stream": np.array([integer(e.tid) for e in whole], np.int64), "kind": Kind.COMMUNICATION,
-            "context": _OF_GROUP,
-            "name": self.builder.names.codes([e.name for e in whole]),
-        })  # fmt: skip
+        first = self.builder.add(
+            "device_events",
+            len(whole),
+            {
+                "rank": self.rank,
+                "device": self.device,
+                "start": starts,
+                "end": ends,
+                "stream": np.array([integer(e.tid) for e in whole], np.int64),
+                "kind": Kind.COMMUNICATION,
+                "context": _OF_GROUP,
+                "name": self.builder.names.codes([e.name for e in whole]),
+            },
+        )
         communication = []
         for index, event in enumerate(whole):
             match = _HCOM.match(event.name)
             assert match
             arguments = _arguments(event)
-            communication.append((first + index, CommunicationArguments(
-                collective=match["op"], group=match["group"], seq=int(match["seq"]),
-                dtype=arguments.get("data_type"), count=arguments.get("count"),
-            ), event.name))  # fmt: skip
+            communication.append(
+                (
+                    first + index,
+                    CommunicationArguments(
+                        collective=match["op"],
+                        group=match["group"],
+                        seq=int(match["seq"]),
+                        dtype=arguments.get("data_type"),
+                        count=arguments.get("count"),
+                    ),
+                    event.name,
+                )
+            )
         add_collectives(self.builder, self.rank, communication)
 
 

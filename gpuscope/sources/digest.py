@@ -223,16 +223,31 @@ class _Rows:
         builder, header, steps = self.builder, self.header, self.found.steps
         backend = builder.names.code("nccl" if self.device else "gloo")
         source = builder.source(path, DigestSource.name, str(VERSION), len(steps), {"header": self._counted()})
-        builder.add("ranks", 1, {
-            "rank": self.rank, "source": source, "pid": header.pid, "world_size": header.world_size,
-            "host": builder.names.code(header.host) if header.host else None, "backend": backend,
-        })  # fmt: skip
+        builder.add(
+            "ranks",
+            1,
+            {
+                "rank": self.rank,
+                "source": source,
+                "pid": header.pid,
+                "world_size": header.world_size,
+                "host": builder.names.code(header.host) if header.host else None,
+                "backend": backend,
+            },
+        )
         ends = np.array([step.end_ns for step in steps], np.int64)
         starts = ends - np.array([step.step_ns for step in steps], np.int64)
-        builder.add("steps", len(steps), {
-            "rank": self.rank, "step": [step.step for step in steps], "start": starts, "end": ends,
-            "basis": builder.names.code("the digest"),
-        })  # fmt: skip
+        builder.add(
+            "steps",
+            len(steps),
+            {
+                "rank": self.rank,
+                "step": [step.step for step in steps],
+                "start": starts,
+                "end": ends,
+                "basis": builder.names.code("the digest"),
+            },
+        )
         for group in self.found.groups.values():
             self._group(group, backend)
         if self.device:
@@ -246,10 +261,14 @@ class _Rows:
         """What was counted of each step, as gpuscope's recorder puts it into a trace's header."""
         steps = self.found.steps
         cores = [[one.step, one.ran_ns, one.core_wait_ns] for one in steps if one.ran_ns > 0]
-        counted: dict[str, Any] = {"gpuscope_cores": {
-            "cores": self.header.cores, "threads": self.header.threads, "columns": ["step", "ran_ns", "waited_ns"],
-            "steps": cores,
-        }}  # fmt: skip
+        counted: dict[str, Any] = {
+            "gpuscope_cores": {
+                "cores": self.header.cores,
+                "threads": self.header.threads,
+                "columns": ["step", "ran_ns", "waited_ns"],
+                "steps": cores,
+            }
+        }
         sampled = [one for one in steps if one.gpu]
         if sampled:
             names = list(sampled[0].gpu or {})
@@ -259,12 +278,19 @@ class _Rows:
 
     def _group(self, group: _Group, backend: int) -> None:
         code = self.builder.names.code
-        self.builder.add("groups", 1, {
-            "rank": self.rank, "group": code(group.group), "size": len(group.ranks) or None,
-            "description": code(group.description) if group.description else None,
-            "place": group.ranks.index(self.rank) if self.rank in group.ranks else None,
-            "ranks": code(",".join(map(str, group.ranks))) if group.ranks else None, "backend": backend,
-        })  # fmt: skip
+        self.builder.add(
+            "groups",
+            1,
+            {
+                "rank": self.rank,
+                "group": code(group.group),
+                "size": len(group.ranks) or None,
+                "description": code(group.description) if group.description else None,
+                "place": group.ranks.index(self.rank) if self.rank in group.ranks else None,
+                "ranks": code(",".join(map(str, group.ranks))) if group.ranks else None,
+                "backend": backend,
+            },
+        )
 
     def _thread(self, starts: Times) -> None:
         """The phases of the training thread; in those that compute, all but waits and pauses is one operator, or one
@@ -294,10 +320,18 @@ class _Rows:
             if phase in _COMPUTING:
                 spans = _cut(subtract(spans, away), np.array(messages, np.int64))
             category = Category.OP if phase in _COMPUTING else Category.ANNOTATION
-            self.builder.add("host_events", len(spans.start), {
-                "rank": self.rank, "thread": thread, "start": spans.start, "end": spans.end, "category": category,
-                "name": code(_NAMES.get(phase, phase)),
-            })  # fmt: skip
+            self.builder.add(
+                "host_events",
+                len(spans.start),
+                {
+                    "rank": self.rank,
+                    "thread": thread,
+                    "start": spans.start,
+                    "end": spans.end,
+                    "category": category,
+                    "name": code(_NAMES.get(phase, phase)),
+                },
+            )
 
     def _collectives(self) -> None:
         builder, rows = self.builder, self.found.rows
@@ -316,14 +350,22 @@ class _Rows:
         members = [groups[row.kind.group].ranks if row.kind.group in groups else [] for row in rows]
         p2p = [row.kind.op in POINT_TO_POINT for row in rows]
         peers = [row.dst if row.src == self.rank else row.src for row in rows]
-        builder.add("collectives", len(rows), {
-            "rank": self.rank, "host_event": first + np.arange(len(rows)),
-            "op": [code(row.kind.op) for row in rows], "group": [code(row.kind.group) for row in rows],
-            "group_size": [2 if message else len(own) or NA for message, own in zip(p2p, members, strict=True)],
-            "group_ranks": [code(",".join(map(str, own))) for own in members],
-            "seq": [row.seq for row in rows], "bytes": [row.kind.bytes for row in rows],
-            "dtype": [code(row.kind.dtype) for row in rows], "peer": peers,
-        })  # fmt: skip
+        builder.add(
+            "collectives",
+            len(rows),
+            {
+                "rank": self.rank,
+                "host_event": first + np.arange(len(rows)),
+                "op": [code(row.kind.op) for row in rows],
+                "group": [code(row.kind.group) for row in rows],
+                "group_size": [2 if message else len(own) or NA for message, own in zip(p2p, members, strict=True)],
+                "group_ranks": [code(",".join(map(str, own))) for own in members],
+                "seq": [row.seq for row in rows],
+                "bytes": [row.kind.bytes for row in rows],
+                "dtype": [code(row.kind.dtype) for row in rows],
+                "peer": peers,
+            },
+        )
 
     def _waits(self) -> Spans:
         found = [
@@ -337,12 +379,23 @@ class _Rows:
 
     def _flight_records(self) -> None:
         rows, code = self.found.on_device, self.builder.names.code
-        self.builder.add("flight_records", len(rows), {
-            "rank": self.rank, "record": np.arange(len(rows)), "group": [code(row.kind.group) for row in rows],
-            "seq": [row.seq for row in rows], "p2p_seq": 0, "op": [code(row.kind.op) for row in rows],
-            "dtype": [code(row.kind.dtype) for row in rows], "state": code("completed"), "done": 1,
-            "created": [row.start for row in rows], "dur": [row.end - row.start for row in rows],
-        })  # fmt: skip
+        self.builder.add(
+            "flight_records",
+            len(rows),
+            {
+                "rank": self.rank,
+                "record": np.arange(len(rows)),
+                "group": [code(row.kind.group) for row in rows],
+                "seq": [row.seq for row in rows],
+                "p2p_seq": 0,
+                "op": [code(row.kind.op) for row in rows],
+                "dtype": [code(row.kind.dtype) for row in rows],
+                "state": code("completed"),
+                "done": 1,
+                "created": [row.start for row in rows],
+                "dur": [row.end - row.start for row in rows],
+            },
+        )
 
 
 SOURCE = DigestSource()

@@ -220,9 +220,9 @@ def _of_one_job(
         files = [path for path in files if path not in of_role.gone]
         timelines = [path for path in timelines if path not in of_role.gone]
     if (loops := windows.training_loop(timelines, _rank_of)) is not None:
-        told.append(job.OTHER_LOOPS.of(
-            1, run=folder.name, read=loops.read, others=", ".join(loops.others), first=loops.example
-        ))  # fmt: skip
+        told.append(
+            job.OTHER_LOOPS.of(1, run=folder.name, read=loops.read, others=", ".join(loops.others), first=loops.example)
+        )
         files = [path for path in files if path not in loops.gone]
         timelines = [path for path in timelines if path not in loops.gone]
     found = windows.windows(timelines, _rank_of)

@@ -24,9 +24,15 @@ from gpuscope.trace.schema import MOST_RANKS, NA
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
 _INTEGERS = {
-    "rank": "rank", "dp_rank": "dp_rank", "stage": "stage", "step": "step", "seq": "seq_id",
-    "micro_batch": "mb_id", "chunk": "mc", "global_chunk": "gmc",
-}  # fmt: skip
+    "rank": "rank",
+    "dp_rank": "dp_rank",
+    "stage": "stage",
+    "step": "step",
+    "seq": "seq_id",
+    "micro_batch": "mb_id",
+    "chunk": "mc",
+    "global_chunk": "gmc",
+}
 _MAY_BE_ABSENT = ("micro_batch", "chunk", "global_chunk")
 _MAGIC = b"PAR1"
 _TOLD_BY = (b"optype", b"dp_rank")
@@ -193,9 +199,12 @@ def _add_ranks_and_steps(builder: TraceBuilder, source: int, whole: dict[str, Ti
     np.minimum.at(first, which.ravel(), start)
     np.maximum.at(last, which.ravel(), end)
     values = {
-        "rank": pairs[0], "step": pairs[1], "start": first, "end": last,
+        "rank": pairs[0],
+        "step": pairs[1],
+        "start": first,
+        "end": last,
         "basis": builder.names.code("steps of the operations"),
-    }  # fmt: skip
+    }
     builder.add("steps", pairs.shape[1], values)
 
 

@@ -14,13 +14,38 @@ from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
 
-KINETO_ALONE = frozenset({
-    "cpu_op", "user_annotation", "gpu_user_annotation", "python_function", "cpu_instant_event", "ac2g", "fwdbwd",
-    "cuda_runtime", "cuda_driver", "cuda_sync", "cuda_event", "cuda_profiler_range", "gpu_memcpy", "gpu_memset",
-    "concurrent_kernel", "external_correlation", "gpu_pm_counter", "graph_event_node", "graph_host_node",
-    "mtia_runtime", "mtia_ccp_events", "mtia_insight", "xpu_runtime", "xpu_driver", "glow_runtime", "hpu_op",
-    "privateuse1_runtime", "privateuse1_driver",
-})  # fmt: skip
+KINETO_ALONE = frozenset(
+    {
+        "cpu_op",
+        "user_annotation",
+        "gpu_user_annotation",
+        "python_function",
+        "cpu_instant_event",
+        "ac2g",
+        "fwdbwd",
+        "cuda_runtime",
+        "cuda_driver",
+        "cuda_sync",
+        "cuda_event",
+        "cuda_profiler_range",
+        "gpu_memcpy",
+        "gpu_memset",
+        "concurrent_kernel",
+        "external_correlation",
+        "gpu_pm_counter",
+        "graph_event_node",
+        "graph_host_node",
+        "mtia_runtime",
+        "mtia_ccp_events",
+        "mtia_insight",
+        "xpu_runtime",
+        "xpu_driver",
+        "glow_runtime",
+        "hpu_op",
+        "privateuse1_runtime",
+        "privateuse1_driver",
+    }
+)
 """Categories that no recorder but libkineto (and what builds on it) writes."""
 KINETO_TOO = frozenset({"kernel", "operator", "runtime", "driver", "memcpy", "memset", "overhead", "trace"})
 """Categories of libkineto, most of them of 2020 and 2021, that other recorders use as well."""
@@ -66,42 +91,72 @@ class Recorder:
 RECORDERS = (
     Recorder("ONNX Runtime", _NSYS, categories=r"Session|Node"),
     Recorder(
-        "PaddlePaddle's profiler", _NSYS,
+        "PaddlePaddle's profiler",
+        _NSYS,
         categories=r"ProfileStep|OperatorInner|DygraphKernelLaunch|PythonUserDefined|UserDefined",
         files=r"paddle_trace",
     ),
-    Recorder("MindSpore", "gpuscope reads Ascend's trace_view.json as torch_npu writes it; " + _TORCH,
-             processes=r"(?i)mindspore|\b(ai ?core|ai ?cpu|host ?cpu|communication) op\b",
-             categories=r"(?i)mindspore.*", text=rb"(?i)\"mindspore[^\"]{0,40}\"\s*:",
-             files=r"(?i)mindspore|timeline_display_"),
+    Recorder(
+        "MindSpore",
+        "gpuscope reads Ascend's trace_view.json as torch_npu writes it; " + _TORCH,
+        processes=r"(?i)mindspore|\b(ai ?core|ai ?cpu|host ?cpu|communication) op\b",
+        categories=r"(?i)mindspore.*",
+        text=rb"(?i)\"mindspore[^\"]{0,40}\"\s*:",
+        files=r"(?i)mindspore|timeline_display_",
+    ),
     Recorder("TensorFlow's timeline", _NSYS, processes=r"/job:\w+"),
     Recorder("JAX or TensorFlow (XProf)", _NSYS, processes=r"^/(host|device):|^#Chip|^Task Environment"),
-    Recorder("Composer's profiler", "name the traces of its TorchProfiler instead (torch_traces/); " + _TORCH,
-             processes=r"^Rank \d+ training loop process",
-             text=rb'"name"\s*:\s*"clock_sync_(timestamp_us|error_bound)"'),
-    Recorder("Ray's timeline", _TORCH, categories=r"task::?.*|worker_idle|ray::.*|submit_task|get_objects|wait_for_.*",
-             text=rb'"tid"\s*:\s*"worker:'),
+    Recorder(
+        "Composer's profiler",
+        "name the traces of its TorchProfiler instead (torch_traces/); " + _TORCH,
+        processes=r"^Rank \d+ training loop process",
+        text=rb'"name"\s*:\s*"clock_sync_(timestamp_us|error_bound)"',
+    ),
+    Recorder(
+        "Ray's timeline",
+        _TORCH,
+        categories=r"task::?.*|worker_idle|ray::.*|submit_task|get_objects|wait_for_.*",
+        text=rb'"tid"\s*:\s*"worker:',
+    ),
     Recorder(
         "torch.compile's events (tlparse's chromium_events.json)",
         "analyse the log that it was made from (TORCH_TRACE=folder), or a trace of torch.profiler",
         categories=r"dynamo_timed|dynamo|inductor_.*",
     ),
-    Recorder("the legacy autograd profiler", "record with torch.profiler, and export by export_chrome_trace",
-             text=rb'"pid"\s*:\s*"(CPU|CUDA) functions"'),
+    Recorder(
+        "the legacy autograd profiler",
+        "record with torch.profiler, and export by export_chrome_trace",
+        text=rb'"pid"\s*:\s*"(CPU|CUDA) functions"',
+    ),
     Recorder("viztracer", _TORCH, categories=r"FEE", text=rb'"viztracer_metadata"\s*:'),
-    Recorder("an NCCL profiler plugin", "analyse the job's own traces; of NCCL's plugins gpuscope reads JSON lines",
-             categories=r"GROUP_API|COLL_API|P2P_API|KERNEL_LAUNCH|COLL|P2P|PROXY|NET"),
-    Recorder("rocprof", "record a trace with torch.profiler, which runs on ROCm too",
-             processes=r"^CPU (HIP|HSA) API|^(HIP|HSA)_API|rocprof"),
-    Recorder("an eBPF tracer", _TORCH, categories=r"(?i).*\b(e?bpf|bpftrace|[uk](ret)?probes?|usdt)\b.*",
-             processes=r"(?i)\b(e?bpf|bpftrace|[uk](ret)?probes?)\b",
-             text=rb'(?i)"[\w.-]{0,40}(e?bpf|bpftrace)[\w. -]{0,80}"', files=r"(?i)e?bpf"),
-    Recorder("a browser (Chromium's tracing)", _TORCH,
-             categories=r"__metadata|devtools\.\w+|disabled-by-default-.*|v8(\..*)?|blink(\..*)?|toplevel(\..*)?|"
-             r"cc|viz|loading|navigation|netlog|renderer(\..*)?|benchmark|rail|latencyInfo|ipc(\..*)?",
-             processes=r"^(Cr)?(Browser|Renderer|GPU Process)$", text=rb'"product-version"\s*:\s*"\w*Chrome'),
+    Recorder(
+        "an NCCL profiler plugin",
+        "analyse the job's own traces; of NCCL's plugins gpuscope reads JSON lines",
+        categories=r"GROUP_API|COLL_API|P2P_API|KERNEL_LAUNCH|COLL|P2P|PROXY|NET",
+    ),
+    Recorder(
+        "rocprof",
+        "record a trace with torch.profiler, which runs on ROCm too",
+        processes=r"^CPU (HIP|HSA) API|^(HIP|HSA)_API|rocprof",
+    ),
+    Recorder(
+        "an eBPF tracer",
+        _TORCH,
+        categories=r"(?i).*\b(e?bpf|bpftrace|[uk](ret)?probes?|usdt)\b.*",
+        processes=r"(?i)\b(e?bpf|bpftrace|[uk](ret)?probes?)\b",
+        text=rb'(?i)"[\w.-]{0,40}(e?bpf|bpftrace)[\w. -]{0,80}"',
+        files=r"(?i)e?bpf",
+    ),
+    Recorder(
+        "a browser (Chromium's tracing)",
+        _TORCH,
+        categories=r"__metadata|devtools\.\w+|disabled-by-default-.*|v8(\..*)?|blink(\..*)?|toplevel(\..*)?|"
+        r"cc|viz|loading|navigation|netlog|renderer(\..*)?|benchmark|rail|latencyInfo|ipc(\..*)?",
+        processes=r"^(Cr)?(Browser|Renderer|GPU Process)$",
+        text=rb'"product-version"\s*:\s*"\w*Chrome',
+    ),
     Recorder("the kernel's tracer (ftrace, perf)", _TORCH, categories=r"(?i)sched|irq|syscalls?|ftrace|perf"),
-)  # fmt: skip
+)
 """In this order: the first whose marks a file has. Own marks stand before those that several recorders might use."""
 
 

@@ -89,10 +89,17 @@ class PipelineTimersSource:
         builder.add("operations", count, {**rows.columns, "rank": stage, "stage": stage, "dp_rank": 0})
         numbers = sorted(set(rows.columns["step"]))
         ends = [offsets[number] + round(iterations[number].total * _MS) for number in numbers]
-        builder.add("steps", len(numbers), {
-            "rank": stage, "step": numbers, "start": [offsets[number] for number in numbers], "end": ends,
-            "basis": builder.names.code("iterations of the pipeline's timers"),
-        })  # fmt: skip
+        builder.add(
+            "steps",
+            len(numbers),
+            {
+                "rank": stage,
+                "step": numbers,
+                "start": [offsets[number] for number in numbers],
+                "end": ends,
+                "basis": builder.names.code("iterations of the pipeline's timers"),
+            },
+        )
         builder.problem(reading.STEPS_FROM_ZERO, len(numbers), file=path.name)
         builder.problem(completeness.OPERATIONS_ONLY, 1, file=path.name)
         if options.advance:
@@ -123,8 +130,16 @@ class _Rows:
                 chunk = chunk_of[at] if known else _chunk(at, self._stages, self._chunks, backward=backward)
                 batch = batches[at] if at < len(batches) else seen[chunk]
                 seen[chunk] += 1
-                values = (number, code, offset + round(start * _MS), offset + round(end * _MS), at, batch, chunk,
-                          self._stage + chunk * self._stages)  # fmt: skip
+                values = (
+                    number,
+                    code,
+                    offset + round(start * _MS),
+                    offset + round(end * _MS),
+                    at,
+                    batch,
+                    chunk,
+                    self._stage + chunk * self._stages,
+                )
                 for name, value in zip(_COLUMNS, values, strict=True):
                     self.columns[name].append(value)
 

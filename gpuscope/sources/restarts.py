@@ -45,9 +45,12 @@ def left_out(folder: Path, read: Iterable[Path]) -> Problem | None:
     restarted = len({restart for restart, _ in {*taken, *others}}) > 1
     kind = job.RESTARTS_LEFT_OUT if restarted else job.WINDOWS_LEFT_OUT
     return kind.of(
-        1, run=folder.name, read=" and ".join(map(_name, sorted(taken))), others=", ".join(map(_name, others)),
+        1,
+        run=folder.name,
+        read=" and ".join(map(_name, sorted(taken))),
+        others=", ".join(map(_name, others)),
         where=f"{folder.name}/{_path(others[0])}",
-    )  # fmt: skip
+    )
 
 
 def _attempt(folder: Path, file: Path) -> Attempt:

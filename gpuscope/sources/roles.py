@@ -10,10 +10,24 @@ from pathlib import Path
 from gpuscope.errors import SeveralRoles, UsageError
 from gpuscope.when_used import dataclass
 
-_WORDS = frozenset({
-    "actor", "critic", "ref", "reference", "policy", "rollout", "generator", "sampler", "reward", "rm", "trainer",
-    "learner", "prefill", "decode",
-})  # fmt: skip
+_WORDS = frozenset(
+    {
+        "actor",
+        "critic",
+        "ref",
+        "reference",
+        "policy",
+        "rollout",
+        "generator",
+        "sampler",
+        "reward",
+        "rm",
+        "trainer",
+        "learner",
+        "prefill",
+        "decode",
+    }
+)
 """Of roles in verl, OpenRLHF, TRL, NeMo-RL and slime, and of servers that prefill and decode apart."""
 
 

@@ -20,9 +20,15 @@ from gpuscope.store.location import located
 
 
 def keep(
-    report: Report, files: Sequence[Path], paths: Sequence[str], options: Mapping[str, Any], store: Path | None,
-    label: str | None = None, remote: Sequence[str] = (), cache: bool = False,
-) -> int | None:  # fmt: skip
+    report: Report,
+    files: Sequence[Path],
+    paths: Sequence[str],
+    options: Mapping[str, Any],
+    store: Path | None,
+    label: str | None = None,
+    remote: Sequence[str] = (),
+    cache: bool = False,
+) -> int | None:
     """Store a report and return the run's number; where that fails, warn on stderr and return None.
 
     `files` are those read on this machine, `remote` what identifies the content of those elsewhere; `cache` as

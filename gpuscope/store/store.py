@@ -64,10 +64,13 @@ class Store:
         # Plain numbers only, as JSON has them: SQLite knows no numpy scalar and no NaN.
         report = cast(Report, json.loads(text))
         row = {
-            **run_row(report), "report": text, "key": key, "analysed_at": now,
+            **run_row(report),
+            "report": text,
+            "key": key,
+            "analysed_at": now,
             "paths": json.dumps([path if is_url(path) else os.path.abspath(path) for path in paths]),
             "options": json.dumps(options, sort_keys=True),
-        }  # fmt: skip
+        }
         if label is not None:
             row["label"] = label
         sections = section_rows(report)
@@ -94,10 +97,14 @@ class Store:
             [*parameters, -1 if limit is None else limit],
         )
         rows = [
-            {**row, "paths": self._parsed(row["paths"], list), "options": self._parsed(row["options"], dict),
-             "abstained": bool(row["abstained"])}
+            {
+                **row,
+                "paths": self._parsed(row["paths"], list),
+                "options": self._parsed(row["options"], dict),
+                "abstained": bool(row["abstained"]),
+            }
             for row in found
-        ]  # fmt: skip
+        ]
         try:
             msgspec.convert(rows, list[StoredRun])
         except msgspec.ValidationError as error:

@@ -132,9 +132,15 @@ class TraceBuilder:
         for found in differences(trace, self._totals):
             total = found.total
             self.problem(
-                reading.TOTALS_DIFFER, 1, rank=total.rank, by=total.by, part=total.part.replace("_", " "),
-                given_ms=total.ns / 1e6, own_ms=found.own / 1e6, window_ms=found.window / 1e6,
-            )  # fmt: skip
+                reading.TOTALS_DIFFER,
+                1,
+                rank=total.rank,
+                by=total.by,
+                part=total.part.replace("_", " "),
+                given_ms=total.ns / 1e6,
+                own_ms=found.own / 1e6,
+                window_ms=found.window / 1e6,
+            )
             self.problem(reading.TOTALS_CONTRADICT, int(found.contradicts), rank=total.rank, by=total.by)
 
     def _table(self, name: str) -> Table:
@@ -187,9 +193,13 @@ class TraceBuilder:
         longest = int(found.rows[int(np.argmax(cut))])
         name = self.names[int(device["name"][longest])]
         self.problem(
-            reading.OVERRUNS_STREAM, len(found.rows), of=len(device), cut_ms=int(cut.sum()) / 1e6,
-            most_ms=int(cut.max()) / 1e6, name=name if len(name) <= NAME_TOLD else f"{name[:NAME_TOLD]}…",
-        )  # fmt: skip
+            reading.OVERRUNS_STREAM,
+            len(found.rows),
+            of=len(device),
+            cut_ms=int(cut.sum()) / 1e6,
+            most_ms=int(cut.max()) / 1e6,
+            name=name if len(name) <= NAME_TOLD else f"{name[:NAME_TOLD]}…",
+        )
         end[found.rows] = found.ends
         data["device_events"] = Table(device.schema, {**device.columns, "end": end})
 

@@ -34,9 +34,13 @@ def with_captures(host: Table, names: NamePool) -> Table:
         place = np.searchsorted(end, host["start"][begin])
         kept = place < len(end)
         values = {
-            "rank": host["rank"][begin[kept]], "start": host["start"][begin[kept]], "end": end[place[kept]],
-            "thread": thread, "name": names.code(CAPTURE), "category": int(Category.ANNOTATION),
-        }  # fmt: skip
+            "rank": host["rank"][begin[kept]],
+            "start": host["start"][begin[kept]],
+            "end": end[place[kept]],
+            "thread": thread,
+            "name": names.code(CAPTURE),
+            "category": int(Category.ANNOTATION),
+        }
         tables.append(Table.build(SCHEMAS["host_events"], int(kept.sum()), values))
     return joined(tables)
 

@@ -90,10 +90,17 @@ def _with_rows(device: Table, table: Table, names: NamePool, rows: Times, launch
         _operation(names[int(kernel)], names[int(by)])
         for kernel, by in zip(device["name"][rows], launcher, strict=True)
     ]
-    added = Table.build(SCHEMAS["collectives"], len(rows), {
-        "rank": device["rank"][rows], "event": rows, "start": device["start"][rows], "end": device["end"][rows],
-        "op": [names.code(op) for op in ops],
-    })  # fmt: skip
+    added = Table.build(
+        SCHEMAS["collectives"],
+        len(rows),
+        {
+            "rank": device["rank"][rows],
+            "event": rows,
+            "start": device["start"][rows],
+            "end": device["end"][rows],
+            "op": [names.code(op) for op in ops],
+        },
+    )
     whole = {name: np.concatenate((table[name], added[name])) for name in table.columns}
     order = np.lexsort((whole["start"], whole["rank"]))
     return Table(table.schema, {name: column[order] for name, column in whole.items()})

@@ -65,8 +65,9 @@ def from_kernels(host: Table, device: Table, names: NamePool, device_rows: Mask)
         return None
     attends = names.matching(lambda name: kernel_category(name) == ATTENTION)[device["name"][kernels]]
     attention = kernels[attends]
-    if not len(attention) or any("bwd" in names[code] or "backward" in names[code] for code in
-                                 np.unique(device["name"][attention]).tolist()):  # fmt: skip
+    if not len(attention) or any(
+        "bwd" in names[code] or "backward" in names[code] for code in np.unique(device["name"][attention]).tolist()
+    ):
         return None
     streams, counts = np.unique(device["stream"][kernels], return_counts=True)
     kernels = kernels[device["stream"][kernels] == streams[counts.argmax()]]

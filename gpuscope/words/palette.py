@@ -12,11 +12,19 @@ PURPLE = "#CC79A7"
 GREY = "#8C8C8C"
 
 PAGE = {
-    "page": ("#f6f7f8", "#14171a"), "card": ("#ffffff", "#1c2024"), "ink": ("#1c1e21", "#e8eaed"),
-    "faint": ("#5d646c", "#a3abb3"), "line": ("#d9dcdf", "#363c42"), "mark": ("#b0004e", "#ff7ab0"),
-    "high": ("#b3261e", "#ff8a80"), "medium": ("#8a5a00", "#f2b84b"), "low": ("#4b5563", "#b6bec7"),
-    "good": ("#1b6e3c", "#7ddc9f"), "idle-paper": ("#e9ebed", "#2a2f35"), "link": ("#0b57a4", "#8ab8f0"),
-}  # fmt: skip
+    "page": ("#f6f7f8", "#14171a"),
+    "card": ("#ffffff", "#1c2024"),
+    "ink": ("#1c1e21", "#e8eaed"),
+    "faint": ("#5d646c", "#a3abb3"),
+    "line": ("#d9dcdf", "#363c42"),
+    "mark": ("#b0004e", "#ff7ab0"),
+    "high": ("#b3261e", "#ff8a80"),
+    "medium": ("#8a5a00", "#f2b84b"),
+    "low": ("#4b5563", "#b6bec7"),
+    "good": ("#1b6e3c", "#7ddc9f"),
+    "idle-paper": ("#e9ebed", "#2a2f35"),
+    "link": ("#0b57a4", "#8ab8f0"),
+}
 """Of a page, light and dark: text on `page` and `card` has a contrast of 4.5 and more."""
 
 

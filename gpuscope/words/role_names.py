@@ -5,12 +5,22 @@ from __future__ import annotations
 from gpuscope import when_used
 
 LABELS = {
-    "data": "data", "rollout": "rollout", "waiting": "waiting for the rollout", "reward": "reward",
-    "experience": "rewards and log-probs", "log_probs": "old log-probs", "reference": "reference log-probs",
-    "values": "critic values", "advantages": "advantages", "update_critic": "critic update",
-    "update_actor": "actor update", "weight_sync": "weight sync", "checkpoint": "checkpoint",
-    "validation": "validation", "other": "other",
-}  # fmt: skip
+    "data": "data",
+    "rollout": "rollout",
+    "waiting": "waiting for the rollout",
+    "reward": "reward",
+    "experience": "rewards and log-probs",
+    "log_probs": "old log-probs",
+    "reference": "reference log-probs",
+    "values": "critic values",
+    "advantages": "advantages",
+    "update_critic": "critic update",
+    "update_actor": "actor update",
+    "weight_sync": "weight sync",
+    "checkpoint": "checkpoint",
+    "validation": "validation",
+    "other": "other",
+}
 """In the order in which a step runs them."""
 ORDER = {role: place for place, role in enumerate(LABELS)}
 TRAINER = frozenset({"experience", "log_probs", "reference", "values", "advantages", "update_critic", "update_actor"})

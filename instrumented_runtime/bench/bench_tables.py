@@ -41,11 +41,19 @@ def print_transfers(report: BenchTransfers, console: Console) -> None:
     if report.note:
         writer.line(f"Note: {report.note}.")
     rows = [
-        (row.kind, row.source, row.target, format_size(row.nbytes), f"{row.time_ns / 1000:.1f}",
-         _gbps(row.bandwidth_gbps), _gbps(row.traffic_gbps), _of_peak(row.bandwidth_gbps, row.peak_gbps),
-         writer.words(row.note))
+        (
+            row.kind,
+            row.source,
+            row.target,
+            format_size(row.nbytes),
+            f"{row.time_ns / 1000:.1f}",
+            _gbps(row.bandwidth_gbps),
+            _gbps(row.traffic_gbps),
+            _of_peak(row.bandwidth_gbps, row.peak_gbps),
+            writer.words(row.note),
+        )
         for row in report.rows
-    ]  # fmt: skip
+    ]
     writer.line(f"{', '.join(report.devices) or 'cpu'} · torch {report.torch_version}")
     rates = (">copied (GB/s)", ">memory traffic (GB/s)", ">of link's peak")
     writer.rows(("<copy", "<from", "<to", ">size", ">time (µs)", *rates, "~note"), rows)
@@ -57,10 +65,16 @@ def print_topology(report: BenchTopology, console: Console) -> None:
     if report.pairs:
         writer.line("What each pair's link should give, per direction (data sheets, not measured)")
         rows = [
-            (f"{pair.a} {pair.b}", pair.path, pair.link, _gbps(pair.peak_gbps), _gbps(pair.usable_gbps),
-             writer.words(pair.note))
+            (
+                f"{pair.a} {pair.b}",
+                pair.path,
+                pair.link,
+                _gbps(pair.peak_gbps),
+                _gbps(pair.usable_gbps),
+                writer.words(pair.note),
+            )
             for pair in report.pairs
-        ]  # fmt: skip
+        ]
         writer.rows(("<pair", "<path", "<link", ">peak (GB/s)", ">usable (GB/s)", "~note"), rows)
     _print_machine(report, writer)
     for note in report.notes:
@@ -71,10 +85,17 @@ def print_scaling(report: BenchScaling, console: Console) -> None:
     """Throughput, speed-up and efficiency per number of processes."""
     writer = Writer(console)
     rows = [
-        (str(row.processes), str(row.tokens_per_step), f"{row.step_ns / 1e6:.2f}", f"{row.tokens_per_s:.0f}",
-         f"{row.speedup:.2f}", f"{units.whole_share(row.efficiency)}", row.mesh)
+        (
+            str(row.processes),
+            str(row.tokens_per_step),
+            f"{row.step_ns / 1e6:.2f}",
+            f"{row.tokens_per_s:.0f}",
+            f"{row.speedup:.2f}",
+            f"{units.whole_share(row.efficiency)}",
+            row.mesh,
+        )
         for row in report.rows
-    ]  # fmt: skip
+    ]
     writer.line(
         f"{report.parallel} · {report.preset} · {report.scaling} scaling · {report.device} · "
         f"{report.threads_per_process} thread(s) per process"

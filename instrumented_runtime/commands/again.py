@@ -17,15 +17,22 @@ from gpuscope.store.location import store_option
     "--set", "changes", multiple=True, metavar="NAME=VALUE", help="What to change, as gpuscope record has it."
 )
 @click.option("--allow", multiple=True, metavar="GROUP", help="Changes that may alter training so.")
-@click.option("--suggestion", metavar="CODE|auto",
-              help="The suggestion of RUN that is followed.  [default: by the settings]")  # fmt: skip
+@click.option(
+    "--suggestion", metavar="CODE|auto", help="The suggestion of RUN that is followed.  [default: by the settings]"
+)
 @store_option
 @click.option("--no-store", is_flag=True, envvar="GPUSCOPE_NO_STORE", help="Keep neither run in the run store.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def command(
-    run: str, out: Path | None, changes: tuple[str, ...], allow: tuple[str, ...], suggestion: str | None,
-    store: Path | None, no_store: bool, as_json: bool,
-) -> int:  # fmt: skip
+    run: str,
+    out: Path | None,
+    changes: tuple[str, ...],
+    allow: tuple[str, ...],
+    suggestion: str | None,
+    store: Path | None,
+    no_store: bool,
+    as_json: bool,
+) -> int:
     """Run the command of a run folder anew, where and as it ran, and compare both runs.
 
     RUN is a run folder of gpuscope record, or the number in the run store of one. What was predicted for the

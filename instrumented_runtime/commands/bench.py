@@ -52,9 +52,19 @@ def _without_nan(value: Any) -> Any:
 @click.option("--link", metavar="KEY", help="Compare busbw with this link's peak: nvlink4, pcie5, ib_ndr …")
 @_json
 def collectives(
-    ops: tuple[str, ...], smallest: str, largest: str, factor: int, nproc: int, backend: str | None,
-    dtype: str, iterations: int, warmup: int, no_check: bool, link: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    ops: tuple[str, ...],
+    smallest: str,
+    largest: str,
+    factor: int,
+    nproc: int,
+    backend: str | None,
+    dtype: str,
+    iterations: int,
+    warmup: int,
+    no_check: bool,
+    link: str | None,
+    as_json: bool,
+) -> None:
     """Time, algbw and busbw of collectives per size.
 
     The size is that of the whole array, as in nccl-tests: what an all-gather ends up with, what a
@@ -122,9 +132,15 @@ def transfers(size: str | None, iterations: int, as_json: bool) -> None:
 @click.option("--strong", is_flag=True, help="Keep the sum of the batches instead of each process's.")
 @_json
 def scaling(
-    nprocs: str, parallel: str, preset: str, settings: tuple[str, ...], steps: int, warmup: int, strong: bool,
+    nprocs: str,
+    parallel: str,
+    preset: str,
+    settings: tuple[str, ...],
+    steps: int,
+    warmup: int,
+    strong: bool,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Throughput of the demo trainer on 1 to n processes, and its scaling efficiency.
 
     Efficiency is throughput(n) / (n × throughput of one process).

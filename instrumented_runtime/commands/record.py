@@ -38,15 +38,30 @@ def record_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("record", context_settings={"ignore_unknown_options": True})
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Run folder to make [default: gpuscope-run-TIME].")
-@click.option("--reduce", "parts", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Also reduce each trace into this folder at the end, as gpuscope reduce does.")  # fmt: skip
-@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE",
-              help="Change a setting without a change of the script; as often as needed (docs/tuning.md).")  # fmt: skip
-@click.option("--allow", multiple=True, metavar="GROUP",
-              help="Allow changes of a group that may alter training, such as tf32 or compile.")  # fmt: skip
+@click.option(
+    "--reduce",
+    "parts",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Also reduce each trace into this folder at the end, as gpuscope reduce does.",
+)
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Change a setting without a change of the script; as often as needed (docs/tuning.md).",
+)
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="GROUP",
+    help="Allow changes of a group that may alter training, such as tf32 or compile.",
+)
 @record_options
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...",
-                callback=command_words)  # fmt: skip
+@click.argument(
+    "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...", callback=command_words
+)
 def command(
     command: tuple[str, ...],
     out: Path | None,

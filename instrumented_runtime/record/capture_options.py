@@ -36,9 +36,10 @@ class RecordOptions:
     """Options of a recording; the defaults cost little compared with the profiler itself."""
 
     profiler: str = _option(
-        "torch", "What records kernels and operators; a session with nsys opens the range of an nsys around it.",
+        "torch",
+        "What records kernels and operators; a session with nsys opens the range of an nsys around it.",
         choices=("torch", "nsys", "none"),
-    )  # fmt: skip
+    )
     # DDP rebuilds its buckets after the first step.
     wait: int = _option(2, "Steps to skip first.", least=0)
     warmup: int = _option(1, "Steps to profile and throw away after these.", least=0)
@@ -46,16 +47,18 @@ class RecordOptions:
     active: int = _option(8, "Steps to record.", least=1)
     on_demand: bool = _option(
         False, "Record only when asked, as often as asked: `touch RUN/record`, or SIGUSR2 to any process of the job."
-    )  # fmt: skip
+    )
     always: bool = _option(
         False, "Write a digest of every step, without a profiler; a window in full when asked, as with --on-demand."
-    )  # fmt: skip
+    )
     ranks: str = _option("", "Ranks to profile, such as 0,7; empty: all. The others leave everything but a trace.")
     every: int = _option(1, "Profile one rank in so many, from rank 0 on.", least=1)
     stop_after: int = _option(
-        0, "End the job after so many steps, by SystemExit at the end of the step; 0: where the script ends.",
-        unit="STEPS", least=0,
-    )  # fmt: skip
+        0,
+        "End the job after so many steps, by SystemExit at the end of the step; 0: where the script ends.",
+        unit="STEPS",
+        least=0,
+    )
     whole: bool = _option(False, "Record from start to end: for scripts without an optimizer.")
     record_shapes: bool = _option(True, "Record the operators' input shapes.", flag="shapes")
     with_stack: bool = _option(False, "Record Python stacks (costs much).", flag="stacks")
@@ -66,24 +69,31 @@ class RecordOptions:
         120.0, "Report a collective that takes longer; 0: never.", flag="hang-timeout", unit="SECONDS", least=0
     )
     grace_s: float = _option(
-        10.0, "How long ranks may take to write what they have after Ctrl-C or SIGTERM; then they are killed.",
-        flag="grace", unit="SECONDS", least=0,
-    )  # fmt: skip
+        10.0,
+        "How long ranks may take to write what they have after Ctrl-C or SIGTERM; then they are killed.",
+        flag="grace",
+        unit="SECONDS",
+        least=0,
+    )
     memory: str = _option(
-        "oom", "GPU allocator history: snapshot on OOM only, or (with stacks) also on demand and at the end.",
+        "oom",
+        "GPU allocator history: snapshot on OOM only, or (with stacks) also on demand and at the end.",
         choices=("off", "oom", "on"),
-    )  # fmt: skip
+    )
     nvml_interval_ms: int = _option(
-        0, "How often to ask NVML for clocks and power, by step in the trace of torch.profiler; 0: never.",
-        flag="nvml-interval", unit="MS", least=0,
-    )  # fmt: skip
+        0,
+        "How often to ask NVML for clocks and power, by step in the trace of torch.profiler; 0: never.",
+        flag="nvml-interval",
+        unit="MS",
+        least=0,
+    )
     nccl_log: bool = _option(True, "Have NCCL write its INFO log into the run folder; `gpuscope record` alone can.")
     nccl_inspector: bool = _option(
         False, "Load NCCL Inspector, whose plugin is in LD_LIBRARY_PATH; `gpuscope record` alone can."
-    )  # fmt: skip
+    )
     compile_logs: bool = _option(
         False, "Have torch.compile write its log (`TORCH_TRACE`) into the run folder; `gpuscope record` alone can."
-    )  # fmt: skip
+    )
     gc: bool = _option(True, "Record Python's garbage collections as ranges.")
     environment: bool = _option(True, "Record versions, variables, processors, GPUs and topology.")
 

@@ -91,12 +91,17 @@ def joined(members: Sequence[Candidate]) -> Candidate:
     known = bool(after)
     added = max(1 - sum(1 - one for one in after), 0.0)
     return Candidate(
-        " + ".join(one.code for one in members), "; ".join(one.action for one in members),
-        ", ".join(one.setting for one in members), tuple(change for one in members for change in one.changes),
-        after=max((math.prod(after) + added) / 2, least) if known else None, low=least if known else None,
-        high=math.prod(high) if known else None, bound=None if known else least,
-        profiled_ns=members[0].profiled_ns, findings=frozenset().union(*(one.findings for one in members)),
-    )  # fmt: skip
+        " + ".join(one.code for one in members),
+        "; ".join(one.action for one in members),
+        ", ".join(one.setting for one in members),
+        tuple(change for one in members for change in one.changes),
+        after=max((math.prod(after) + added) / 2, least) if known else None,
+        low=least if known else None,
+        high=math.prod(high) if known else None,
+        bound=None if known else least,
+        profiled_ns=members[0].profiled_ns,
+        findings=frozenset().union(*(one.findings for one in members)),
+    )
 
 
 def _names(one: Candidate) -> set[str]:

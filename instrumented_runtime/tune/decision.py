@@ -77,9 +77,14 @@ class Standing:
 
 
 def judge(
-    standing: Standing, take: Take, *, alters: bool = False, before: Sequence[Run] = (), rounds: int = ROUNDS,
+    standing: Standing,
+    take: Take,
+    *,
+    alters: bool = False,
+    before: Sequence[Run] = (),
+    rounds: int = ROUNDS,
     sure: float = 1.0,
-) -> Judgement:  # fmt: skip
+) -> Judgement:
     """Run a change until it is settled, or `rounds` times, the runs of it `before` first; the best is run again beside
     it where that helps."""
     made, ready = Judgement("not_beyond_chance", sure=sure), list(before)

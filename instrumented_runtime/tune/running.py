@@ -193,12 +193,23 @@ def _sigterm_interrupts() -> Iterator[None]:
 def _document(asked: Asked, session: Session, recorder: Recorder, written: list[str], now: str) -> TuneDocument:
     budget = recorder.budget
     return {
-        "tune_version": TUNE_VERSION, "gpuscope_version": __version__, "command": redacted_command(asked.command),
-        "folder": str(asked.folder), "ended": session.ended, "now": now, **session.figures(),  # type: ignore[typeddict-item]
-        "changes": session.tried, "by_hand": session.by_hand, "runs": budget.runs, "seconds": round(budget.spent_s, 1),
-        "seconds_of_runs": round(recorder.runs_s, 1), "seconds_of_analysis": round(recorder.analysis_s, 1),
-        "budget": asked.budget, "take": take_along(session, asked.command), "written": written,
-    }  # fmt: skip
+        "tune_version": TUNE_VERSION,
+        "gpuscope_version": __version__,
+        "command": redacted_command(asked.command),
+        "folder": str(asked.folder),
+        "ended": session.ended,
+        "now": now,
+        **session.figures(),  # type: ignore[typeddict-item]
+        "changes": session.tried,
+        "by_hand": session.by_hand,
+        "runs": budget.runs,
+        "seconds": round(budget.spent_s, 1),
+        "seconds_of_runs": round(recorder.runs_s, 1),
+        "seconds_of_analysis": round(recorder.analysis_s, 1),
+        "budget": asked.budget,
+        "take": take_along(session, asked.command),
+        "written": written,
+    }
 
 
 def default_folder() -> Path:

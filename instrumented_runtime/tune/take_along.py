@@ -150,10 +150,12 @@ def with_keywords(source: str, line: int, names: Collection[str], keywords: Mapp
     except (SyntaxError, ValueError):
         return None
     calls = [
-        node for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno)
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
         and _name(node.func) in names
-    ]  # fmt: skip
+    ]
     if len(calls) != 1 or any(one.arg is None for one in calls[0].keywords):  # `**options` may hold the same
         return None
     for name, value in keywords.items():
@@ -177,10 +179,10 @@ def _name(function: ast.expr) -> str:
 def _same_call(tree: ast.Module, call: ast.Call) -> ast.Call:
     place = call.lineno, call.col_offset  # where it begins, which no keyword moves
     return next(
-        node for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and (node.lineno, node.col_offset, _name(node.func)) == (*place, _name(call.func))
-    )  # fmt: skip
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and (node.lineno, node.col_offset, _name(node.func)) == (*place, _name(call.func))
+    )
 
 
 def _with_keyword(source: str, call: ast.Call, name: str, value: str) -> str:

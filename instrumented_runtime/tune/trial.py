@@ -27,8 +27,16 @@ from gpuscope.instrumented_runtime.tune.output_argument import with_output
 
 GPUSCOPE = (sys.executable, "-m", "gpuscope")
 TIMED = (
-    "--profiler", "none", "--no-collectives", "--no-nccl-log", "--no-gc", "--flight-recorder", "0", "--memory", "off",
-)  # fmt: skip
+    "--profiler",
+    "none",
+    "--no-collectives",
+    "--no-nccl-log",
+    "--no-gc",
+    "--flight-recorder",
+    "0",
+    "--memory",
+    "off",
+)
 """Steps are timed with as little beside them as there can be."""
 PROFILED_STEPS = 12
 """Those that the profiler's defaults take: two skipped, one to warm up, eight recorded; and one to end in."""
@@ -101,8 +109,9 @@ class Recorder:
             return Run(made, ended.seconds, failed=failed or "no_steps", refused=refused)
         self.longest_s = max(self.longest_s, ended.seconds)
         self.times = min(max(self.times, step.error / FINE**2), MORE_STEPS)
-        return Run(made, ended.seconds, step, losses_of(parts), failed=failed, refused=refused,
-                   beside_profiler=profiled > 0)  # fmt: skip
+        return Run(
+            made, ended.seconds, step, losses_of(parts), failed=failed, refused=refused, beside_profiler=profiled > 0
+        )
 
     def _queued(self, changes: Sequence[Change]) -> int:
         """Batches that workers will hold ready, as far as changes and the runs before tell."""
@@ -196,8 +205,12 @@ def run(command: Sequence[str], log: Path, limit_s: float, output: Path | None =
         told: IO[bytes] = files.enter_context(log.open("wb"))
         out = files.enter_context(output.open("wb")) if output is not None else told
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=told, start_new_session=True,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=told,
+            start_new_session=True,
+        )
         try:
             code: int | None = process.wait(None if limit_s == float("inf") else max(limit_s, 0.0))
         except subprocess.TimeoutExpired:

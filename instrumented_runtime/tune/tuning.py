@@ -112,9 +112,11 @@ class Session:
         while waiting:
             first, *others = waiting
             apart = first.changes in self._singly
-            members = [first] if apart else together(
-                [first, *(one for one in others if one.changes not in self._singly)], self.alters
-            )  # fmt: skip
+            members = (
+                [first]
+                if apart
+                else together([first, *(one for one in others if one.changes not in self._singly)], self.alters)
+            )
             more = len(waiting) > len(members)
             waiting = [one for one in waiting if one not in members] if len(members) == 1 else waiting
             outcome = self._together(members, patient=not more)
@@ -221,8 +223,9 @@ class Session:
         def take(side: Literal["best", "trial"]) -> Run | None:
             nonlocal spent
             self.told(self, candidate.code if side == "trial" else "the best so far, again")
-            run = self.runs.timed(f"trial-{number}" if side == "trial" else "best",
-                                  with_it if side == "trial" else self.changes)  # fmt: skip
+            run = self.runs.timed(
+                f"trial-{number}" if side == "trial" else "best", with_it if side == "trial" else self.changes
+            )
             spent += run is not None
             return run
 
@@ -266,12 +269,13 @@ class Session:
         known = noise([self.baseline, self.best] if self.kept else [self.baseline])
         interval = overall(self.standing) if self.kept else None
         return {
-            "baseline_step_ns": step_ns(self.baseline), "best_step_ns": step_ns(self.best),
+            "baseline_step_ns": step_ns(self.baseline),
+            "best_step_ns": step_ns(self.best),
             "ratio_low": math.exp(interval.low) if interval else None,
             "ratio_high": math.exp(interval.high) if interval else None,
             "noise_frac": known.fraction if known else None,
             "losses": losses.compared([self.baseline, self.best]),
-        }  # fmt: skip
+        }
 
 
 def _merged(changes: Sequence[Change]) -> tuple[Change, ...]:
@@ -322,11 +326,19 @@ def _row(candidate: Candidate, made: Judgement, before: int, spent: int, apart: 
     predicted, low, high = _range(candidate, before, apart)
     measured = step_ns(made.runs) if made.runs else None
     return {
-        "code": candidate.code, "action": candidate.action, "setting": candidate.setting,
+        "code": candidate.code,
+        "action": candidate.action,
+        "setting": candidate.setting,
         "changes": [{"name": change.name, "value": change.value} for change in candidate.changes],
-        "before_ns": before, "predicted_ns": predicted, "low_ns": low, "high_ns": high,
+        "before_ns": before,
+        "predicted_ns": predicted,
+        "low_ns": low,
+        "high_ns": high,
         "measured_ns": measured,
         "ratio_low": math.exp(made.interval.low) if made.interval else None,
         "ratio_high": math.exp(made.interval.high) if made.interval else None,
-        "kept": made.outcome == "faster", "outcome": made.outcome, "why": why(made), "runs": spent,
-    }  # fmt: skip
+        "kept": made.outcome == "faster",
+        "outcome": made.outcome,
+        "why": why(made),
+        "runs": spent,
+    }

@@ -22,12 +22,20 @@ from gpuscope.analyzers.advice.rule import suggestions
         ("late_host", {"rank": 1, "ranks": [1]}, Job(gc_ns=9, gc_ranks=(0, 1)), {"gc_ranks": (0,)}),
         ("even_data", {"rank": 0}, Job(data_scale={0: 1.5}), {"data_scale": {0: 1.25, 1: 1.25}}),
         ("loader_workers", {"times": 2.0}, Job(workers=3), {"workers": 6}),
-        ("remove_syncs", {"places": [{"call": "cudaDeviceSynchronize", "copy": None}]}, Job(device_syncs=3),
-         {"device_syncs": 0}),
-        ("remove_syncs", {"places": [{"call": "cudaStreamSynchronize", "copy": "DtoH"}]}, Job(items=3),
-         {"read_late": True}),
+        (
+            "remove_syncs",
+            {"places": [{"call": "cudaDeviceSynchronize", "copy": None}]},
+            Job(device_syncs=3),
+            {"device_syncs": 0},
+        ),
+        (
+            "remove_syncs",
+            {"places": [{"call": "cudaStreamSynchronize", "copy": "DtoH"}]},
+            Job(items=3),
+            {"read_late": True},
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_suggestion_is_carried_out(code: str, facts: dict[str, Any], job: Job, changed: dict[str, Any]) -> None:
     after = counterpart(code, facts, job)
     assert after is not None

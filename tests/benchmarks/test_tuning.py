@@ -19,8 +19,16 @@ def truth(*tuned: float) -> Truth:
 
 
 def change(measured: int, *, kept: bool, low: int | None = 45, high: int | None = 60) -> dict[str, Any]:
-    return {"code": "loader_workers", "setting": "num_workers=2", "before_ns": 100, "measured_ns": measured,
-            "low_ns": low, "high_ns": high, "kept": kept, "outcome": "faster" if kept else "no_gain"}  # fmt: skip
+    return {
+        "code": "loader_workers",
+        "setting": "num_workers=2",
+        "before_ns": 100,
+        "measured_ns": measured,
+        "low_ns": low,
+        "high_ns": high,
+        "kept": kept,
+        "outcome": "faster" if kept else "no_gain",
+    }
 
 
 def tuned(*changes: dict[str, Any]) -> dict[str, Any]:

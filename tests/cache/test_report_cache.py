@@ -16,8 +16,19 @@ from gpuscope.sources.run_manifest import MANIFEST
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions are those of POSIX")
 
-HEAVY = ("numpy", "pandas", "rich", "sqlite3", "msgspec", "google", "gpuscope.trace", "gpuscope.sources.opening",
-         "gpuscope.analyzers.run.runner", "gpuscope.analyzers.base.analyzer", "gpuscope.report.view")  # fmt: skip
+HEAVY = (
+    "numpy",
+    "pandas",
+    "rich",
+    "sqlite3",
+    "msgspec",
+    "google",
+    "gpuscope.trace",
+    "gpuscope.sources.opening",
+    "gpuscope.analyzers.run.runner",
+    "gpuscope.analyzers.base.analyzer",
+    "gpuscope.report.view",
+)
 LOOK = """
 import sys
 from gpuscope.cache import file_cache

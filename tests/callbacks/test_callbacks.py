@@ -16,11 +16,25 @@ from gpuscope.errors import UsageError
 SENTENCE = "Communication-bound, 29 % of the step: waiting for a late rank - confidence 0.94"
 VERDICT = WindowVerdict(2, 7, 9_000_000_000, SENTENCE, "communication", "straggler", 0.286, 0.94, 119_600_000)
 LINE = {
-    "step": 7, "rank": 1, "end_ns": 8_000_000_000, "step_ns": 120_000_000, "tokens_per_s": 5000.0, "mfu": None,
-    "data_wait_ns": 2_000_000, "loss": 2.5, "peak_host_bytes": 1 << 30, "gradient_norm": float("nan"), "first": True,
-}  # fmt: skip
-VALUES = {"step_seconds": 0.12, "tokens_per_second": 5000.0, "data_wait_seconds": 0.002, "loss": 2.5,
-          "peak_host_bytes": float(1 << 30)}  # fmt: skip
+    "step": 7,
+    "rank": 1,
+    "end_ns": 8_000_000_000,
+    "step_ns": 120_000_000,
+    "tokens_per_s": 5000.0,
+    "mfu": None,
+    "data_wait_ns": 2_000_000,
+    "loss": 2.5,
+    "peak_host_bytes": 1 << 30,
+    "gradient_norm": float("nan"),
+    "first": True,
+}
+VALUES = {
+    "step_seconds": 0.12,
+    "tokens_per_second": 5000.0,
+    "data_wait_seconds": 0.002,
+    "loss": 2.5,
+    "peak_host_bytes": float(1 << 30),
+}
 
 
 def told(callback: Callback) -> None:
@@ -137,9 +151,14 @@ def test_opentelemetry_read_from_memory() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [("grafana", "no such target"), ("tensorboard", "needs a folder"), ("prometheus=here", "neither HOST:PORT nor"),
-     ("prometheus=:99999", "neither HOST:PORT nor"), ("opentelemetry=x", "takes no target")],
-)  # fmt: skip
+    [
+        ("grafana", "no such target"),
+        ("tensorboard", "needs a folder"),
+        ("prometheus=here", "neither HOST:PORT nor"),
+        ("prometheus=:99999", "neither HOST:PORT nor"),
+        ("opentelemetry=x", "takes no target"),
+    ],
+)
 def test_wrong_targets(asked: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         callback_named(asked)

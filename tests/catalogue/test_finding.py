@@ -39,5 +39,10 @@ def test_facts_that_do_not_fit_leave_the_message(facts: dict[str, object] | None
 
 def test_a_share_has_a_severity() -> None:
     assert [severity_of(share) for share in (0.0, 0.0299, 0.03, 0.0999, 0.1, 1.0)] == [
-        "low", "low", "medium", "medium", "high", "high",
-    ]  # fmt: skip
+        "low",
+        "low",
+        "medium",
+        "medium",
+        "high",
+        "high",
+    ]

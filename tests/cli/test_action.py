@@ -46,9 +46,13 @@ def test_the_step(samples: Path, tmp_path: Path, run: str, baseline: str, findin
     (programs / "gpuscope").write_text(f"#!{sys.executable}\nfrom gpuscope.cli import main\nmain()\n")
     (programs / "gpuscope").chmod(0o755)
     given = {
-        "RUN": str(samples / run), "BASELINE": str(samples / baseline), "FAIL_ON": "5%", "FAIL_ON_FINDING": finding,
-        "REPORT": str(tmp_path / "out"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
-    }  # fmt: skip
+        "RUN": str(samples / run),
+        "BASELINE": str(samples / baseline),
+        "FAIL_ON": "5%",
+        "FAIL_ON_FINDING": finding,
+        "REPORT": str(tmp_path / "out"),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+    }
     environment = {**os.environ, **given, "PATH": f"{programs}:{os.environ['PATH']}"}
     script = ROOT / ".github" / "check.sh"
     done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False)

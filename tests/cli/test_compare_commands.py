@@ -14,8 +14,16 @@ from helpers.reports import report
 from gpuscope.report.json_report import dumps
 
 STEADY = (99.0, 100.0, 101.0, 100.0, 99.0, 101.0)
-INPUT = {"code": "input", "severity": "high", "message": "waits", "ranks": [0], "cost_ns_per_step": 1,
-         "cost_ns": 6, "share_frac": 0.2, "evidence": []}  # fmt: skip
+INPUT = {
+    "code": "input",
+    "severity": "high",
+    "message": "waits",
+    "ranks": [0],
+    "cost_ns_per_step": 1,
+    "cost_ns": 6,
+    "share_frac": 0.2,
+    "evidence": [],
+}
 
 
 Call = Callable[..., Done]

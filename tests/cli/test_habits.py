@@ -31,9 +31,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("typed", "hint"),
-    [("analyse", "did you mean: gpuscope analyze run/"), ("dif", "did you mean: gpuscope diff run/"),
-     ("frobnicate", "gpuscope --help lists them")],
-)  # fmt: skip
+    [
+        ("analyse", "did you mean: gpuscope analyze run/"),
+        ("dif", "did you mean: gpuscope diff run/"),
+        ("frobnicate", "gpuscope --help lists them"),
+    ],
+)
 def test_near_misses(typed: str, hint: str) -> None:
     done = gpuscope(typed, "run/")
     assert (done.returncode, done.stdout) == (2, "")

@@ -45,11 +45,16 @@ def small_disk() -> Iterator[None]:
 
 
 OUTPUTS = [
-    ["analyze", "{trace}", "--html"], ["analyze", "{trace}", "--csv"], ["export", "{trace}", "--perfetto"],
-    ["export", "{trace}", "--nccl-tuner"], ["reduce", "{trace}", "-o"], ["convert", "{trace}"],
+    ["analyze", "{trace}", "--html"],
+    ["analyze", "{trace}", "--csv"],
+    ["export", "{trace}", "--perfetto"],
+    ["export", "{trace}", "--nccl-tuner"],
+    ["reduce", "{trace}", "-o"],
+    ["convert", "{trace}"],
     ["check", "{trace}", "--baseline", "{other}", "--junit"],
-    ["tune", "--html", "{out}", "--", "python", "train.py"], ["tune", "--take", "{out}", "--", "python", "train.py"],
-]  # fmt: skip
+    ["tune", "--html", "{out}", "--", "python", "train.py"],
+    ["tune", "--take", "{out}", "--", "python", "train.py"],
+]
 
 
 @pytest.mark.parametrize("args", OUTPUTS, ids=" ".join)

@@ -129,10 +129,11 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("command", "library", "installs"),
     [
-        ("bench collectives", "torch", "torch"), ("train --out run", "torch", "torch"),
+        ("bench collectives", "torch", "torch"),
+        ("train --out run", "torch", "torch"),
         ("dashboard {sample} --port 0", "flask", "dash"),  # which brings flask
     ],
-)  # fmt: skip
+)
 def test_without_its_library(command: str, library: str, installs: str, samples: Path, tmp_path: Path) -> None:
     without = f"import sys; sys.modules['{library}'] = None; from gpuscope.cli import main; main()"
     arguments = command.format(sample=samples / "ddp_healthy").split()

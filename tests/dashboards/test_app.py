@@ -39,9 +39,16 @@ def test_everything_a_page_loads_comes_from_here(pair: OpenRun) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/download/2/../../etc/passwd", "/download/2/%2e%2e%2fsecret.csv", "/download/9/ranks.csv", "/download/2/nope.csv",
-     "/assets/../app.py", "/assets/%2e%2e/app.py", "/download/9/perfetto.json.gz"],
-)  # fmt: skip
+    [
+        "/download/2/../../etc/passwd",
+        "/download/2/%2e%2e%2fsecret.csv",
+        "/download/9/ranks.csv",
+        "/download/2/nope.csv",
+        "/assets/../app.py",
+        "/assets/%2e%2e/app.py",
+        "/download/9/perfetto.json.gz",
+    ],
+)
 def test_nothing_else_is_served(pair: OpenRun, path: str) -> None:
     answer = viewer(pair).get(path)
     # Any other address is the application itself, which says that there is no such page.
@@ -98,10 +105,12 @@ def test_another_job_is_compared_only_where_it_is_asked_for(slow_rank: OpenRun, 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [('{"schema_version": 2, "gpuscope_version": "0.1.0"}', "without analyzers"),
-     ('{"schema_version": 1, "gpuscope_version": "0.1.0"}', "a report of schema 1"),
-     ('{"schema_version": 1, "gpuscope_version": "0.1.0", "ranks": [', "not valid JSON")],
-)  # fmt: skip
+    [
+        ('{"schema_version": 2, "gpuscope_version": "0.1.0"}', "without analyzers"),
+        ('{"schema_version": 1, "gpuscope_version": "0.1.0"}', "a report of schema 1"),
+        ('{"schema_version": 1, "gpuscope_version": "0.1.0", "ranks": [', "not valid JSON"),
+    ],
+)
 def test_a_report_that_is_cut_off_or_old_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "report.json").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):
@@ -135,9 +144,14 @@ def test_a_run_that_is_not_open_is_shown_nowhere(pair: OpenRun, run: str) -> Non
         assert pair.label in answer.get_data(as_text=True)
 
 
-@pytest.mark.parametrize(("path", "query", "key"), [("/compare", "?run=1&with=9", "with"),
-                                                    ("/compare", "?run=1&past=9", "past"),
-                                                    ("/timeline", "?finding=99", "finding")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "query", "key"),
+    [
+        ("/compare", "?run=1&with=9", "with"),
+        ("/compare", "?run=1&past=9", "past"),
+        ("/timeline", "?finding=99", "finding"),
+    ],
+)
 def test_an_index_of_nothing_is_named(pair: OpenRun, slow_rank: OpenRun, path: str, query: str, key: str) -> None:
     drawn = json.dumps(request_of(viewer(slow_rank, pair), query, path).get_json())
     assert f"\\u00ab{key}\\u00bb in this address is ignored" in drawn

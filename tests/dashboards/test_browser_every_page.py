@@ -23,9 +23,12 @@ pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.every_page]
 
 OURS = ("ddp_slow_rank", "pp_unbalanced_stage")
 OTHERS = (
-    "kineto/hta_2_of_128", "nsys/nsys-ai/mfu_2gpu_before.sqlite", "memory/wedsonlin_medium_1024_training.pickle",
-    "ascend/level0", "straggler/trace-ST.parquet",
-)  # fmt: skip
+    "kineto/hta_2_of_128",
+    "nsys/nsys-ai/mfu_2gpu_before.sqlite",
+    "memory/wedsonlin_medium_1024_training.pickle",
+    "ascend/level0",
+    "straggler/trace-ST.parquet",
+)
 SIZES = ((1400, 1000), (700, 900))
 NO_BLANK_PANEL = """return [...document.querySelectorAll('main .mantine-Paper-root')].every(panel =>
     panel.querySelector('.main-svg, .ag-row, table, p, li, input') || panel.innerText.trim().length > 20)"""
@@ -72,8 +75,10 @@ def _complaints(browser: Browser, scheme: str) -> list[str]:
     if "can't be drawn" in browser.text():
         found.append("can't be drawn")
     for what, script in (
-        ("a blank panel", NO_BLANK_PANEL), ("wider than the screen", NOT_WIDER), ("an unfinished timeline", COMPLETE),
-    ):  # fmt: skip
+        ("a blank panel", NO_BLANK_PANEL),
+        ("wider than the screen", NOT_WIDER),
+        ("an unfinished timeline", COMPLETE),
+    ):
         try:
             browser.wait(lambda script=script: browser.script(script), 5)
         except AssertionError:

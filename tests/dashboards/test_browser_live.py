@@ -20,8 +20,14 @@ def write(folder: Path, steps: range, late: int | None) -> None:
         own = 90 if rank == late else 50
         with (folder / "measures" / f"rank{rank}.jsonl").open("a") as file:
             for step in steps:
-                line = {"step": step, "rank": rank, "first": step == 0, "end_ns": step, "step_ns": 100_000_000,
-                        "exposed_communication_ns": (100 - own) * 1_000_000}  # fmt: skip
+                line = {
+                    "step": step,
+                    "rank": rank,
+                    "first": step == 0,
+                    "end_ns": step,
+                    "step_ns": 100_000_000,
+                    "exposed_communication_ns": (100 - own) * 1_000_000,
+                }
                 file.write(json.dumps(line) + "\n")
 
 

@@ -73,9 +73,13 @@ class Tasks:
 
 @pytest.fixture(scope="module")
 def tasks(
-    browser: Browser, slow_rank: OpenRun, pair: OpenRun, samples: Path, tmp_path_factory: pytest.TempPathFactory,
+    browser: Browser,
+    slow_rank: OpenRun,
+    pair: OpenRun,
+    samples: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
-) -> Iterator[Tasks]:  # fmt: skip
+) -> Iterator[Tasks]:
     """Of a CPU run with a slow rank, the run of `write_pair`, a healthy run of the first one's job, and a snapshot."""
     told = events(("alloc", 0, 3 * MIB), ("alloc", 4 * MIB, MIB))
     path = snapshot(tmp_path_factory.mktemp("memory") / "memory.pickle", [segment(0, (20 * MIB, "inactive"))], told)

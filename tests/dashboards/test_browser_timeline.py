@@ -50,8 +50,9 @@ def row(browser: Browser, label: str, which: int = 0) -> dict[str, Any]:
     """A row on the screen by its label: where it is, and its track."""
     found = browser.script(
         f"return {NOW}.shownRows().filter(one => one.text === arguments[0]).map(one => "
-        "({top: one.top, track: one.track, key: one.key}))", label,
-    )  # fmt: skip
+        "({top: one.top, track: one.track, key: one.key}))",
+        label,
+    )
     return dict(found[which])
 
 
@@ -68,15 +69,18 @@ def press(browser: Browser, label: str, at: int, which: int = 0, until: int | No
         send('pointerdown', xs[0]);
         if (xs.length > 1) send('pointermove', xs[1]);
         send('pointerup', xs[xs.length - 1]);""",
-        top, [str(one) for one in (at, until) if one is not None], more,
-    )  # fmt: skip
+        top,
+        [str(one) for one in (at, until) if one is not None],
+        more,
+    )
 
 
 def key(browser: Browser, name: str) -> None:
     browser.script(
         f"{NOW}.scroller.focus(); {NOW}.scroller.dispatchEvent("
-        "new KeyboardEvent('keydown', {key: arguments[0], bubbles: true, cancelable: true}))", name,
-    )  # fmt: skip
+        "new KeyboardEvent('keydown', {key: arguments[0], bubbles: true, cancelable: true}))",
+        name,
+    )
 
 
 def typed(browser: Browser, keys: str) -> None:

@@ -23,23 +23,50 @@ MS = 1_000_000
 def change(code: str, before: int, measured: int | None, kept: bool) -> dict[str, Any]:
     predicted = None if code == "cpu_threads" else before // 2
     return {
-        "code": code, "action": code, "setting": code, "changes": [{"name": code, "value": "4"}], "before_ns": before,
-        "predicted_ns": predicted, "low_ns": predicted and predicted - MS, "high_ns": predicted and predicted + MS,
-        "measured_ns": measured, "ratio_low": 0.4, "ratio_high": 0.6, "kept": kept,
-        "outcome": "faster" if kept else "failed", "why": "<b>beyond chance</b>" if kept else "it crashed", "runs": 2,
-    }  # fmt: skip
+        "code": code,
+        "action": code,
+        "setting": code,
+        "changes": [{"name": code, "value": "4"}],
+        "before_ns": before,
+        "predicted_ns": predicted,
+        "low_ns": predicted and predicted - MS,
+        "high_ns": predicted and predicted + MS,
+        "measured_ns": measured,
+        "ratio_low": 0.4,
+        "ratio_high": 0.6,
+        "kept": kept,
+        "outcome": "faster" if kept else "failed",
+        "why": "<b>beyond chance</b>" if kept else "it crashed",
+        "runs": 2,
+    }
 
 
 def write(folder: Path, now: str, *changes: dict[str, Any]) -> None:
     """What `gpuscope tune` has written of a step of 40 ms."""
     best = [one["measured_ns"] for one in changes if one["kept"]] or [40 * MS]
     found = {
-        "tune_version": 1, "gpuscope_version": "0", "command": ["python", "train.py"], "folder": str(folder),
-        "ended": "done", "now": now, "baseline_step_ns": 40 * MS, "best_step_ns": best[-1], "ratio_low": None,
-        "ratio_high": None, "noise_frac": 0.01, "losses": "equal", "changes": changes, "runs": 3, "seconds": 60.0,
-        "seconds_of_runs": 50.0, "seconds_of_analysis": 10.0, "budget": "24", "take": ["export A=1"], "written": [],
+        "tune_version": 1,
+        "gpuscope_version": "0",
+        "command": ["python", "train.py"],
+        "folder": str(folder),
+        "ended": "done",
+        "now": now,
+        "baseline_step_ns": 40 * MS,
+        "best_step_ns": best[-1],
+        "ratio_low": None,
+        "ratio_high": None,
+        "noise_frac": 0.01,
+        "losses": "equal",
+        "changes": changes,
+        "runs": 3,
+        "seconds": 60.0,
+        "seconds_of_runs": 50.0,
+        "seconds_of_analysis": 10.0,
+        "budget": "24",
+        "take": ["export A=1"],
+        "written": [],
         "by_hand": [{"code": "host_other", "action": "Move it", "setting": "a thread", "why": "own work"}],
-    }  # fmt: skip
+    }
     (folder / RESULT).write_text(json.dumps(found))
 
 

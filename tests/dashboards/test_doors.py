@@ -42,18 +42,36 @@ def test_loopback_by_address(host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["127.evil.com", "elsewhere.example", "127.evil.com:8050", "localhost:80@evil.com", "localhost:evil.com",
-     "localhost@evil.com", "[::1]evil.com:80", "127.0.0.1%00.evil.com", "localhost.evil.com:8050"],
-)  # fmt: skip
+    [
+        "127.evil.com",
+        "elsewhere.example",
+        "127.evil.com:8050",
+        "localhost:80@evil.com",
+        "localhost:evil.com",
+        "localhost@evil.com",
+        "[::1]evil.com:80",
+        "127.0.0.1%00.evil.com",
+        "localhost.evil.com:8050",
+    ],
+)
 def test_another_host_name_is_refused_even_with_the_token(pair: OpenRun, host: str) -> None:
     assert viewer(pair).get(f"/?token={TOKEN}", headers={"Host": host}).status_code in (400, 403)
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/?token=wrong", "/?token=%C3%A4", "/?token=%ed%a0%80", "/_dash-layout", "/_dash-dependencies",
-     "/assets/gpuscope.js", "/download/2/ranks.csv", "/download/2/perfetto.json.gz"],
-)  # fmt: skip
+    [
+        "/",
+        "/?token=wrong",
+        "/?token=%C3%A4",
+        "/?token=%ed%a0%80",
+        "/_dash-layout",
+        "/_dash-dependencies",
+        "/assets/gpuscope.js",
+        "/download/2/ranks.csv",
+        "/download/2/perfetto.json.gz",
+    ],
+)
 def test_without_the_token_nothing_is_answered_on_loopback_either(pair: OpenRun, path: str) -> None:
     stranger = create_app(Runs([pair]), TOKEN).server.test_client()
     assert stranger.get(path).status_code == 401
@@ -87,10 +105,14 @@ def test_the_token_becomes_a_cookie_of_this_port_and_leaves_the_address(pair: Op
 @pytest.mark.parametrize("path", ["/download/2/perfetto.json.gz", "/download/2/ranks.csv", "/_dash-layout"])
 @pytest.mark.parametrize(
     "sent",
-    [{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"}, {"Sec-Fetch-Site": "same-site"},
-     {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Dest": "document"}, {"Origin": "http://localhost:9999"},
-     {"Origin": "null"}],
-)  # fmt: skip
+    [
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Dest": "document"},
+        {"Origin": "http://localhost:9999"},
+        {"Origin": "null"},
+    ],
+)
 def test_other_sites_start_no_export(pair: OpenRun, path: str, sent: dict[str, str]) -> None:
     """Another port of localhost is the same site to a browser: its cookies come along."""
     client = viewer(pair)
@@ -132,13 +154,20 @@ def test_a_malformed_state_is_a_bad_request(pair: OpenRun, search: object) -> No
 
 @pytest.mark.parametrize(
     "query",
-    ["", "level=5", "level=99&first=0&last=1&tracks=0", "level=5&first=0&last=9999999&tracks=0",
-     "level=5&first=9&last=0&tracks=0",
-     "level=5&first=0&last=1&tracks=0-99999999", "level=5&first=0&last=1&tracks=x",
-     "level=50&first=99999999999&last=100000000000&tracks=0",
-     "level=5&first=0&last=1&tracks=" + ",".join(["0-3"] * 200),
-     "level=5&first=0&last=64&tracks=" + ",".join(["0"] * 399), "level=٥&first=0&last=1&tracks=0"],
-)  # fmt: skip
+    [
+        "",
+        "level=5",
+        "level=99&first=0&last=1&tracks=0",
+        "level=5&first=0&last=9999999&tracks=0",
+        "level=5&first=9&last=0&tracks=0",
+        "level=5&first=0&last=1&tracks=0-99999999",
+        "level=5&first=0&last=1&tracks=x",
+        "level=50&first=99999999999&last=100000000000&tracks=0",
+        "level=5&first=0&last=1&tracks=" + ",".join(["0-3"] * 200),
+        "level=5&first=0&last=64&tracks=" + ",".join(["0"] * 399),
+        "level=٥&first=0&last=1&tracks=0",
+    ],
+)
 def test_what_is_no_window_of_a_timeline_is_a_bad_request(pair: OpenRun, query: str) -> None:
     client = viewer(pair)
     assert client.get(f"{address('2')}/cells?{query}").status_code == 400
@@ -149,10 +178,20 @@ def test_what_is_no_window_of_a_timeline_is_a_bad_request(pair: OpenRun, query: 
 
 @pytest.mark.parametrize(
     "search",
-    ["?ranks=x&steps=9-3&from=5&to=4", "?from=" + "9" * 900 + "&to=1", "?event=d" + "9" * 30, "?event=d١",
-     "?event=\x00", "?mark=1:" + "9" * 30, "?steps=0-" + "9" * 30, "?ranks=99999999999999999999", "?run=%00&tracks=%ff",
-     "?%ed%a0%80=1", "?memory=999&bucket=99&micro=x&replaced=9999999"],
-)  # fmt: skip
+    [
+        "?ranks=x&steps=9-3&from=5&to=4",
+        "?from=" + "9" * 900 + "&to=1",
+        "?event=d" + "9" * 30,
+        "?event=d١",
+        "?event=\x00",
+        "?mark=1:" + "9" * 30,
+        "?steps=0-" + "9" * 30,
+        "?ranks=99999999999999999999",
+        "?run=%00&tracks=%ff",
+        "?%ed%a0%80=1",
+        "?memory=999&bucket=99&micro=x&replaced=9999999",
+    ],
+)
 def test_a_mistyped_address_still_opens(pair: OpenRun, search: str) -> None:
     client = viewer(pair)
     for page in pages():
@@ -163,19 +202,37 @@ def test_a_mistyped_address_still_opens(pair: OpenRun, search: str) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    ["", "[]", "null", "{", "[" * 100_000, '{"output":' * 50_000,
-     '{"output": 5}', '{"output": "nothing.here"}', '"text"',
-     '{"output": "..content.children.."}'],
-)  # fmt: skip
+    [
+        "",
+        "[]",
+        "null",
+        "{",
+        "[" * 100_000,
+        '{"output":' * 50_000,
+        '{"output": 5}',
+        '{"output": "nothing.here"}',
+        '"text"',
+        '{"output": "..content.children.."}',
+    ],
+)
 def test_what_no_page_sends_is_a_bad_request(pair: OpenRun, body: str) -> None:
     assert viewer(pair).post(UPDATE, data=body, content_type="application/json").status_code == 400
 
 
 @pytest.mark.parametrize(
     "more",
-    [{"inputs": []}, {"inputs": "x"}, {"inputs": [1, 2, 3]}, {"state": None}, {"outputs": []}, {"outputs": 7},
-     {"changedPropIds": 3}, {"changedPropIds": [[]]}, {"output": "..content.children..."}],
-)  # fmt: skip
+    [
+        {"inputs": []},
+        {"inputs": "x"},
+        {"inputs": [1, 2, 3]},
+        {"state": None},
+        {"outputs": []},
+        {"outputs": 7},
+        {"changedPropIds": 3},
+        {"changedPropIds": [[]]},
+        {"output": "..content.children..."},
+    ],
+)
 def test_a_callback_that_is_not_ours_is_a_bad_request(pair: OpenRun, more: dict[str, object]) -> None:
     assert request_of(viewer(pair), "", **more).status_code == 400
 
@@ -280,9 +337,17 @@ def test_a_body_in_chunks_is_limited_too(served: str, chunks: bytes) -> None:
             assert attacker.recv(64).split()[1] in (b"400", b"413")
 
 
-@pytest.mark.parametrize("path", ["/_dash-component-suites/os/os.py", "/_dash-component-suites/dash/../../app.py",
-                                  "/_dash-component-suites/dash/deps/..%2f..%2fdash.py", "/timeline-data/../x/cells",
-                                  "//etc/passwd", "/download/2/%00.csv"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/_dash-component-suites/os/os.py",
+        "/_dash-component-suites/dash/../../app.py",
+        "/_dash-component-suites/dash/deps/..%2f..%2fdash.py",
+        "/timeline-data/../x/cells",
+        "//etc/passwd",
+        "/download/2/%00.csv",
+    ],
+)
 def test_no_path_leads_to_a_file(pair: OpenRun, path: str) -> None:
     answer = viewer(pair).get(path)
     assert answer.status_code in (400, 403, 404) or b"react-entry-point" in answer.data
@@ -309,8 +374,10 @@ def test_a_token_sets_no_cookie_for_anyone_else(pair: OpenRun) -> None:
     stranger = create_app(Runs([pair]), TOKEN).server.test_client()
     queries = [{"token": TOKEN[:-1]}, {"token": ""}, {"Token": TOKEN}]
     headers = [
-        {"Authorization": f"Bearer {TOKEN}"}, {"Cookie": f"{COOKIE}={TOKEN}"}, {"Cookie": f"{COOKIE}-81={TOKEN}"},
-    ]  # fmt: skip
+        {"Authorization": f"Bearer {TOKEN}"},
+        {"Cookie": f"{COOKIE}={TOKEN}"},
+        {"Cookie": f"{COOKIE}-81={TOKEN}"},
+    ]
     for query, sent in [*((query, {}) for query in queries), *(({}, sent) for sent in headers)]:
         answer = stranger.get("/", query_string=query, headers=sent)
         assert answer.status_code == 401

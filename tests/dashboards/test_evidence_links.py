@@ -18,9 +18,12 @@ from gpuscope.words import units
 
 SAMPLES = sorted(path.parent.name for path in Path(__file__).parents[2].glob("sample_traces/*/manifest.json"))
 OTHERS = (
-    "kineto/hta_nccl_args", "nsys/nsys-ai/mfu_2gpu_before.sqlite", "nsys/zx3xyy/result.sqlite", "ascend/level0",
+    "kineto/hta_nccl_args",
+    "nsys/nsys-ai/mfu_2gpu_before.sqlite",
+    "nsys/zx3xyy/result.sqlite",
+    "ascend/level0",
     "memory/wedsonlin_medium_1024_training.pickle",
-)  # fmt: skip
+)
 
 
 def text_of(component: object) -> str:
@@ -52,5 +55,8 @@ def test_evidence_opens_its_event_and_says_one_number(name: str, samples: Path, 
         assert (found is None) == (meant is None), one
         if found is not None and meant is not None:
             assert (found.rank, found.start, found.duration, found.name) == (
-                one["rank"], meant["start_ns"], meant["dur_ns"], meant["name"],
-            )  # fmt: skip
+                one["rank"],
+                meant["start_ns"],
+                meant["dur_ns"],
+                meant["name"],
+            )

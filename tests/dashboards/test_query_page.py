@@ -42,11 +42,14 @@ def test_rows_are_marked_on_the_timeline(slow_rank: OpenRun) -> None:
     assert "only SELECT" in refused
 
 
-@pytest.mark.parametrize(("sql", "said"), [
-    ("SELECT start FROM steps", "line 1, column 8: no such column: start"),
-    ("DELETE FROM steps", "only SELECT"),
-    ("SELECT 1 WHERE 0", "No row."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT start FROM steps", "line 1, column 8: no such column: start"),
+        ("DELETE FROM steps", "only SELECT"),
+        ("SELECT 1 WHERE 0", "No row."),
+    ],
+)
 def test_what_is_wrong_is_said(slow_rank: OpenRun, sql: str, said: str) -> None:
     assert said in drawn(slow_rank, sql)
 

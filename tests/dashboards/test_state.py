@@ -6,8 +6,14 @@ from gpuscope.dashboards.state import View, parse
 
 
 def test_a_view_survives_its_address() -> None:
-    view = View("2", frozenset({0, 1, 2, 7}), (3, 8), (1_694_128_201_545_123_456, 1_694_128_201_545_123_999), "d12",
-                {"find": "nccl & <b>"})  # fmt: skip
+    view = View(
+        "2",
+        frozenset({0, 1, 2, 7}),
+        (3, 8),
+        (1_694_128_201_545_123_456, 1_694_128_201_545_123_999),
+        "d12",
+        {"find": "nccl & <b>"},
+    )
     assert view.query() == (
         "?run=2&ranks=0-2,7&steps=3-8&from=1694128201545123456&to=1694128201545123999&event=d12&find=nccl+%26+%3Cb%3E"
     )

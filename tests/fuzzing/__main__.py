@@ -52,8 +52,21 @@ def main(inputs: int, hours: float, first: int, only: tuple[str, ...], out: Path
 
 
 def _run_chunk(name: str, first: int, count: int, out: Path) -> None:
-    command = [sys.executable, "-X", "faulthandler", "-m", "fuzzing", "--only", name, "--first", str(first),
-               "--one-chunk", str(count), "--out", str(out)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        "-m",
+        "fuzzing",
+        "--only",
+        name,
+        "--first",
+        str(first),
+        "--one-chunk",
+        str(count),
+        "--out",
+        str(out),
+    ]
     environment = {**os.environ, "GPUSCOPE_NO_STORE": "1", "GPUSCOPE_NO_CACHE": "1"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, timeout=CHUNK_SECONDS, check=False)

@@ -40,9 +40,13 @@ class Target:
         """What becomes of one input. Every third is read with --partial, every eighth with advice."""
         made = self.mutator.input(number)
         found = judge(
-            made.path, self.whole, is_edit=made.is_edit, partial=number % 3 == 0, advice=number % 8 == 0,
+            made.path,
+            self.whole,
+            is_edit=made.is_edit,
+            partial=number % 3 == 0,
+            advice=number % 8 == 0,
             mark=self._folder / MARK,
-        )  # fmt: skip
+        )
         return made, found
 
 

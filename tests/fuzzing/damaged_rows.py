@@ -76,15 +76,19 @@ def _negate(column: str) -> Callable[[Row], None]:
 
 _DAMAGES: dict[str, dict[str, Callable[[Row], None]]] = {
     "events": {
-        TURNED: _negate("dur"), "no duration": lambda row: row.pop("dur"), "duration of text": _put("dur", "x"),
-        "no start": lambda row: row.pop("ts"), "start of text": _put("ts", "x"),
+        TURNED: _negate("dur"),
+        "no duration": lambda row: row.pop("dur"),
+        "duration of text": _put("dur", "x"),
+        "no start": lambda row: row.pop("ts"),
+        "start of text": _put("ts", "x"),
     },
     "tables": {TURNED: _turn, "no end": _put("end", None), "no start": _put("start", None)},
     "operations": {
-        TURNED: _negate("duration"), "no duration": _put("duration", float("nan")),
+        TURNED: _negate("duration"),
+        "no duration": _put("duration", float("nan")),
         "no start": _put("start_ts", float("nan")),
     },
-}  # fmt: skip
+}
 
 
 def _packets_turned(data: bytes) -> bytes:

@@ -102,8 +102,18 @@ class Signature:
         return sum(self.rows.values())
 
 
-WORK = ("device_events", "host_events", "operations", "measurements", "choices", "communicators", "topology",
-        "flight_records", "segments", "allocator_events")  # fmt: skip
+WORK = (
+    "device_events",
+    "host_events",
+    "operations",
+    "measurements",
+    "choices",
+    "communicators",
+    "topology",
+    "flight_records",
+    "segments",
+    "allocator_events",
+)
 
 
 def analysed(path: Path, *, partial: bool = False, advice: bool = False) -> Signature:

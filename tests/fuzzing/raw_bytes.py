@@ -4,9 +4,28 @@ from __future__ import annotations
 
 from random import Random
 
-_TOKENS = [b"\x00", b"\xff\xff\xff\xff", b"\x80", b"\n", b'"', b"{", b"}", b"[", b"]", b",", b":", b"-", b"1e999",
-           b"NaN", b"\x1f\x8b", b"\xef\xbb\xbf", b"99999999999999999999", b"null", b"\xed\xa0\x80",
-           b"<!ENTITY x 'y'>"]  # fmt: skip
+_TOKENS = [
+    b"\x00",
+    b"\xff\xff\xff\xff",
+    b"\x80",
+    b"\n",
+    b'"',
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"-",
+    b"1e999",
+    b"NaN",
+    b"\x1f\x8b",
+    b"\xef\xbb\xbf",
+    b"99999999999999999999",
+    b"null",
+    b"\xed\xa0\x80",
+    b"<!ENTITY x 'y'>",
+]
 
 
 def mutated(data: bytes, random: Random) -> tuple[bytes, str]:

@@ -155,9 +155,16 @@ def _manifest(folder: Path) -> Callable[[Random], Made]:
     run_folder.mkdir()
     _trace(run_folder)
     ranks = [{"rank": rank, "status": "failed", "error": "x", "ended_ns": 5 + rank} for rank in range(2)]
-    whole = {"run_id": "a", "status": "failed", "world_size": 2, "mesh": {"dp": 2}, "ranks": ranks,
-             "problems": [{"severity": "error", "code": "hang", "message": "y"}], "attempt": 0,
-             "files": [{"kind": "torch_profiler", "path": "rank0.json", "rank": 0}]}  # fmt: skip
+    whole = {
+        "run_id": "a",
+        "status": "failed",
+        "world_size": 2,
+        "mesh": {"dp": 2},
+        "ranks": ranks,
+        "problems": [{"severity": "error", "code": "hang", "message": "y"}],
+        "attempt": 0,
+        "files": [{"kind": "torch_profiler", "path": "rank0.json", "rank": 0}],
+    }
 
     def make(random: Random) -> Made:
         changed, what = values.mutated(whole, random)
@@ -171,9 +178,30 @@ def _manifest(folder: Path) -> Callable[[Random], Made]:
 
 
 WORDS = [
-    "0", "-1", "1", "99999999999999999999", "1.5", "nan", "", "ü\u2028", "a" * 3000, "../..", "/dev/null", "-", "--",
-    "{", "1,2", "1-", "0-4294967295", "a=b", "train.cuda_graph=true", "8x", "h100", "none", "%s",
-]  # fmt: skip
+    "0",
+    "-1",
+    "1",
+    "99999999999999999999",
+    "1.5",
+    "nan",
+    "",
+    "ü\u2028",
+    "a" * 3000,
+    "../..",
+    "/dev/null",
+    "-",
+    "--",
+    "{",
+    "1,2",
+    "1-",
+    "0-4294967295",
+    "a=b",
+    "train.cuda_graph=true",
+    "8x",
+    "h100",
+    "none",
+    "%s",
+]
 COMMANDS = ("advise", "analyze", "check", "convert", "diff", "export", "hang", "info", "reduce", "runs")
 """Those that end by themselves and write nothing but what they are told to."""
 LEFT_OUT = frozenset({"--executor", "--nsys", "--jobs", "--debug", "--store", "--interval", "--follow", "--progress"})
@@ -253,11 +281,14 @@ def _requests(folder: Path) -> Callable[[Random], Made]:
             return f"GET {path}", lambda: _answered(client.get(f"{path}?{query}"))
         one = random.choice(callbacks)
         body = {
-            "output": one["output"], "outputs": _outputs(one["output"]), "changedPropIds": ["drawn.data"],
-            "inputs": [{**entry, "value": {"path": path, "search": f"?{query}", "theme": "light"}}
-                       for entry in one["inputs"]],
+            "output": one["output"],
+            "outputs": _outputs(one["output"]),
+            "changedPropIds": ["drawn.data"],
+            "inputs": [
+                {**entry, "value": {"path": path, "search": f"?{query}", "theme": "light"}} for entry in one["inputs"]
+            ],
             "state": [{**entry, "value": random.choice(values.ODD[:20])} for entry in one.get("state", [])],
-        }  # fmt: skip
+        }
         changed, what = values.mutated(body, random)
         text = json.dumps(changed)
         return f"POST, {what}", lambda: _answered(

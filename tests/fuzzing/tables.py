@@ -21,9 +21,19 @@ def mutated(tables: Tables, random: Random) -> tuple[Tables, str]:
     rows = tables[name]
     columns = sorted({column for row in rows for column in row})
     what = random.choice(
-        ["column dropped", "column dropped", "table dropped", "times reversed", "value replaced",
-         "column of a wrong type", "column renamed", "column emptied", "row doubled", "rows dropped"]
-    )  # fmt: skip
+        [
+            "column dropped",
+            "column dropped",
+            "table dropped",
+            "times reversed",
+            "value replaced",
+            "column of a wrong type",
+            "column renamed",
+            "column emptied",
+            "row doubled",
+            "rows dropped",
+        ]
+    )
     column = random.choice(columns) if columns else ""
     if what == "table dropped" or not columns or not rows:
         del tables[name]

@@ -8,10 +8,43 @@ from random import Random
 from typing import Any
 
 ODD: list[Any] = [
-    None, True, 0, -1, 1, 2**31, 2**53 + 1, 2**62, 2**63 - 1, 2**63, -(2**63), 10**30, 0.5, -0.0, 1e308, float("nan"),
-    float("inf"), "", "0", "-1", "nan", "ü\u2028\x00", "a" * 5_000, "../../etc/passwd", "<script>alert(1)</script>",
-    "{}", [], [0], [[[]]], {}, {"a": {}}, {"name": 5}, [None, "x", {}], "=1+1", "%s%n", b"\xff\xfe".decode("latin-1"),
-]  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    1,
+    2**31,
+    2**53 + 1,
+    2**62,
+    2**63 - 1,
+    2**63,
+    -(2**63),
+    10**30,
+    0.5,
+    -0.0,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "0",
+    "-1",
+    "nan",
+    "ü\u2028\x00",
+    "a" * 5_000,
+    "../../etc/passwd",
+    "<script>alert(1)</script>",
+    "{}",
+    [],
+    [0],
+    [[[]]],
+    {},
+    {"a": {}},
+    {"name": 5},
+    [None, "x", {}],
+    "=1+1",
+    "%s%n",
+    b"\xff\xfe".decode("latin-1"),
+]
 Path = tuple[Any, ...]
 
 

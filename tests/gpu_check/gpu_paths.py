@@ -14,8 +14,18 @@ GPUSCOPE = (sys.executable, "-m", "gpuscope")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 ONE_DEVICE = (*TORCHRUN, "2", str(HERE / "one_device.py"))
 # Large enough that a step without a fault is bound by compute on any device, with room for the fault on 16 GB.
-LARGE = ("--set", "model.width=1024", "--set", "model.heads=16", "--set", "model.layers=8", "--set", "data.batch=4",
-         "--set", "data.sequence=512")  # fmt: skip
+LARGE = (
+    "--set",
+    "model.width=1024",
+    "--set",
+    "model.heads=16",
+    "--set",
+    "model.layers=8",
+    "--set",
+    "data.batch=4",
+    "--set",
+    "data.sequence=512",
+)
 
 
 def _train(*words: str) -> tuple[str, ...]:
@@ -28,9 +38,7 @@ def _record(*words: str) -> tuple[str, ...]:
 
 # RUN stands for the run folder, FACTS for a file beside it. Doses are strong, so that the fault outweighs all else.
 RUNS: dict[str, tuple[str, ...]] = {
-    "script": _record(
-        "--nvml-interval", "10", "--", *TORCHRUN, "1", str(HERE / "recorded_script.py"), "FACTS"
-    ),
+    "script": _record("--nvml-interval", "10", "--", *TORCHRUN, "1", str(HERE / "recorded_script.py"), "FACTS"),
     "sync_in_loop": _train(*LARGE, "--fault", "sync_in_loop:times=400"),
     "launch_bound": _train(*LARGE, "--fault", "launch_bound:ops=20000"),
     "pageable_copies": _train(*LARGE, "--fault", "pageable_copies:mb=512"),
@@ -42,7 +50,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "slow_rank": _record("--", *ONE_DEVICE, "slow_rank"),
     "hang": _record("--hang-timeout", "5", "--", *ONE_DEVICE, "hang"),
     "nsys": _record("--profiler", "nsys", "--", *ONE_DEVICE),
-}  # fmt: skip
+}
 FAILS = {"hang"}
 """Runs whose command ends with an error."""
 

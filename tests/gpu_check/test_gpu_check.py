@@ -85,8 +85,11 @@ def test_outcomes_are_printed_and_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert done.exit_code == 1
     kept = json.loads((tmp_path / "checks.json").read_text())
     assert [(one["name"], one["state"]) for one in kept] == [
-        ("seen", "passed"), ("not seen", "failed"), ("no program", "skipped"), ("command fails", "failed"),
-    ]  # fmt: skip
+        ("seen", "passed"),
+        ("not seen", "failed"),
+        ("no program", "skipped"),
+        ("command fails", "failed"),
+    ]
     assert [one["said"] for one in kept][:2] == ["ran", "no such rows"]
     assert "exit 1: ValueError: no device" in kept[3]["said"]
     assert "1 passed, 2 failed, 1 skipped" in done.output

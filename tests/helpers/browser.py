@@ -120,8 +120,10 @@ class Browser:
         A browser zoom of 200 % on a screen of 1400 × 1000 is 700 × 500 with a ratio of 2.
         """
         command = self.driver.execute_cdp_cmd
-        command("Emulation.setDeviceMetricsOverride",
-                {"width": width, "height": height, "deviceScaleFactor": ratio, "mobile": False})  # fmt: skip
+        command(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": ratio, "mobile": False},
+        )
         command("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
         try:
             yield

@@ -28,10 +28,16 @@ def collective(
 ) -> Event:
     """An NCCL kernel with the arguments that torch.profiler records; `launch` is its correlation id."""
     arguments = {
-        "Collective name": op, "In msg nelems": nbytes // 4, "Out msg nelems": nbytes // 4, "dtype": "Float",
-        "Group size": ranks, "Process Group Name": "0", "Process Group Ranks": str(list(range(ranks))), "Seq": seq,
+        "Collective name": op,
+        "In msg nelems": nbytes // 4,
+        "Out msg nelems": nbytes // 4,
+        "dtype": "Float",
+        "Group size": ranks,
+        "Process Group Name": "0",
+        "Process Group Ranks": str(list(range(ranks))),
+        "Seq": seq,
         **told,
-    }  # fmt: skip
+    }
     return kernel(ts, dur, launch, KERNELS[op], 13, **arguments)
 
 
@@ -45,6 +51,7 @@ def run_of(folder: Path, *ranks: Sequence[Event], gpu: str = "NVIDIA H100 80GB H
         ]
         properties = [{"id": number, "name": gpu} for number in range(len(ranks))]
         first = [kernel(0, 10, device=rank)] if compute else []
-        write(folder / f"rank{rank}.json", *first, *moved, rank=rank, world_size=len(ranks),
-              deviceProperties=properties)  # fmt: skip
+        write(
+            folder / f"rank{rank}.json", *first, *moved, rank=rank, world_size=len(ranks), deviceProperties=properties
+        )
     return folder

@@ -57,7 +57,10 @@ def request_of(client: Any, search: object, path: object = "/timeline", **more: 
     ]
     state = {"path": path, "search": search, "theme": "light"}
     body = {
-        "output": one["output"], "outputs": outputs, "changedPropIds": ["drawn.data"],
-        "inputs": [{**entry, "value": state} for entry in one["inputs"]], "state": [],
-    }  # fmt: skip
+        "output": one["output"],
+        "outputs": outputs,
+        "changedPropIds": ["drawn.data"],
+        "inputs": [{**entry, "value": state} for entry in one["inputs"]],
+        "state": [],
+    }
     return client.post(UPDATE, json={**body, **more})

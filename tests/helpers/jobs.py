@@ -70,9 +70,12 @@ def job(*programs: Program) -> Graph:
         work.rank(rank, program)
     work.joins()
     graph = Graph(
-        node_columns(work.nodes), edge_columns(work.edges), tuple(work.calls), tuple(work.labels),
+        node_columns(work.nodes),
+        edge_columns(work.edges),
+        tuple(work.calls),
+        tuple(work.labels),
         {rank: np.array(marks, np.int64) for rank, marks in work.marks.items()},
-    )  # fmt: skip
+    )
     told = replay(graph)
     return graph.with_nodes(start=told.start, end=told.end)
 
@@ -123,8 +126,9 @@ class _Work:
             elif isinstance(item, Launch):
                 self.labels.append(item.copy)
                 work = int(Kind.MEMORY if item.copy else Kind.COMPUTE)
-                node = self.node(kind=Node.DEVICE, lane=item.stream, dur=item.dur, work=work,
-                                 label=len(self.labels) - 1, **common)  # fmt: skip
+                node = self.node(
+                    kind=Node.DEVICE, lane=item.stream, dur=item.dur, work=work, label=len(self.labels) - 1, **common
+                )
                 self.order(last, node, node, item.stream, ends)
             else:
                 self.calls.append(Call(rank, item.op, 0, 0, item.bytes, "0", None, item.backward))

@@ -19,19 +19,26 @@ def communicator(ranks: int, nodes: int = 1, channels: int = 16) -> list[str]:
         host, local = f"n{rank * nodes // ranks}", rank % (ranks // nodes)
         where = {"host": host, "pid": 100 + rank, "device": local}
         lines += [
-            said(f"ncclCommInitRank comm 0xa{rank} rank {rank} nranks {ranks} cudaDev {local} busId {local}0 "
-                 "commId 0x1 - Init START", **where),
-            said(f"comm 0xa{rank} rank {rank} nRanks {ranks} nNodes {nodes} localRanks {ranks // nodes} localRank 0",
-                 **where),
+            said(
+                f"ncclCommInitRank comm 0xa{rank} rank {rank} nranks {ranks} cudaDev {local} busId {local}0 "
+                "commId 0x1 - Init START",
+                **where,
+            ),
+            said(
+                f"comm 0xa{rank} rank {rank} nRanks {ranks} nNodes {nodes} localRanks {ranks // nodes} localRank 0",
+                **where,
+            ),
             said(f"{channels} coll channels, 0 collnet channels, 0 nvls channels, 32 p2p channels", **where),
-        ]  # type: ignore[arg-type]  # fmt: skip
+        ]  # type: ignore[arg-type]
     return lines
 
 
 def variables(**values: str) -> list[str]:
     """As NCCL logs its environment: integers with a full stop behind them."""
-    return [said(f"{name} set by environment to {value}{'.' if value.isdecimal() else ''}")
-            for name, value in values.items()]  # fmt: skip
+    return [
+        said(f"{name} set by environment to {value}{'.' if value.isdecimal() else ''}")
+        for name, value in values.items()
+    ]
 
 
 def nccl_tests(
@@ -51,10 +58,12 @@ def nccl_tests(
 def chosen(choices: Mapping[int, str], op: str = "AllReduce", channels: int = 8) -> list[str]:
     """NCCL's log of what it chose by size: `RING SIMPLE`."""
     return [
-        said(f"{op}: {size} Bytes -> Algo {words.split()[0]} proto {words.split()[1]} "
-             f"channel{{Lo..Hi}}={{0..{channels - 1}}}")
+        said(
+            f"{op}: {size} Bytes -> Algo {words.split()[0]} proto {words.split()[1]} "
+            f"channel{{Lo..Hi}}={{0..{channels - 1}}}"
+        )
         for size, words in choices.items()
-    ]  # fmt: skip
+    ]
 
 
 def write(folder: Path, name: str, *parts: Sequence[str]) -> Path:

@@ -43,17 +43,37 @@ class Export:
             self.add("StringIds", id=self.strings[text], value=text)
         return self.strings[text]
 
-    def kernel(self, start: int, end: int, correlation: int, name: str = "gemm", pid: int = 10, device: int = 0,
-               **more: Any) -> None:  # fmt: skip
-        self.add(KERNEL, start=start, end=end, deviceId=device, streamId=7, correlationId=correlation,
-                 globalPid=process(pid), demangledName=self.string(name), **more)  # fmt: skip
+    def kernel(
+        self, start: int, end: int, correlation: int, name: str = "gemm", pid: int = 10, device: int = 0, **more: Any
+    ) -> None:
+        self.add(
+            KERNEL,
+            start=start,
+            end=end,
+            deviceId=device,
+            streamId=7,
+            correlationId=correlation,
+            globalPid=process(pid),
+            demangledName=self.string(name),
+            **more,
+        )
 
     def copy(self, start: int, end: int, correlation: int, kind: int = 1, pid: int = 10, **more: Any) -> None:
-        self.add(MEMCPY, start=start, end=end, deviceId=0, streamId=7, correlationId=correlation,
-                 globalPid=process(pid), copyKind=kind, **({"bytes": 64} | more))  # fmt: skip
+        self.add(
+            MEMCPY,
+            start=start,
+            end=end,
+            deviceId=0,
+            streamId=7,
+            correlationId=correlation,
+            globalPid=process(pid),
+            copyKind=kind,
+            **({"bytes": 64} | more),
+        )
 
-    def call(self, start: int, end: int, correlation: int, name: str = "cudaLaunchKernel_v7000", pid: int = 10,
-             **more: Any) -> None:  # fmt: skip
+    def call(
+        self, start: int, end: int, correlation: int, name: str = "cudaLaunchKernel_v7000", pid: int = 10, **more: Any
+    ) -> None:
         row = {"globalTid": process(pid) + pid, "nameId": self.string(name), "returnValue": 0} | more
         self.add(RUNTIME, start=start, end=end, correlationId=correlation, **row)
 
@@ -97,8 +117,10 @@ class Export:
             declared = ", ".join(f'"{c}" {kind}' for c, kind in zip(columns, kinds, strict=True))
             connection.execute(f'CREATE TABLE "{table}" ({declared})')
             # Text that is not UTF-8 gets into real files as TEXT; a payload as BLOB.
-            marks = ", ".join("CAST(? AS TEXT)" if k == "TEXT" and c != "binaryData" else "?"
-                              for c, k in zip(columns, kinds, strict=True))  # fmt: skip
+            marks = ", ".join(
+                "CAST(? AS TEXT)" if k == "TEXT" and c != "binaryData" else "?"
+                for c, k in zip(columns, kinds, strict=True)
+            )
             values = [[row.get(c) for c in columns] for row in rows]
             connection.executemany(f'INSERT INTO "{table}" VALUES ({marks})', values)
         connection.commit()

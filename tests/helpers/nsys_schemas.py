@@ -47,31 +47,82 @@ def _process(export: Export, rank: int, pid: int) -> None:
         export.range(at, at + 95_000, f"step_{step}", pid=pid)
         export.range(at, at + 9_000, "aten::mm, seq = 1, op_id = 3, sizes = [[2, 3], [3, 2]]", pid=pid)
         export.range(at + 10_000, at + 14_000, None, pid=pid, textId=export.string("ncclAllReduce"), domainId=1)
-        export.tables[NVTX][-1] |= {"binaryData": None, "jsonTextId": export.string('{"Message size [bytes]": 64}'),
-                                    "jsonText": '{"Message size [bytes]": 64}', "rangeId": step}  # fmt: skip
+        export.tables[NVTX][-1] |= {
+            "binaryData": None,
+            "jsonTextId": export.string('{"Message size [bytes]": 64}'),
+            "jsonText": '{"Message size [bytes]": 64}',
+            "rangeId": step,
+        }
         export.call(at + 1_000, at + 2_000, first + 1, pid=pid, eventClass=0, callchainId=0)
-        export.kernel(at + 3_000, at + 40_000, first + 1, pid=pid, device=rank, shortName=export.string("gemm"),
-                      mangledName=export.string("_Z4gemm"), graphNodeId=(3 << 32) + 1, graphId=3)  # fmt: skip
+        export.kernel(
+            at + 3_000,
+            at + 40_000,
+            first + 1,
+            pid=pid,
+            device=rank,
+            shortName=export.string("gemm"),
+            mangledName=export.string("_Z4gemm"),
+            graphNodeId=(3 << 32) + 1,
+            graphId=3,
+        )
         export.call(at + 11_000, at + 12_000, first + 2, pid=pid)
         export.kernel(at + 40_000, at + 60_000, first + 2, NCCL, pid=pid, device=rank)
         export.call(at + 15_000, at + 16_000, first + 3, "cudaMemcpyAsync_v3020", pid=pid)
         export.copy(at + 60_000, at + 62_000, first + 3, pid=pid, srcKind=0, dstKind=2, migrationCause=None)
         on_device = {"deviceId": rank, "streamId": 7, "globalPid": process(pid)}
-        export.add("CUPTI_ACTIVITY_KIND_MEMSET", start=at + 63_000, end=at + 64_000, correlationId=first + 4, bytes=8,
-                   graphNodeId=None, **on_device)  # fmt: skip
-        export.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=at + 65_000, end=at + 70_000, correlationId=first + 5,
-                   graphId=9, **on_device)  # fmt: skip
-        export.add("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", start=at + 71_000, end=at + 72_000, correlationId=first + 6,
-                   syncType=2, eventId=1, eventSyncId=step + 1, **on_device)  # fmt: skip
-        export.add("CUPTI_ACTIVITY_KIND_CUDA_EVENT", correlationId=first + 5, eventId=1, eventSyncId=step + 1,
-                   **on_device)  # fmt: skip
-        for table, name in (("OSRT_API", "poll"), ("PROFILER_OVERHEAD", "flush"),
-                            ("CUPTI_ACTIVITY_KIND_OVERHEAD", "buffer")):  # fmt: skip
+        export.add(
+            "CUPTI_ACTIVITY_KIND_MEMSET",
+            start=at + 63_000,
+            end=at + 64_000,
+            correlationId=first + 4,
+            bytes=8,
+            graphNodeId=None,
+            **on_device,
+        )
+        export.add(
+            "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+            start=at + 65_000,
+            end=at + 70_000,
+            correlationId=first + 5,
+            graphId=9,
+            **on_device,
+        )
+        export.add(
+            "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+            start=at + 71_000,
+            end=at + 72_000,
+            correlationId=first + 6,
+            syncType=2,
+            eventId=1,
+            eventSyncId=step + 1,
+            **on_device,
+        )
+        export.add(
+            "CUPTI_ACTIVITY_KIND_CUDA_EVENT", correlationId=first + 5, eventId=1, eventSyncId=step + 1, **on_device
+        )
+        for table, name in (
+            ("OSRT_API", "poll"),
+            ("PROFILER_OVERHEAD", "flush"),
+            ("CUPTI_ACTIVITY_KIND_OVERHEAD", "buffer"),
+        ):
             export.add(table, start=at + 73_000, end=at + 74_000, globalTid=thread, nameId=export.string(name))
-        for table, name in (("MPI_COLLECTIVES_EVENTS", "MPI_Allreduce"), ("MPI_P2P_EVENTS", "MPI_Send"),
-                            ("MPI_START_WAIT_EVENTS", "MPI_Wait"), ("MPI_OTHER_EVENTS", "MPI_Comm_rank")):  # fmt: skip
-            export.add(table, start=at + 80_000, end=at + 81_000, globalTid=thread, textId=export.string(name),
-                       commHandle=7, size=64, recvSize=64, remoteRank=1 - rank)  # fmt: skip
+        for table, name in (
+            ("MPI_COLLECTIVES_EVENTS", "MPI_Allreduce"),
+            ("MPI_P2P_EVENTS", "MPI_Send"),
+            ("MPI_START_WAIT_EVENTS", "MPI_Wait"),
+            ("MPI_OTHER_EVENTS", "MPI_Comm_rank"),
+        ):
+            export.add(
+                table,
+                start=at + 80_000,
+                end=at + 81_000,
+                globalTid=thread,
+                textId=export.string(name),
+                commHandle=7,
+                size=64,
+                recvSize=64,
+                remoteRank=1 - rank,
+            )
 
 
 def _counters(export: Export) -> None:

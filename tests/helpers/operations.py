@@ -25,11 +25,21 @@ def rows(text: str, dp_rank: int = 0, step: int = 0, replicas: int = 1) -> list[
         seen = sum((row["stage"], row["optype"]) == (int(stage), optype) for row in found)
         for number, span in enumerate(spans, seen):
             start, end = (float(ms) / 1000 for ms in span.split("-"))
-            found.append({
-                "dp_rank": dp_rank, "stage": int(stage), "rank": int(stage) * replicas + dp_rank, "step": step,
-                "optype": optype, "start_ts": start, "duration": end - start, "seq_id": number,
-                "mc": int(chunk or -1), "mb_id": -1, "gmc": int(model_chunk or -1),
-            })  # fmt: skip
+            found.append(
+                {
+                    "dp_rank": dp_rank,
+                    "stage": int(stage),
+                    "rank": int(stage) * replicas + dp_rank,
+                    "step": step,
+                    "optype": optype,
+                    "start_ts": start,
+                    "duration": end - start,
+                    "seq_id": number,
+                    "mc": int(chunk or -1),
+                    "mb_id": -1,
+                    "gmc": int(model_chunk or -1),
+                }
+            )
     return found
 
 

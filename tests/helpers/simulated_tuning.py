@@ -90,12 +90,10 @@ def candidate(name: str, predicted: float = 0.9, finding: str = "") -> Candidate
 def session(job: Job, *names: str | Candidate, apart: bool = False, bounds: Collection[str] = ()) -> Session:
     """A session whose advice is to set each of these once, in this order; run to its end. `apart`: each answers a
     finding of its own. Of `bounds` no more than a bound is known."""
-    advised = [
-        one if isinstance(one, Candidate) else candidate(one, finding=one if apart else "") for one in names
-    ]  # fmt: skip
+    advised = [one if isinstance(one, Candidate) else candidate(one, finding=one if apart else "") for one in names]
     advised = [
         replace(one, after=None, low=None, high=None, bound=0.3) if one.code in bounds else one for one in advised
-    ]  # fmt: skip
+    ]
     made = Session(job, [lambda _: Advice(advised, [])], lambda _: False)
     made.begin()
     try:

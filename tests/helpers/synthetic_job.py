@@ -104,25 +104,58 @@ def trace_of(job: Job, made: Recording, rank: int) -> Trace:
     builder = TraceBuilder()
     source = builder.source(Path(f"synthetic/rank{rank}"), "synthetic", "1", 0, {})
     code = builder.names.code
-    builder.add("ranks", 1, {"rank": rank, "device": 0, "source": source, "world_size": job.ranks,
-                             "host": code(f"host{rank // HOST_RANKS}"), "backend": code("nccl")})  # fmt: skip
+    builder.add(
+        "ranks",
+        1,
+        {
+            "rank": rank,
+            "device": 0,
+            "source": source,
+            "world_size": job.ranks,
+            "host": code(f"host{rank // HOST_RANKS}"),
+            "backend": code("nccl"),
+        },
+    )
     own = [i for i, stages in enumerate(made.stages) if p in range(*stages.indices(job.pp))]
     at = [(d, p - (made.stages[i].start or 0), t) for i in own]
-    free, start, end = (np.array([column[i][place] for i, place in zip(own, at, strict=True)], np.int64)
-                        for column in (made.free, made.start, made.end))  # fmt: skip
+    free, start, end = (
+        np.array([column[i][place] for i, place in zip(own, at, strict=True)], np.int64)
+        for column in (made.free, made.start, made.end)
+    )
     count, pieces = len(own), job.kernels
     edges = free[:, None] + (start - free)[:, None] * np.arange(pieces + 1) // pieces
     begin = np.concatenate((edges[:, :-1].ravel(), start))
     until = np.concatenate((edges[:, 1:].ravel(), end))
     thread = builder.thread(rank, 1, 1)
-    builder.add("host_events", len(begin), {
-        "rank": rank, "thread": thread, "start": begin - 5 * US, "end": begin - 4 * US, "category": Category.RUNTIME,
-        "name": code("cudaLaunchKernel"), "correlation": np.arange(len(begin))})  # fmt: skip
+    builder.add(
+        "host_events",
+        len(begin),
+        {
+            "rank": rank,
+            "thread": thread,
+            "start": begin - 5 * US,
+            "end": begin - 4 * US,
+            "category": Category.RUNTIME,
+            "name": code("cudaLaunchKernel"),
+            "correlation": np.arange(len(begin)),
+        },
+    )
     kinds = np.repeat([Kind.COMPUTE, Kind.COMMUNICATION], [count * pieces, count])
     names = np.repeat([code("gemm"), code("ncclDevKernel")], [count * pieces, count])
-    builder.add("device_events", len(begin), {
-        "rank": rank, "device": 0, "stream": np.where(kinds == Kind.COMPUTE, 7, 13), "start": begin, "end": until,
-        "kind": kinds, "name": names, "correlation": np.arange(len(begin))})  # fmt: skip
+    builder.add(
+        "device_events",
+        len(begin),
+        {
+            "rank": rank,
+            "device": 0,
+            "stream": np.where(kinds == Kind.COMPUTE, 7, 13),
+            "start": begin,
+            "end": until,
+            "kind": kinds,
+            "name": names,
+            "correlation": np.arange(len(begin)),
+        },
+    )
     _ranges(builder, made, own, rank, thread, free, start)
     _collectives(builder, job, made, own, rank, (int(d), int(p), int(t)), start, end, count * pieces)
     return builder.finish()
@@ -139,20 +172,40 @@ def _ranges(
             spans[name] = (low - 6 * US if name not in spans else low, int(start[place]) - 4 * US)
     for name, (low, high) in spans.items():
         label = name if name.startswith("Profiler") else name.split()[0]
-        builder.add("host_events", 1, {"rank": rank, "thread": thread, "start": low, "end": high,
-                                       "category": Category.ANNOTATION, "name": builder.names.code(label)})  # fmt: skip
+        builder.add(
+            "host_events",
+            1,
+            {
+                "rank": rank,
+                "thread": thread,
+                "start": low,
+                "end": high,
+                "category": Category.ANNOTATION,
+                "name": builder.names.code(label),
+            },
+        )
 
 
 def _collectives(
-    builder: TraceBuilder, job: Job, made: Recording, own: list[int], rank: int, place: tuple[int, int, int],
-    start: Grid, end: Grid, first: int,
-) -> None:  # fmt: skip
+    builder: TraceBuilder,
+    job: Job,
+    made: Recording,
+    own: list[int],
+    rank: int,
+    place: tuple[int, int, int],
+    start: Grid,
+    end: Grid,
+    first: int,
+) -> None:
     d, p, t = place
     grid = np.arange(job.ranks).reshape(job.dp, job.pp, job.tp)
     groups = {
-        "all_reduce": ("tp", grid[d, p]), "reduce_scatter": ("dp", grid[:, p, t]), "norm": ("world", grid.ravel()),
-        "forward": ("pp", grid[d, :, t]), "back": ("pp", grid[d, :, t]),
-    }  # fmt: skip
+        "all_reduce": ("tp", grid[d, p]),
+        "reduce_scatter": ("dp", grid[:, p, t]),
+        "norm": ("world", grid.ravel()),
+        "forward": ("pp", grid[d, :, t]),
+        "back": ("pp", grid[d, :, t]),
+    }
     code = builder.names.code
     lists = {op: code(",".join(map(str, members.tolist()))) for op, (_, members) in groups.items()}
     seq = {"tp": 0, "dp": 0, "world": 0, "pp": 0}
@@ -165,10 +218,19 @@ def _collectives(
         sends = (made.stages[i].start == p) == (made.op[i] == "forward")
         op = ("send" if sends else "recv") if name == "pp" else "all_reduce" if name != "dp" else "reduce_scatter"
         other = p + 1 if made.stages[i].start == p else p - 1
-        values = (code(op), code(name), len(members), lists[made.op[i]], seq[name] if name != "pp" else NA,
-                  {"tp": 1 << 20, "dp": 1 << 26, "world": 4, "pp": 1 << 18}[name],
-                  int(grid[d, other, t]) if name == "pp" else NA)  # fmt: skip
+        values = (
+            code(op),
+            code(name),
+            len(members),
+            lists[made.op[i]],
+            seq[name] if name != "pp" else NA,
+            {"tp": 1 << 20, "dp": 1 << 26, "world": 4, "pp": 1 << 18}[name],
+            int(grid[d, other, t]) if name == "pp" else NA,
+        )
         for column, value in zip(columns.values(), values, strict=True):
             column.append(value)
-    builder.add("collectives", len(own), {"rank": rank, "event": first + np.arange(len(own)),
-                                          "start": start, "end": end, **columns})  # fmt: skip
+    builder.add(
+        "collectives",
+        len(own),
+        {"rank": rank, "event": first + np.arange(len(own)), "start": start, "end": end, **columns},
+    )

@@ -41,8 +41,13 @@ class Installed:
     def environment(self, home: Path) -> dict[str, str]:
         """Variables of a user who has set none, and whose files go to `home`."""
         own = {key: value for key, value in os.environ.items() if not key.startswith(("GPUSCOPE_", "PYTHON", "PYTEST"))}
-        return {**own, "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "XDG_DATA_HOME": str(home / "data"),
-                "VIRTUAL_ENV": str(self.python.parents[1])}  # fmt: skip
+        return {
+            **own,
+            "HOME": str(home),
+            "XDG_CACHE_HOME": str(home / "cache"),
+            "XDG_DATA_HOME": str(home / "data"),
+            "VIRTUAL_ENV": str(self.python.parents[1]),
+        }
 
     def run(self, *command: str | Path, at: Path) -> subprocess.CompletedProcess[str]:
         """Run a command in the folder `at`."""

@@ -134,8 +134,11 @@ NO_RESULT = {"release_memory", "table_columns", "table_pages"}
 
 
 def public(module: Any) -> set[str]:
-    return {name for name, found in inspect.getmembers(module, inspect.isfunction)
-            if found.__module__ == module.__name__ and not name.startswith("_")}  # fmt: skip
+    return {
+        name
+        for name, found in inspect.getmembers(module, inspect.isfunction)
+        if found.__module__ == module.__name__ and not name.startswith("_")
+    }
 
 
 def test_every_function_has_a_twin_and_is_compared() -> None:
@@ -145,8 +148,10 @@ def test_every_function_has_a_twin_and_is_compared() -> None:
 
 def answer(module: Any, name: str, arguments: list[Any]) -> Any:
     """What a function gives or adds to, as lists."""
-    own = [tuple(column.copy() for column in one) if name == "add_launched" and place == 7 else one
-           for place, one in enumerate(arguments)]  # fmt: skip
+    own = [
+        tuple(column.copy() for column in one) if name == "add_launched" and place == 7 else one
+        for place, one in enumerate(arguments)
+    ]
     found = getattr(module, name)(*own)
     found = own[7] if found is None else found
     return [one if isinstance(one, int) else one.tolist() for one in (found if isinstance(found, tuple) else (found,))]
@@ -171,8 +176,10 @@ def test_twins_agree_on_tables_of_many_pieces(seed: int) -> None:
     at = [random.integers(-1, 5, 9_000), random.integers(-5, 44_100, 9_000)]
     late = [at[0], at[1] // 10 + 39_600]  # what ended before is passed over
     for name, arguments in (
-        ("innermost", [*table, *at]), ("innermost", [*table, *late]), ("parents", with_length(table)),
-    ):  # fmt: skip
+        ("innermost", [*table, *at]),
+        ("innermost", [*table, *late]),
+        ("parents", with_length(table)),
+    ):
         assert answer(compiled, name, arguments) == answer(plain, name, arguments), name
 
 

@@ -114,9 +114,7 @@ def test_importing_it_loads_nothing_else() -> None:
 
 def without_torch(code: str, cwd: Path) -> str:
     blocked = "import sys; sys.modules['torch'] = sys.modules['nvtx'] = None\nimport gpuscope\n"
-    done = subprocess.run(
-        [sys.executable, "-c", blocked + code], capture_output=True, text=True, check=True, cwd=cwd
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", blocked + code], capture_output=True, text=True, check=True, cwd=cwd)
     return done.stdout
 
 
@@ -135,7 +133,7 @@ def test_ranges_stay_in_a_script_without_torch(tmp_path: Path) -> None:
         "with span('forward', step=1):\n"
         "    print('ran')\n"
         "print(span('step')(lambda: 'called')())"
-    )  # fmt: skip
+    )
     assert without_torch(code, tmp_path) == "ran\ncalled\n"
 
 

@@ -121,11 +121,18 @@ def test_no_output_carries_the_secret(run: Path, tmp_path: Path, capsys: pytest.
     for args in (
         ("analyze", run, "-v", "--full", "--html", out / "report.html", "--csv", out / "tables"),
         ("analyze", run, "--json"),
-        ("info", run), ("info", run, "--json"), ("runs",), ("runs", "--json"), ("runs", "show", "1", "--json"),
-        ("diff", run, other, "--json"), ("check", run, "--baseline", other, "--junit", out / "junit.xml"),
-        ("reduce", run, "-o", out / "reduced"), ("export", run, "--perfetto", out / "trace.json.gz"),
-        ("convert", run, out / "events"), ("convert", run, out / "ranks", "--table", "ranks"),
-    ):  # fmt: skip
+        ("info", run),
+        ("info", run, "--json"),
+        ("runs",),
+        ("runs", "--json"),
+        ("runs", "show", "1", "--json"),
+        ("diff", run, other, "--json"),
+        ("check", run, "--baseline", other, "--junit", out / "junit.xml"),
+        ("reduce", run, "-o", out / "reduced"),
+        ("export", run, "--perfetto", out / "trace.json.gz"),
+        ("convert", run, out / "events"),
+        ("convert", run, out / "ranks", "--table", "ranks"),
+    ):
         done = call(capsys, *args)
         assert done.returncode in (0, 1), (args, done.stderr)
         said.append(done.stdout + done.stderr)
@@ -147,9 +154,15 @@ def assistant(run: Path) -> list[str]:
     one = runs.open(run.name)
     tables = [questions.rows(one, f"SELECT * FROM {name}", 200) for name in one.trace.tables if name != "events"]
     return [
-        questions.runs(runs), questions.opening(one), questions.verdict(one), questions.findings(one, "", 20),
-        questions.advice(one), questions.record_advice(one), questions.compared(one, one, 0.01, ""), *tables,
-    ]  # fmt: skip
+        questions.runs(runs),
+        questions.opening(one),
+        questions.verdict(one),
+        questions.findings(one, "", 20),
+        questions.advice(one),
+        questions.record_advice(one),
+        questions.compared(one, one, 0.01, ""),
+        *tables,
+    ]
 
 
 def dashboard(run: Path) -> list[str]:
@@ -163,8 +176,15 @@ def dashboard(run: Path) -> list[str]:
 
 
 def test_what_is_allowed() -> None:
-    environment = {"NCCL_DEBUG": "INFO", "RANK": "1", "NCCL_AUTH_TOKEN": "x", "CUDA_API_KEY": "x", "HOME": "/root",
-                   "LOCAL_SECRET": "x", "MASTER_PASSWORD": "x"}  # fmt: skip
+    environment = {
+        "NCCL_DEBUG": "INFO",
+        "RANK": "1",
+        "NCCL_AUTH_TOKEN": "x",
+        "CUDA_API_KEY": "x",
+        "HOME": "/root",
+        "LOCAL_SECRET": "x",
+        "MASTER_PASSWORD": "x",
+    }
     assert kept(environment) == {"NCCL_DEBUG": "INFO", "RANK": "1"}
     assert not allowed("WANDB_API_KEY")
 
@@ -185,5 +205,12 @@ def test_texts_that_quote_an_environment() -> None:
         "9",
     ]
     assert redacted_command(words) == [
-        "env", "WANDB_API_KEY=…", "train.py", "--api-key", "…", "--hf-token=…", "--max-tokens", "9",
-    ]  # fmt: skip
+        "env",
+        "WANDB_API_KEY=…",
+        "train.py",
+        "--api-key",
+        "…",
+        "--hf-token=…",
+        "--max-tokens",
+        "9",
+    ]

@@ -22,8 +22,16 @@ HEADING = re.compile(r"^### ", re.MULTILINE)
 RECIPE = re.compile(r"^`([\w/]+\.py)`.*?^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FOLDERS = {"sources", "causes", "host", "pages", "commands", "parallelisms", "parallel"}
 SKIPPED = (
-    ".git", ".venv*", "build", "dist", "sample_traces", ".pytest_cache", ".hypothesis", "__pycache__", ".*_cache",
-)  # fmt: skip
+    ".git",
+    ".venv*",
+    "build",
+    "dist",
+    "sample_traces",
+    ".pytest_cache",
+    ".hypothesis",
+    "__pycache__",
+    ".*_cache",
+)
 
 
 def recipes() -> dict[str, str]:
@@ -75,9 +83,11 @@ def test_make_check_passes(copy: Path, request: pytest.FixtureRequest) -> None:
 def test_the_documentation_is_made(copy: Path) -> None:
     """Nobody writes the cause's section, the suggestion's row or the command's options."""
     made = {
-        "findings.md": "### `my_cause`", "advice.md": "| `my_knob` |", "commands.md": "### `gpuscope mine`",
+        "findings.md": "### `my_cause`",
+        "advice.md": "| `my_knob` |",
+        "commands.md": "### `gpuscope mine`",
         "definitions.md": "[`my_cause`]",
-    }  # fmt: skip
+    }
     fill = "path.write_text(generate.filled(generate.with_new_commands(text) if name == 'commands.md' else text))"
     code = (
         "import sys; sys.path[:0] = ['docs']; import generate\n"
@@ -105,10 +115,12 @@ def test_cause_and_rule_appear_in_the_report(copy: Path, tmp_path: Path) -> None
     for step in range(8):
         at = 1000 * step
         events += [
-            note(at, 990, f"ProfilerStep#{step}"), note(at + 100, 300, "gc.collect"),
-            call(at + 420, 300, 10_000 + step, "myDriverWait"), call(at + 730, 5, step + 1),
+            note(at, 990, f"ProfilerStep#{step}"),
+            note(at + 100, 300, "gc.collect"),
+            call(at + 420, 300, 10_000 + step, "myDriverWait"),
+            call(at + 730, 5, step + 1),
             kernel(at + 740, 250, step + 1),
-        ]  # fmt: skip
+        ]
     path = write(tmp_path / "rank0.json", *events)
     report = json.loads(gpuscope(copy, "analyze", path, "--json"))
     assert report["ranks"][0]["stall_ns"]["cpu"]["my_cause"] > 0

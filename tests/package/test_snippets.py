@@ -56,8 +56,12 @@ def strict(cache: Path, *files: Path) -> str:
     installed = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={cache}", *map(str, files)],
-        cwd=files[0].parent, env={**os.environ, "PYTHONPATH": installed}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=files[0].parent,
+        env={**os.environ, "PYTHONPATH": installed},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stderr == ""
     return done.stdout
 

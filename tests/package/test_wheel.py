@@ -105,9 +105,14 @@ def test_the_sdist_holds_every_file_once_where_the_repository_has_it(sdist: Path
 
 @pytest.mark.parametrize(
     "path",
-    ["gpuscope/py.typed", "gpuscope/hardware/links.toml", "gpuscope/report/html/templates/report.html.j2",
-     "dashboards/assets/gpuscope.css", "instrumented_runtime/record/shim/sitecustomize.py"],
-)  # fmt: skip
+    [
+        "gpuscope/py.typed",
+        "gpuscope/hardware/links.toml",
+        "gpuscope/report/html/templates/report.html.j2",
+        "dashboards/assets/gpuscope.css",
+        "instrumented_runtime/record/shim/sitecustomize.py",
+    ],
+)
 def test_files_that_are_no_modules_are_among_them(path: str) -> None:
     """The tests above compare lists; this one holds the list of the repository's files to something."""
     assert path in sources()

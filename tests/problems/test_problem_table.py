@@ -18,9 +18,11 @@ def test_every_record_of_the_table_is_one_code() -> None:
     found = kinds()
     records = [
         value
-        for name, module in sys.modules.items() if name.startswith(f"{TABLE}.")
-        for value in vars(module).values() if isinstance(value, ProblemKind)
-    ]  # fmt: skip
+        for name, module in sys.modules.items()
+        if name.startswith(f"{TABLE}.")
+        for value in vars(module).values()
+        if isinstance(value, ProblemKind)
+    ]
     assert len(records) > len(found) > 0
     assert {(kind.code, kind.severity) for kind in records} == {(kind.code, kind.severity) for kind in found.values()}
 
@@ -35,8 +37,11 @@ def test_a_code_given_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("facts", [{}, {"file": "a"}, {"file": "a", "lost": 1, "more": 2}])
 def test_facts_that_the_text_does_not_take_are_refused_even_where_nothing_was_lost(facts: dict[str, object]) -> None:
-    for told in (ROWS_LOST.of, lambda *a, **f: TraceBuilder().problem(ROWS_LOST, *a, **f),
-                 lambda *a, **f: Result("mine").problem(ROWS_LOST, *a, **f)):  # fmt: skip
+    for told in (
+        ROWS_LOST.of,
+        lambda *a, **f: TraceBuilder().problem(ROWS_LOST, *a, **f),
+        lambda *a, **f: Result("mine").problem(ROWS_LOST, *a, **f),
+    ):
         with pytest.raises(ValueError, match=r"\['file', 'lost'\]"):
             told(0, **facts)
 

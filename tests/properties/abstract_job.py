@@ -101,10 +101,12 @@ def _span(category: str, name: str, at: tuple[int, int], tid: int = PID, pid: in
 def write_kineto(path: Path, rank: Rank, events: list[Event] | None = None, world: int = 1) -> Path:
     """One rank's file; `events` in another order than they were made."""
     document = {
-        "schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, "deviceProperties": [{"id": 0, "name": "GPU"}],
+        "schemaVersion": 1,
+        "baseTimeNanoseconds": BASE_NS,
+        "deviceProperties": [{"id": 0, "name": "GPU"}],
         "distributedInfo": {"rank": rank.rank, "world_size": world, "backend": "nccl"},
         "traceEvents": kineto_events(rank) if events is None else events,
-    }  # fmt: skip
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document))
     return path

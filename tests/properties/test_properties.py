@@ -47,9 +47,11 @@ def outcome(report: Any) -> dict[str, Any]:
             {key: entry[key] for key in ("rank", "window_ns", "breakdown_ns", "recorded_breakdown_ns", "stall_ns")}
             for entry in report["ranks"]
         ],
-        "steps": [(entry["rank"], entry["step"], entry["role"], entry["start_ns"] - origin, entry["dur_ns"])
-                  for entry in report["steps"]],
-    }  # fmt: skip
+        "steps": [
+            (entry["rank"], entry["step"], entry["role"], entry["start_ns"] - origin, entry["dur_ns"])
+            for entry in report["steps"]
+        ],
+    }
 
 
 def analysed(*paths: Path) -> Any:
@@ -104,8 +106,9 @@ def test_shifting_time_changes_nothing(rank: Rank, shift: int) -> None:
 def test_doubling_times_doubles_durations(rank: Rank) -> None:
     """Of parts and steps; causes have fixed bounds (10 µs, 1 ms), and may differ."""
     with tempfile.TemporaryDirectory() as folder:
-        one, two = (analysed(write_kineto(Path(folder, f"{scale}", "rank0.json"), rank.moved(scale)))
-                    for scale in (1, 2))  # fmt: skip
+        one, two = (
+            analysed(write_kineto(Path(folder, f"{scale}", "rank0.json"), rank.moved(scale))) for scale in (1, 2)
+        )
     for single, double in zip(one["ranks"], two["ranks"], strict=True):
         assert double["recorded_ns"] == 2 * single["recorded_ns"]
         parts = single["recorded_breakdown_ns"]
@@ -119,8 +122,10 @@ def test_the_order_of_rows_changes_nothing(rank: Rank, random: Random) -> None:
     events = kineto_events(rank)
     random.shuffle(events)
     with tempfile.TemporaryDirectory() as folder:
-        paths = [write_kineto(Path(folder, "a", "rank0.json"), rank),
-                 write_kineto(Path(folder, "b", "rank0.json"), rank, events)]  # fmt: skip
+        paths = [
+            write_kineto(Path(folder, "a", "rank0.json"), rank),
+            write_kineto(Path(folder, "b", "rank0.json"), rank, events),
+        ]
         one, other = (rows_of(gpuscope.open_trace(path)) for path in paths)
         said = [outcome(analysed(path)) for path in paths]
     assert one == other

@@ -69,9 +69,14 @@ def test_classes() -> None:
 
 def test_messages_say_what_the_facts_add() -> None:
     late: StragglerEntry = {
-        "rank": 3, "caused_wait_ns": 5, "root_wait_ns": 5, "phase": "forward", "operation": None, "recurrent": True,
+        "rank": 3,
+        "caused_wait_ns": 5,
+        "root_wait_ns": 5,
+        "phase": "forward",
+        "operation": None,
+        "recurrent": True,
         "reason": None,
-    }  # type: ignore[typeddict-item]  # fmt: skip
+    }  # type: ignore[typeddict-item]
     assert BY_CODE["gc"].text(FindingFacts(0.25)).endswith("idle: 25.0 % of the time")
     assert (
         BY_CODE["copy"]

@@ -17,22 +17,44 @@ from gpuscope.store.store import opened
 
 MS = 1_000_000
 FINDING = {
-    "code": "input", "severity": "high", "message": "waits", "ranks": [0], "cost_ns_per_step": 60 * MS,
-    "cost_ns": 180 * MS, "share_frac": 0.3, "evidence": [],
-}  # fmt: skip
+    "code": "input",
+    "severity": "high",
+    "message": "waits",
+    "ranks": [0],
+    "cost_ns_per_step": 60 * MS,
+    "cost_ns": 180 * MS,
+    "share_frac": 0.3,
+    "evidence": [],
+}
 LATE = {
-    "rank": 1, "caused_wait_ns": 90 * MS, "caused_wait_ns_per_step": 40 * MS, "root_wait_ns": 90 * MS, "phase": None,
-    "operation": None, "recurrent": True, "reason": None, "reason_why": "",
-}  # fmt: skip
+    "rank": 1,
+    "caused_wait_ns": 90 * MS,
+    "caused_wait_ns_per_step": 40 * MS,
+    "root_wait_ns": 90 * MS,
+    "phase": None,
+    "operation": None,
+    "recurrent": True,
+    "reason": None,
+    "reason_why": "",
+}
 
 
 def of_version_2() -> dict[str, Any]:
     """Steps of 100, 100 and 400 ms: the mean is twice the step."""
     once = {**FINDING, "code": "startup", "cost_ns_per_step": None, "share_frac": 0.0}
     document: dict[str, Any] = json.loads(
-        dumps(report(100.0, 100.0, 400.0, findings=[FINDING, once], stragglers=[LATE], rank_steps=[],
-                     advice={"why": "", "unpredicted": []}))
-    )  # fmt: skip
+        dumps(
+            report(
+                100.0,
+                100.0,
+                400.0,
+                findings=[FINDING, once],
+                stragglers=[LATE],
+                rank_steps=[],
+                advice={"why": "", "unpredicted": []},
+            )
+        )
+    )
     document["schema_version"] = 2
     return document
 

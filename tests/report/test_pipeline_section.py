@@ -21,9 +21,15 @@ from tests.helpers.allocator import MIB, events, segment, snapshot
 def row(stage: int, rank: int, compute: int, parts: tuple[int, int, int, int]) -> PipelineRow:
     names = ("warm_up", "steady", "drain", "imbalance")
     return {
-        "pipeline": 0, "stage": stage, "rank": rank, "step": 3, "start_ns": 0, "dur_ns": 100, "compute_ns": compute,
+        "pipeline": 0,
+        "stage": stage,
+        "rank": rank,
+        "step": 3,
+        "start_ns": 0,
+        "dur_ns": 100,
+        "compute_ns": compute,
         "bubble_ns": dict(zip(names, parts, strict=True)),  # type: ignore[typeddict-item]
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
@@ -34,21 +40,36 @@ def told() -> Pipeline:
         "stages": [{"pipeline": 0, "stage": at, "rank": at, "model_chunks": [at]} for at in (0, 1)],
         "incomplete": "",
         "schedule": {
-            "name": "1f1b", "stages": 2, "micro_batches": 4, "chunks_per_stage": 1, "why": "it alternates",
-            "ideal_bubble_frac": 0.2, "ideal_basis": "a formula",
+            "name": "1f1b",
+            "stages": 2,
+            "micro_batches": 4,
+            "chunks_per_stage": 1,
+            "why": "it alternates",
+            "ideal_bubble_frac": 0.2,
+            "ideal_basis": "a formula",
         },
         "bubble_frac": 0.35,
         "rows": [row(0, 0, 50, (5, 5, 10, 30)), row(1, 1, 80, (10, 0, 10, 0))],
         "even_split": {
-            "micro_batches": 4, "step_factor": 0.81, "why_not": "", "predicted": {
-                "step_ns_before": 100, "step_ns_after": 81, "low_ns": 75, "high_ns": 102, "basis": "one step",
+            "micro_batches": 4,
+            "step_factor": 0.81,
+            "why_not": "",
+            "predicted": {
+                "step_ns_before": 100,
+                "step_ns_after": 81,
+                "low_ns": 75,
+                "high_ns": 102,
+                "basis": "one step",
                 "provenance": "inferred",
             },
         },
         "more_micro_batches": {
-            "micro_batches": 8, "step_factor": None, "predicted": None, "why_not": "the order is unknown",
+            "micro_batches": 8,
+            "step_factor": None,
+            "predicted": None,
+            "why_not": "the order is unknown",
         },
-    }  # fmt: skip
+    }
 
 
 def written(report: Report) -> list[str]:

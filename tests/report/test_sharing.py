@@ -28,9 +28,13 @@ def trace(tmp_path: Path) -> Path:
     """A trace that names a user, a host, folders and an address."""
     folder = tmp_path / "secret_project"
     events = [
-        note(0, 1000, "ProfilerStep#0"), call(10, 5, 1), kernel(20, 100, 1), call(400, 5, 2), kernel(700, 100, 2),
+        note(0, 1000, "ProfilerStep#0"),
+        call(10, 5, 1),
+        kernel(20, 100, 1),
+        call(400, 5, 2),
+        kernel(700, 100, 2),
         python(150, 500, "/home/alice/secret_project/train.py(12): forward on 10.1.2.3"),
-    ]  # fmt: skip
+    ]
     write(folder / "rank0.json", *events, rank=0, host_name="gpu-node-17")
     return folder / "rank0.json"
 
@@ -106,7 +110,7 @@ def test_the_report_itself_keeps_its_names(trace: Path, tmp_path: Path) -> None:
         ("ncclDevKernel_AllReduce_RING_LL(ncclDevComm*)", "ncclDevKernel_AllReduce_RING_LL(ncclDevComm*)"),
         ("torch 2.13.0 on 10.1.2.3", "torch 2.13.0 on host-2"),
     ],
-)  # fmt: skip
+)
 def test_what_is_replaced(text: str, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(getpass, "getuser", lambda: "root")
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")

@@ -42,21 +42,27 @@ def _alone() -> list[Case]:
         Case(_job(NARROW, "gc_strong", gc_ns=3 * MS), "the garbage collector runs in every step"),
         Case(_job(NARROW, "gc_weak", gc_ns=6 * MS // 5), "the same, shorter"),
         Case(_job(READ_LOSS, "host_strong", host_work_ns=9 * MS), "a checkpoint in every step"),
-        Case(_job(NARROW, "host_weak", host_work_ns=6 * MS // 5, host_work="Optimizer.step#Shampoo.step"),
-             "the optimizer computes in Python for 1.2 ms"),
+        Case(
+            _job(NARROW, "host_weak", host_work_ns=6 * MS // 5, host_work="Optimizer.step#Shampoo.step"),
+            "the optimizer computes in Python for 1.2 ms",
+        ),
         Case(_job(COMPUTE, "bandwidth_strong", rate=20.0), "32 MiB a layer over a slow link"),
         Case(_job(COMPUTE, "bandwidth_weak", rate=32.0), "the same, over a faster link"),
         Case(_job(TALKATIVE, "latency_strong", alpha_ns=90_000), "one a gradient"),
         Case(_job(TALKATIVE, "latency_weak", alpha_ns=40_000), "the same, shorter"),
-        Case(_job(COMPUTE, "bubble_strong", parallel="pipeline", ranks=4, layers=1, micro_batches=2),
-             "four stages, two micro-batches"),
-        Case(_job(COMPUTE, "bubble_weak", parallel="pipeline", ranks=2, layers=2, micro_batches=4),
-             "two stages, four micro-batches"),
+        Case(
+            _job(COMPUTE, "bubble_strong", parallel="pipeline", ranks=4, layers=1, micro_batches=2),
+            "four stages, two micro-batches",
+        ),
+        Case(
+            _job(COMPUTE, "bubble_weak", parallel="pipeline", ranks=2, layers=2, micro_batches=4),
+            "two stages, four micro-batches",
+        ),
         Case(_job(COMPUTE, "copy_strong", copy_bytes=192 * MIB), "192 MiB of pinned input on the compute stream"),
         Case(_job(COMPUTE, "copy_weak", copy_bytes=80 * MIB), "the same with 80 MiB"),
         Case(_job(SMALL, "allocator_strong", allocations=4, allocation_ns=400_000), "in each layer"),
         Case(_job(SMALL, "allocator_weak", allocations=2, allocation_ns=200_000), "half of it, half as long"),
-    ]  # fmt: skip
+    ]
 
 
 def _combined() -> list[Case]:
@@ -70,29 +76,35 @@ def _combined() -> list[Case]:
         Case(_job(READ_LOSS, "read_then_long_work", item_own_ns=16 * MS), "more than the device could hide"),
         Case(_job(COMPUTE, "fsdp_slow_loader", parallel="fsdp", loader_ns=40 * MS, workers=2), "all ranks' loaders"),
         Case(_job(TINY, "launch_and_gc", gc_ns=MS // 2), "launching, and a short collection"),
-        Case(_job(COMPUTE, "copy_and_latency", copy_bytes=96 * MIB, bucket_bytes=50 * MIB, alpha_ns=300_000, rate=6e2),
-             "pinned input, and fixed costs of collectives"),
+        Case(
+            _job(COMPUTE, "copy_and_latency", copy_bytes=96 * MIB, bucket_bytes=50 * MIB, alpha_ns=300_000, rate=6e2),
+            "pinned input, and fixed costs of collectives",
+        ),
         Case(_job(COMPUTE, "contended", rate=26.0, compute_slow=1.25, transfer_slow=1.3), "both slow each other"),
         Case(_job(COMPUTE, "fsdp_no_prefetch", parallel="fsdp", prefetch=0, rate=60.0), "parameters are waited for"),
         Case(_job(COMPUTE, "tensor_parallel", parallel="tensor", ranks=4, tensor_bytes=48 * MIB), "two groups"),
-    ]  # fmt: skip
+    ]
 
 
 def _healthy() -> list[Case]:
     return [
         Case(_job(COMPUTE, "healthy_single", parallel="single", ranks=1), "compute-bound"),
         Case(_job(COMPUTE, "healthy_ahead", layers=5, items=0), "the host runs steps ahead"),
-        Case(_job(COMPUTE, "healthy_full_queue", layers=6, gemms=6, smalls=9, gemm_ns=90_000, steps=8),
-             "so far ahead that launches block"),
+        Case(
+            _job(COMPUTE, "healthy_full_queue", layers=6, gemms=6, smalls=9, gemm_ns=90_000, steps=8),
+            "so far ahead that launches block",
+        ),
         Case(_job(COMPUTE, "healthy_overlap", layers=8, rate=60.0), "communication hidden beside the backward pass"),
         Case(_job(COMPUTE, "healthy_fsdp", parallel="fsdp", prefetch=1), "parameters gathered ahead"),
         Case(_job(COMPUTE, "healthy_loader", loader_ns=12 * MS, workers=4), "the loader keeps up"),
         Case(_job(TINY, "healthy_graphs", graphs=True, gemm_ns=18_000, small_ns=10_000), "tiny kernels"),
         Case(_job(READ_LOSS, "healthy_reads_loss"), "one .item() a step"),
-        Case(_job(READ_LOSS, "healthy_slow_start", compile_ns=400 * MS, first_use_ns=3 * MS, warmup_factor=3.0),
-             "compilation and module loading in the first step"),
+        Case(
+            _job(READ_LOSS, "healthy_slow_start", compile_ns=400 * MS, first_use_ns=3 * MS, warmup_factor=3.0),
+            "compilation and module loading in the first step",
+        ),
         Case(_job(READ_LOSS, "healthy_checkpoint_once", outlier_step=3, outlier_ns=60 * MS, steps=8), "one checkpoint"),
-    ]  # fmt: skip
+    ]
 
 
 def _stragglers() -> list[Case]:
@@ -101,19 +113,40 @@ def _stragglers() -> list[Case]:
         Case(_job(COMPUTE, "slow_device_weak", device_slow={1: 1.35}), "slower clocks", straggler=(1, "device")),
         Case(_job(COMPUTE, "long_batches", data_scale={0: 1.6}), "longer sequences", straggler=(0, "data")),
         Case(_job(READ_LOSS, "late_host_gc", gc_ns=12 * MS, gc_ranks=(1,), ranks=3), "GC", straggler=(1, "host")),
-        Case(_job(COMPUTE, "late_host_logging", host_work_ns=9 * MS, host_work_ranks=(0,), items=1, ranks=4),
-             "one host of four writes logs", straggler=(0, "host")),
-        Case(_job(COMPUTE, "slow_host", ranks=16, layers=2, steps=9, device_slow=dict.fromkeys(range(4, 8), 1.3)),
-             "four of sixteen ranks have slower clocks"),
+        Case(
+            _job(COMPUTE, "late_host_logging", host_work_ns=9 * MS, host_work_ranks=(0,), items=1, ranks=4),
+            "one host of four writes logs",
+            straggler=(0, "host"),
+        ),
+        Case(
+            _job(COMPUTE, "slow_host", ranks=16, layers=2, steps=9, device_slow=dict.fromkeys(range(4, 8), 1.3)),
+            "four of sixteen ranks have slower clocks",
+        ),
         Case(_job(COMPUTE, "two_slow_of_four", ranks=4, layers=3, device_slow={1: 1.3, 3: 1.3}), "slower clocks"),
-        Case(_job(READ_LOSS, "late_every_fourth_step", host_work_ns=9 * MS, host_work_every=4, host_work_ranks=(1,),
-                  parallel="fsdp", steps=16), "one rank writes logs in every fourth step"),
-        Case(_job(COMPUTE, "loader_of_one_rank", loader_ns=40 * MS, workers=2, loader_ranks=(0,)), "one slow loader",
-             straggler=(0, "host")),
-        Case(_job(COMPUTE, "slow_rank_of_two_steps", steps=3, device_slow={1: 1.4}), "two steps are judged",
-             straggler=(1, "device")),
+        Case(
+            _job(
+                READ_LOSS,
+                "late_every_fourth_step",
+                host_work_ns=9 * MS,
+                host_work_every=4,
+                host_work_ranks=(1,),
+                parallel="fsdp",
+                steps=16,
+            ),
+            "one rank writes logs in every fourth step",
+        ),
+        Case(
+            _job(COMPUTE, "loader_of_one_rank", loader_ns=40 * MS, workers=2, loader_ranks=(0,)),
+            "one slow loader",
+            straggler=(0, "host"),
+        ),
+        Case(
+            _job(COMPUTE, "slow_rank_of_two_steps", steps=3, device_slow={1: 1.4}),
+            "two steps are judged",
+            straggler=(1, "device"),
+        ),
         Case(_job(COMPUTE, "rotating_batches", rotating=1.8, items=1, steps=8), "each rank in turn has the long batch"),
-    ]  # fmt: skip
+    ]
 
 
 def _recordings() -> list[Case]:
@@ -128,7 +161,7 @@ def _recordings() -> list[Case]:
         Case(_job(COMPUTE, "two_clocks", rate=20.0), "hosts' clocks 3 ms apart", Profiler(clock_offsets={1: 3 * MS})),
         Case(_job(NARROW, "no_sync_rows", items=4, item_own_ns=150_000), "no waits told", Profiler(cuda_sync=False)),
         Case(_job(COMPUTE, "no_arguments", rate=20.0), "no sizes", Profiler(collective_arguments=False)),
-    ]  # fmt: skip
+    ]
 
 
 CASES = [*_alone(), *_combined(), *_healthy(), *_stragglers(), *_recordings()]

@@ -179,9 +179,13 @@ class Job:
         apart = self.parallel == "tensor" and not self.one_link
         links = {f"tp{n}": link for n in range(self.ranks // 2)} if apart else {}
         return Hardware(
-            link, links, self.queue, compute_slow=self.compute_slow, transfer_slow=self.transfer_slow,
+            link,
+            links,
+            self.queue,
+            compute_slow=self.compute_slow,
+            transfer_slow=self.transfer_slow,
             crowd_cost=self.crowd_cost,
-        )  # fmt: skip
+        )
 
     def noise(self, sigma: float, *key: object) -> float:
         """A factor about 1 that depends on the key alone, so that a change leaves all other numbers alone."""

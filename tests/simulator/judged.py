@@ -38,9 +38,12 @@ class Case:
     @cached_property
     def truth(self) -> Truth:
         return truth_of(
-            self.run, programs(self.job), self.job.hardware(), self.unlike,
+            self.run,
+            programs(self.job),
+            self.job.hardware(),
+            self.unlike,
             [rank for rank in self.run.ranks if rank not in self.profiler.left_out],
-        )  # fmt: skip
+        )
 
     @property
     def unlike(self) -> set[int]:

@@ -87,24 +87,38 @@ class Case:
             events.append(_event("user_annotation", f"ProfilerStep#{step}", host, ahead - 1))
             for place in range(1 + own.beside):
                 begin = host + 1 + 4 * place
-                told: dict[str, Any] = {"Input Dims": own.dims, "Input type": own.types,
-                        "Concrete Inputs": own.concrete or [""] * len(own.dims)}  # fmt: skip
+                told: dict[str, Any] = {
+                    "Input Dims": own.dims,
+                    "Input type": own.types,
+                    "Concrete Inputs": own.concrete or [""] * len(own.dims),
+                }
                 if own.strides is not None:
                     told["Input Strides"] = own.strides
                 events.append(_event("cpu_op", own.name, begin, 3, **told))
                 events.append(_event("cuda_runtime", "cudaLaunchKernel", begin + 1, 1, correlation=correlation))
-                events.append(_event("kernel", own.kernel, at, dur, pid=0, tid=7, device=0, stream=7,
-                                     correlation=correlation))  # fmt: skip
+                events.append(
+                    _event("kernel", own.kernel, at, dur, pid=0, tid=7, device=0, stream=7, correlation=correlation)
+                )
                 at, correlation = at + dur, correlation + 1
         return {
-            "schemaVersion": 1, "deviceProperties": [{"id": 0, "name": self.device.name}],
-            "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1}, "traceEvents": events,
-        }  # fmt: skip
+            "schemaVersion": 1,
+            "deviceProperties": [{"id": 0, "name": self.device.name}],
+            "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1},
+            "traceEvents": events,
+        }
 
 
 def _event(category: str, name: str, ts: float, dur: float, pid: int = 1, tid: int = 1, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "ts": round(ts, 3), "dur": round(dur, 3), "pid": pid, "tid": tid,
-            "args": args}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": round(ts, 3),
+        "dur": round(dur, 3),
+        "pid": pid,
+        "tid": tid,
+        "args": args,
+    }
 
 
 # -- operators
@@ -126,9 +140,14 @@ def attention(batch: int, heads: int, sequence: int, width: int) -> Operator:
     dims = [[batch, heads, sequence, width]] * 3
     flops = 4.0 * batch * heads * sequence * sequence * width
     return Operator(
-        "aten::_scaled_dot_product_flash_attention", [*dims, [], [], [], []], [BF16] * 3 + ["Scalar"] * 4, flops,
-        2 * 4 * prod(dims[0]), "pytorch_flash::flash_fwd_kernel", ["", "", "", "0.", "False", "False", ""],
-    )  # fmt: skip
+        "aten::_scaled_dot_product_flash_attention",
+        [*dims, [], [], [], []],
+        [BF16] * 3 + ["Scalar"] * 4,
+        flops,
+        2 * 4 * prod(dims[0]),
+        "pytorch_flash::flash_fwd_kernel",
+        ["", "", "", "0.", "False", "False", ""],
+    )
 
 
 def convolution(
@@ -137,17 +156,27 @@ def convolution(
     """Of images as large as their results: stride 1, as much padding as that takes."""
     image, weight = [batch, channels, side, side], [filters, channels // groups, window, window]
     out = batch * filters * side * side
-    strides = [channels * side * side, 1, channels * side, channels] if channels_last else [
-        channels * side * side, side * side, side, 1,
-    ]  # fmt: skip
+    strides = (
+        [channels * side * side, 1, channels * side, channels]
+        if channels_last
+        else [
+            channels * side * side,
+            side * side,
+            side,
+            1,
+        ]
+    )
     pad = str(window // 2)
     return Operator(
-        "aten::convolution", [image, weight, [], [], [], [], [], [], []], [BF16, BF16, *[""] * 7],
-        2.0 * out * prod(weight[1:]), 2 * (prod(image) + prod(weight) + out),
+        "aten::convolution",
+        [image, weight, [], [], [], [], [], [], []],
+        [BF16, BF16, *[""] * 7],
+        2.0 * out * prod(weight[1:]),
+        2 * (prod(image) + prod(weight) + out),
         "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc",
         ["", "", "", "[1, 1]", f"[{pad}, {pad}]", "[1, 1]", "False", "[0, 0]", str(groups)],
         [strides, [prod(weight[1:]), window * window, window, 1], *[[]] * 7],
-    )  # fmt: skip
+    )
 
 
 def depthwise(batch: int, channels: int, side: int, window: int) -> Operator:
@@ -169,24 +198,44 @@ def elementwise(name: str, rows: int, columns: int, transposed: bool = False, be
 def copy(rows: int, columns: int, transposed: bool = False) -> Operator:
     strides = [[columns, 1], [1, rows] if transposed else [columns, 1], []]
     dims = [[rows, columns], [rows, columns], []]
-    return Operator("aten::copy_", dims, [BF16, BF16, "Scalar"], 0.0, 2 * 2 * rows * columns,
-                    "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>(int)",
-                    ["", "", "False"], strides)  # fmt: skip
+    return Operator(
+        "aten::copy_",
+        dims,
+        [BF16, BF16, "Scalar"],
+        0.0,
+        2 * 2 * rows * columns,
+        "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>(int)",
+        ["", "", "False"],
+        strides,
+    )
 
 
 def layer_norm(rows: int, columns: int, transposed: bool = False) -> Operator:
     strides = [[1, rows] if transposed else [columns, 1], [], [1], [1], []]
-    return Operator("aten::native_layer_norm", [[rows, columns], [], [columns], [columns], []],
-                    [BF16, "ScalarList", BF16, BF16, "Scalar"], 0.0, 2 * (2 * rows * columns + 2 * columns),
-                    "void at::native::vectorized_layer_norm_kernel<c10::BFloat16, float>(int)",
-                    ["", f"[{columns}]", "", "", "1e-05"], strides)  # fmt: skip
+    return Operator(
+        "aten::native_layer_norm",
+        [[rows, columns], [], [columns], [columns], []],
+        [BF16, "ScalarList", BF16, BF16, "Scalar"],
+        0.0,
+        2 * (2 * rows * columns + 2 * columns),
+        "void at::native::vectorized_layer_norm_kernel<c10::BFloat16, float>(int)",
+        ["", f"[{columns}]", "", "", "1e-05"],
+        strides,
+    )
 
 
 def softmax(rows: int, columns: int) -> Operator:
     dims, moved = [[rows, columns], [], []], 2 * 2 * rows * columns
-    return Operator("aten::_softmax", dims, [BF16, "Scalar", "Scalar"], 0.0, moved,
-                    "void cunn_SoftMaxForward<8, c10::BFloat16, float>(int)", ["", "-1", "False"],
-                    [[columns, 1], [], []])  # fmt: skip
+    return Operator(
+        "aten::_softmax",
+        dims,
+        [BF16, "Scalar", "Scalar"],
+        0.0,
+        moved,
+        "void cunn_SoftMaxForward<8, c10::BFloat16, float>(int)",
+        ["", "-1", "False"],
+        [[columns, 1], [], []],
+    )
 
 
 Make = Callable[[random.Random], Operator]
@@ -216,7 +265,7 @@ FAULTS: tuple[tuple[str, Make, float], ...] = (
     ("unfused_chain", lambda draw: elementwise("aten::add", 16384, 16384, beside=draw.randint(2, 5)), 0.40),
     ("", lambda draw: product("aten::mm", 8192, draw.choice((4096, 8192)), 8192), 0.35),
     ("", lambda draw: elementwise("aten::add", 16384, draw.choice((16384, 32768))), 0.35),
-)  # fmt: skip
+)
 """Reason, operator, and about the share of its roof at which it runs."""
 HEALTHY: tuple[Callable[[], Operator], ...] = (
     lambda: product("aten::mm", 8192, 8192, 8192),

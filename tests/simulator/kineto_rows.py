@@ -19,10 +19,19 @@ PID = 4_200
 THREADS = (0, 512, 640)
 DEVICE_NAME = "NVIDIA H100 80GB HBM3"
 CALLBACK_IDS = {
-    "cudaLaunchKernel": 211, "cudaLaunchKernelExC": 430, "cudaMemcpyAsync": 41, "cudaMemsetAsync": 51,
-    "cudaGraphLaunch": 311, "cudaEventRecord": 135, "cudaStreamWaitEvent": 147, "cudaStreamSynchronize": 131,
-    "cudaDeviceSynchronize": 165, "cudaEventSynchronize": 137, "cudaMalloc": 20, "cudaFree": 22,
-}  # fmt: skip
+    "cudaLaunchKernel": 211,
+    "cudaLaunchKernelExC": 430,
+    "cudaMemcpyAsync": 41,
+    "cudaMemsetAsync": 51,
+    "cudaGraphLaunch": 311,
+    "cudaEventRecord": 135,
+    "cudaStreamWaitEvent": 147,
+    "cudaStreamSynchronize": 131,
+    "cudaDeviceSynchronize": 165,
+    "cudaEventSynchronize": 137,
+    "cudaMalloc": 20,
+    "cudaFree": 22,
+}
 Row = dict[str, Any]
 
 
@@ -70,21 +79,35 @@ def document(job: Job, recorded: Recorded, profiler: Profiler) -> dict[str, Any]
     world: Row = {"rank": recorded.rank, "world_size": job.ranks}
     if job.parallel != "single":
         world |= {
-            "backend": "nccl", "pg_count": len(_groups(job)), "pg_config": _groups(job), "nccl_version": "2.21.5",
-        }  # fmt: skip
+            "backend": "nccl",
+            "pg_count": len(_groups(job)),
+            "pg_config": _groups(job),
+            "nccl_version": "2.21.5",
+        }
     return {
         "schemaVersion": 1,
         "deviceProperties": [
-            {"id": n, "name": DEVICE_NAME, "totalGlobalMem": 85018279936, "computeMajor": 9, "computeMinor": 0,
-             "numSms": 132, "warpSize": 32}
+            {
+                "id": n,
+                "name": DEVICE_NAME,
+                "totalGlobalMem": 85018279936,
+                "computeMajor": 9,
+                "computeMinor": 0,
+                "numSms": 132,
+                "warpSize": 32,
+            }
             for n in range(job.ranks)
         ],
         "distributedInfo": world,
-        "cuda_runtime_version": 12040, "record_shapes": int(profiler.shapes), "with_stack": 0,
+        "cuda_runtime_version": 12040,
+        "record_shapes": int(profiler.shapes),
+        "with_stack": 0,
         **({"host_name": f"node{recorded.rank // profiler.per_host}"} if profiler.per_host else {}),
-        "displayTimeUnit": "ms", "baseTimeNanoseconds": BASE_NS, "trace_id": f"{crc32(job.name.encode()):032X}",
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": BASE_NS,
+        "trace_id": f"{crc32(job.name.encode()):032X}",
         "traceEvents": rows,
-    }  # fmt: skip
+    }
 
 
 def _groups(job: Job) -> list[Row]:
@@ -93,10 +116,15 @@ def _groups(job: Job) -> list[Row]:
         groups |= {f"tp{n}": ("mesh_tp", (2 * n, 2 * n + 1)) for n in range(job.ranks // 2)}
         groups |= {f"dp{n}": ("mesh_dp", job.group[n::2]) for n in range(2)}
     return [
-        {"pg_name": name, "pg_desc": description, "backend_config": "cuda:nccl", "pg_size": len(ranks),
-         "ranks": list(ranks)}
+        {
+            "pg_name": name,
+            "pg_desc": description,
+            "backend_config": "cuda:nccl",
+            "pg_size": len(ranks),
+            "ranks": list(ranks),
+        }
         for name, (description, ranks) in groups.items()
-    ]  # fmt: skip
+    ]
 
 
 def _threads(recorded: Recorded) -> list[Row]:
@@ -123,8 +151,16 @@ class _Writer:
 
     def _row(self, category: str, name: str, start: int, end: int, pid: int, tid: int, args: Row) -> Row:
         ts = round((start + self._shift) / 1_000, 3)
-        return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts,
-                "dur": round((end - start) / 1_000, 3), "args": args}  # fmt: skip
+        return {
+            "ph": "X",
+            "cat": category,
+            "name": name,
+            "pid": pid,
+            "tid": tid,
+            "ts": ts,
+            "dur": round((end - start) / 1_000, 3),
+            "args": args,
+        }
 
     def range(self, found: Range) -> Row:
         told = dict(found.args)
@@ -142,8 +178,17 @@ class _Writer:
         rows = [self._row("cuda_runtime", call.name, call.start, call.end, self._pid, tid, told)]
         if self.profiler.flows:
             ts = rows[0]["ts"]
-            rows.append({"ph": "s", "id": call.correlation, "pid": self._pid, "tid": tid, "ts": ts, "cat": "ac2g",
-                         "name": "ac2g"})  # fmt: skip
+            rows.append(
+                {
+                    "ph": "s",
+                    "id": call.correlation,
+                    "pid": self._pid,
+                    "tid": tid,
+                    "ts": ts,
+                    "cat": "ac2g",
+                    "name": "ac2g",
+                }
+            )
         if self.profiler.cuda_sync and call.sync is not None:
             stream = call.sync["stream"]
             args = {**call.sync, "correlation": call.correlation, "device": self.rank, "context": 1}

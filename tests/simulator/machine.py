@@ -26,7 +26,7 @@ from simulator.instructions import (
     Synchronize,
     Turn,
     Work,
-)  # fmt: skip
+)
 from simulator.recorded import UNSET, Call, Held, Operation, Range, Recorded, Run
 
 Programs = Mapping[str, Program]
@@ -234,9 +234,18 @@ class _Thread:
 
     def _operation(self, work: Work, visible: int, call: Call) -> Operation:
         operation = Operation(
-            self.process.recorded.rank, work.name, work.stream, work.kind, work.category, work.dur, work.args,
-            self._step, call.correlation, call.external, visible,
-        )  # fmt: skip
+            self.process.recorded.rank,
+            work.name,
+            work.stream,
+            work.kind,
+            work.category,
+            work.dur,
+            work.args,
+            self._step,
+            call.correlation,
+            call.external,
+            visible,
+        )
         self.process.recorded.operations.append(operation)
         self._produced.append(operation)
         return operation
@@ -273,9 +282,12 @@ class _Thread:
     def _stream_wait(self, event: str, stream: int) -> dict[str, Any]:
         recorded_on, correlation = self.process.device.recorded_by.get(event, (-1, -1))
         return {
-            "cuda_sync_kind": "Stream Wait Event", "wait_on_stream": recorded_on,
-            "wait_on_cuda_event_record_corr_id": correlation, "wait_on_cuda_event_id": correlation, "stream": stream,
-        }  # fmt: skip
+            "cuda_sync_kind": "Stream Wait Event",
+            "wait_on_stream": recorded_on,
+            "wait_on_cuda_event_record_corr_id": correlation,
+            "wait_on_cuda_event_id": correlation,
+            "stream": stream,
+        }
 
     def _hold(self, start: int, end: int, reason: Reason) -> None:
         if reason is not Reason.OWN and end > start:

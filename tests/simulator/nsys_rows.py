@@ -27,9 +27,12 @@ RECORDING_BEGAN_NS = 1_000_000_000
 
 
 _CALLS = {
-    "all_reduce": "ncclAllReduce", "all_gather": "ncclAllGather", "reduce_scatter": "ncclReduceScatter",
-    "all_to_all": "ncclAlltoAll", "broadcast": "ncclBroadcast",
-}  # fmt: skip
+    "all_reduce": "ncclAllReduce",
+    "all_gather": "ncclAllGather",
+    "reduce_scatter": "ncclReduceScatter",
+    "all_to_all": "ncclAlltoAll",
+    "broadcast": "ncclBroadcast",
+}
 _SHARES = ("all_gather", "reduce_scatter", "all_to_all")
 """Operations of which NCCL logs one rank's share."""
 _COLLECTIVE, _PEER = 902, 904
@@ -64,8 +67,15 @@ def _with_layouts(payloads: Payloads) -> Export:
     fields = [("NCCL communicator ID", 18, 0), ("Message size [bytes]", 22, 8), ("Peer rank", 5, 16)]
     for schema, count in ((_COLLECTIVE, 2), (_PEER, 3)):
         for index, (name, kind, offset) in enumerate(fields[:count]):
-            export.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", domainId=1, schemaId=schema, idx=index, type=kind, name=name,
-                       offset=offset or None)  # fmt: skip
+            export.add(
+                "NVTX_PAYLOAD_SCHEMA_ENTRIES",
+                domainId=1,
+                schemaId=schema,
+                idx=index,
+                type=kind,
+                name=name,
+                offset=offset or None,
+            )
     export.environment(**dict(payloads.environment))
     return export
 
@@ -83,9 +93,16 @@ def _nccl_call(export: Export, operation: Operation, call: Call, pid: int, paylo
         name, peer = ("ncclSend", target) if source == operation.rank else ("ncclRecv", source)
         body, schema = body + struct.pack("<i4x", told.ranks.index(peer)), _PEER
     export.add(
-        NVTX, start=_at(call.start), end=_at(call.end), text=None, textId=export.string(name), eventType=59,
-        domainId=1, globalTid=process(pid) + pid + THREADS[call.tid], binaryData=payload(schema, body),
-    )  # fmt: skip
+        NVTX,
+        start=_at(call.start),
+        end=_at(call.end),
+        text=None,
+        textId=export.string(name),
+        eventType=59,
+        domainId=1,
+        globalTid=process(pid) + pid + THREADS[call.tid],
+        binaryData=payload(schema, body),
+    )
 
 
 def _rank(export: Export, recorded: Recorded, payloads: Payloads | None) -> None:
@@ -102,9 +119,15 @@ def _rank(export: Export, recorded: Recorded, payloads: Payloads | None) -> None
     for found in recorded.ranges:
         if found.category == "user_annotation":
             export.add(
-                NVTX, start=_at(found.start), end=_at(found.end), text=found.name, textId=None, eventType=59,
-                domainId=0, globalTid=process(pid) + pid + THREADS[found.tid],
-            )  # fmt: skip
+                NVTX,
+                start=_at(found.start),
+                end=_at(found.end),
+                text=found.name,
+                textId=None,
+                eventType=59,
+                domainId=0,
+                globalTid=process(pid) + pid + THREADS[found.tid],
+            )
 
 
 def _at(time: int) -> int:
@@ -113,16 +136,25 @@ def _at(time: int) -> int:
 
 def _operation(export: Export, operation: Operation, pid: int) -> None:
     row = {
-        "start": _at(operation.start), "end": _at(operation.end), "deviceId": operation.rank, "contextId": 1,
-        "streamId": operation.stream, "correlationId": operation.correlation, "globalPid": process(pid),
-    }  # fmt: skip
+        "start": _at(operation.start),
+        "end": _at(operation.end),
+        "deviceId": operation.rank,
+        "contextId": 1,
+        "streamId": operation.stream,
+        "correlationId": operation.correlation,
+        "globalPid": process(pid),
+    }
     if operation.category == "gpu_memcpy":
         direction, between = operation.name.removeprefix("Memcpy ").split(" ", 1)
         source, target = between.strip("()").split(" -> ")
         export.add(
-            MEMCPY, **row, copyKind=COPY_KINDS[direction], bytes=operation.args["bytes"],
-            srcKind=MEMORY_KINDS[source], dstKind=MEMORY_KINDS[target],
-        )  # fmt: skip
+            MEMCPY,
+            **row,
+            copyKind=COPY_KINDS[direction],
+            bytes=operation.args["bytes"],
+            srcKind=MEMORY_KINDS[source],
+            dstKind=MEMORY_KINDS[target],
+        )
         return
     name = operation.args["kernel"] if operation.collective else operation.name
     node = operation.graph << 32 | operation.correlation if operation.graph else None
@@ -132,9 +164,14 @@ def _operation(export: Export, operation: Operation, pid: int) -> None:
 def _call(export: Export, call: Call, pid: int) -> None:
     thread = process(pid) + pid + THREADS[call.tid]
     export.add(
-        RUNTIME, start=_at(call.start), end=_at(call.end), correlationId=call.correlation, globalTid=thread,
-        nameId=export.string(f"{call.name}_v3020"), returnValue=0,
-    )  # fmt: skip
+        RUNTIME,
+        start=_at(call.start),
+        end=_at(call.end),
+        correlationId=call.correlation,
+        globalTid=thread,
+        nameId=export.string(f"{call.name}_v3020"),
+        returnValue=0,
+    )
     common = {"deviceId": call.rank, "contextId": 1, "correlationId": call.correlation, "globalPid": process(pid)}
     if call.event is not None and call.sync is None:
         stream, number = call.event
@@ -143,8 +180,13 @@ def _call(export: Export, call: Call, pid: int) -> None:
         stream = call.sync["stream"]
         awaited = call.sync.get("wait_on_cuda_event_record_corr_id", NONE)
         export.add(
-            SYNCHRONIZATION, **common, start=_at(call.sync_start), end=_at(max(call.sync_start, call.end - 1_000)),
-            streamId=NONE if stream < 0 else stream, deprecatedSyncType=None,
+            SYNCHRONIZATION,
+            **common,
+            start=_at(call.sync_start),
+            end=_at(max(call.sync_start, call.end - 1_000)),
+            streamId=NONE if stream < 0 else stream,
+            deprecatedSyncType=None,
             syncType=SYNC_TYPES[call.sync["cuda_sync_kind"]],
-            eventId=call.sync.get("wait_on_cuda_event_id", NONE), eventSyncId=awaited,
-        )  # fmt: skip
+            eventId=call.sync.get("wait_on_cuda_event_id", NONE),
+            eventSyncId=awaited,
+        )

@@ -15,8 +15,15 @@ from typing import Any, Literal
 Kind = Literal["colocated", "separate", "one_step_off"]
 FAULTS = ("slow_rollout", "long_tail", "slow_reward", "slow_sync", "slow_update", "few_rollout_gpus")
 ROLES = ("rollout", "reward", "log_probs", "reference", "advantages", "update_actor", "weight_sync", "other")
-TIMERS = {"rollout": "gen", "reward": "reward", "log_probs": "old_log_prob", "reference": "ref", "advantages": "adv",
-          "update_actor": "update_actor", "weight_sync": "update_weights"}  # fmt: skip
+TIMERS = {
+    "rollout": "gen",
+    "reward": "reward",
+    "log_probs": "old_log_prob",
+    "reference": "ref",
+    "advantages": "adv",
+    "update_actor": "update_actor",
+    "weight_sync": "update_weights",
+}
 Step = dict[str, float]
 
 
@@ -54,13 +61,26 @@ def drawn(seed: int) -> Job:
     fault, kind = random.choice(FAULTS), random.choice(("colocated", "separate", "one_step_off"))
     gpus = random.choice((4, 8, 16, 32))
     job = Job(
-        kind=kind, fault=fault, seed=seed, steps=random.randint(12, 50), rollout_gpus=gpus, trainer_gpus=gpus,
-        samples=random.choice((128, 256, 512, 1024)), slots=random.choice((64, 128, 256)),
-        mean=random.uniform(400, 3000), spread=random.uniform(0.3, 0.8), limit=random.choice((4096, 8192, 16384)),
-        per_step=random.uniform(0.006, 0.02), per_request=random.uniform(5e-5, 4e-4),
-        log_probs=random.uniform(1e-5, 4e-5), update=random.uniform(4e-5, 1.5e-4), fixed=random.uniform(0.0, 2.0),
-        reward=random.uniform(0.2, 5.0), sync=random.uniform(0.5, 5.0), drift=random.uniform(0.0, 0.4),
-    )  # fmt: skip
+        kind=kind,
+        fault=fault,
+        seed=seed,
+        steps=random.randint(12, 50),
+        rollout_gpus=gpus,
+        trainer_gpus=gpus,
+        samples=random.choice((128, 256, 512, 1024)),
+        slots=random.choice((64, 128, 256)),
+        mean=random.uniform(400, 3000),
+        spread=random.uniform(0.3, 0.8),
+        limit=random.choice((4096, 8192, 16384)),
+        per_step=random.uniform(0.006, 0.02),
+        per_request=random.uniform(5e-5, 4e-4),
+        log_probs=random.uniform(1e-5, 4e-5),
+        update=random.uniform(4e-5, 1.5e-4),
+        fixed=random.uniform(0.0, 2.0),
+        reward=random.uniform(0.2, 5.0),
+        sync=random.uniform(0.5, 5.0),
+        drift=random.uniform(0.0, 0.4),
+    )
     if kind != "colocated":
         own = random.choice((gpus // 4, gpus // 2, 3 * gpus // 4))
         job = replace(job, rollout_gpus=own, trainer_gpus=gpus - own, beside=kind == "one_step_off")
@@ -72,7 +92,7 @@ def drawn(seed: int) -> Job:
         "slow_sync": {"sync": random.uniform(0.8, 2) * usual},
         "slow_update": {"update": random.uniform(2.5, 6) * job.update},
         "few_rollout_gpus": {"rollout_gpus": 1, "trainer_gpus": gpus - 1} if kind != "colocated" else {},
-    }  # fmt: skip
+    }
     return replace(job, **changes[fault])
 
 
@@ -85,16 +105,25 @@ def alone(job: Job, seed: int | None = None) -> list[Step]:
         tokens = sum(lengths) + job.prompt * len(lengths)
         work = tokens / job.trainer_gpus
         step = {
-            "rollout": _decoded(job, lengths, random), "reward": job.reward, "log_probs": job.log_probs * work,
-            "reference": job.log_probs * work, "advantages": 0.05, "update_actor": job.update * work + job.fixed,
-            "weight_sync": job.sync, "other": 0.2,
-        }  # fmt: skip
+            "rollout": _decoded(job, lengths, random),
+            "reward": job.reward,
+            "log_probs": job.log_probs * work,
+            "reference": job.log_probs * work,
+            "advantages": 0.05,
+            "update_actor": job.update * work + job.fixed,
+            "weight_sync": job.sync,
+            "other": 0.2,
+        }
         if job.kind == "separate":  # slime scores each sample as part of the rollout
             step |= {"rollout": step["rollout"] + step["reward"], "reward": 0.0}
         step["rollout"] *= 1.5 if not number else 1.0  # engines warm up
         found.append({role: took * random.gauss(1, 0.01) for role, took in step.items()})
-        found[-1] |= {"_mean": sum(lengths) / len(lengths), "_max": max(lengths), "_tokens": tokens,
-                      "_clipped": sum(one >= job.limit for one in lengths) / len(lengths)}  # fmt: skip
+        found[-1] |= {
+            "_mean": sum(lengths) / len(lengths),
+            "_max": max(lengths),
+            "_tokens": tokens,
+            "_clipped": sum(one >= job.limit for one in lengths) / len(lengths),
+        }
     return found
 
 
@@ -173,30 +202,49 @@ def logged(job: Job) -> str:
     for number, (step, (took, waited)) in enumerate(zip(steps[len(steps) - len(times) :], times, strict=True), 1):
         timers = {TIMERS[role]: step[role] for role in TIMERS}
         if job.kind == "one_step_off":
-            timers |= {"gen": waited, "sync_rollout_weights": timers.pop("update_weights"),
-                       "generate_async": step["rollout"]}  # fmt: skip
+            timers |= {
+                "gen": waited,
+                "sync_rollout_weights": timers.pop("update_weights"),
+                "generate_async": step["rollout"],
+            }
         told = {
-            "training/global_step": number, "response_length/mean": step["_mean"], "response_length/max": step["_max"],
-            "response_length/clip_ratio": step["_clipped"], "prompt_length/mean": job.prompt,
-            "perf/total_num_tokens": step["_tokens"], "perf/throughput": step["_tokens"] / took / total,
-            **{f"timing_s/{name}": value for name, value in timers.items()}, "timing_s/step": took,
-        }  # fmt: skip
+            "training/global_step": number,
+            "response_length/mean": step["_mean"],
+            "response_length/max": step["_max"],
+            "response_length/clip_ratio": step["_clipped"],
+            "prompt_length/mean": job.prompt,
+            "perf/total_num_tokens": step["_tokens"],
+            "perf/throughput": step["_tokens"] / took / total,
+            **{f"timing_s/{name}": value for name, value in timers.items()},
+            "timing_s/step": took,
+        }
         lines.append(f"(TaskRunner pid=7) step:{number} - " + " - ".join(f"{key}:{told[key]}" for key in told))
     return "\n".join(lines) + "\n"
 
 
 def _slime(job: Job) -> str:
-    lines = [f"python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node {job.trainer_gpus} --rollout-num-gpus "
-             f"{job.rollout_gpus}"]  # fmt: skip
+    lines = [
+        f"python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node {job.trainer_gpus} --rollout-num-gpus "
+        f"{job.rollout_gpus}"
+    ]
     steps = alone(job)
     for number, (step, (took, _)) in enumerate(zip(steps, scheduled(job, steps), strict=True)):
-        rolled = {"rollout/response_len/mean": step["_mean"], "rollout/response_len/max": step["_max"],
-                  "rollout/truncated_ratio": step["_clipped"], "perf/rollout_time": step["rollout"]}  # fmt: skip
+        rolled = {
+            "rollout/response_len/mean": step["_mean"],
+            "rollout/response_len/max": step["_max"],
+            "rollout/truncated_ratio": step["_clipped"],
+            "perf/rollout_time": step["rollout"],
+        }
         trained = step["log_probs"] + step["reference"] + step["update_actor"]
         timers = {
-            "update_weights": step["weight_sync"], "log_probs": step["log_probs"], "ref_log_probs": step["reference"],
-            "actor_train": step["update_actor"], "train": trained, "train_wait": took - trained, "step": took,
-        }  # fmt: skip
+            "update_weights": step["weight_sync"],
+            "log_probs": step["log_probs"],
+            "ref_log_probs": step["reference"],
+            "actor_train": step["update_actor"],
+            "train": trained,
+            "train_wait": took - trained,
+            "step": took,
+        }
         lines.append(f"(RolloutManager pid=2) perf {number}: {rolled}")
         lines.append(f"(TrainRayActor pid=3) perf {number}: { {f'perf/{key}_time': timers[key] for key in timers} }")
     return "\n".join(lines) + "\n"

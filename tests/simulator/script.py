@@ -22,7 +22,7 @@ from simulator.instructions import (
     Synchronize,
     Turn,
     Work,
-)  # fmt: skip
+)
 from simulator.job import Job
 
 MAIN_THREAD, AUTOGRAD_THREAD = 0, 1
@@ -38,12 +38,14 @@ C10D_NAMES = {
     "all_reduce": ("c10d::allreduce_", "nccl:all_reduce", "allreduce", "AllReduce_Sum_f32_RING_LL"),
     "all_gather": ("c10d::_allgather_base_", "nccl:_all_gather_base", "_allgather_base", "AllGather_RING_LL"),
     "reduce_scatter": (
-        "c10d::_reduce_scatter_base_", "nccl:_reduce_scatter_base", "_reduce_scatter_base",
+        "c10d::_reduce_scatter_base_",
+        "nccl:_reduce_scatter_base",
+        "_reduce_scatter_base",
         "ReduceScatter_Sum_f32_RING_LL",
     ),
     "send": ("c10d::send", "nccl:send", "send", "SendRecv"),
     "recv": ("c10d::recv_", "nccl:recv", "recv", "SendRecv"),
-}  # fmt: skip
+}
 
 
 class Script:
@@ -99,9 +101,11 @@ class Script:
         self._used.add(work.name)
         factor = self._host("call", self._written, work.name)
         return Launch(
-            work, dur=round(self.job.call_ns * factor), latency=round(self.job.latency_ns * factor),
+            work,
+            dur=round(self.job.call_ns * factor),
+            latency=round(self.job.latency_ns * factor),
             load=self.job.first_use_ns if first else 0,
-        )  # fmt: skip
+        )
 
     def _host(self, *key: object) -> float:
         slow = self.job.host_slow.get(self.rank, 1.0) * (self.job.warmup_factor if self.step == 0 else 1.0)
@@ -127,9 +131,15 @@ class Script:
         return Work(name, round(dur * factor), COMPUTE_STREAM, args={"grid": [264, 1, 1], "block": [256, 1, 1]})
 
     def collective(
-        self, op: str, size: int, group: str = "0", ranks: tuple[int, ...] | None = None,
-        stream: int = COMMUNICATION_STREAM, peer: int | None = None, gradient: bool = False,
-    ) -> str:  # fmt: skip
+        self,
+        op: str,
+        size: int,
+        group: str = "0",
+        ranks: tuple[int, ...] | None = None,
+        stream: int = COMMUNICATION_STREAM,
+        peer: int | None = None,
+        gradient: bool = False,
+    ) -> str:
         """Issue it behind what is on the compute stream; returns the event of its end."""
         self.flush()
         stream = COMPUTE_STREAM if self.job.one_stream else stream
@@ -228,11 +238,16 @@ class Script:
 def _told(op: str, name: str, size: int, group: str, ranks: tuple[int, ...], seq: int, rank: int) -> dict[str, Any]:
     elements, n = size // 4, len(ranks)
     return {
-        "Collective name": name, "dtype": "Float",
+        "Collective name": name,
+        "dtype": "Float",
         "In msg nelems": elements // n if op == "all_gather" else elements,
         "Out msg nelems": elements // n if op == "reduce_scatter" else elements,
-        "Group size": n, "Process Group Name": group,
+        "Group size": n,
+        "Process Group Name": group,
         "Process Group Description": "default_pg" if group == "0" else f"mesh_{group.rstrip('0123456789')}",
-        "Process Group Ranks": str(list(ranks)), "In split size": "[]", "Out split size": "[]",
-        "Seq": seq, "Rank": ranks.index(rank),
-    }  # fmt: skip
+        "Process Group Ranks": str(list(ranks)),
+        "In split size": "[]",
+        "Out split size": "[]",
+        "Seq": seq,
+        "Rank": ranks.index(rank),
+    }

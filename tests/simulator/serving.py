@@ -164,9 +164,16 @@ class Server:
             yield End()
 
     def _all_reduce(self, seq: int) -> Instruction:
-        told = {"Collective name": "allreduce", "dtype": "BFloat16", "In msg nelems": 131_072,
-                "Out msg nelems": 131_072, "Group size": self.ranks, "Process Group Name": "0",
-                "Process Group Ranks": str(list(range(self.ranks))), "kernel": NCCL}  # fmt: skip
+        told = {
+            "Collective name": "allreduce",
+            "dtype": "BFloat16",
+            "In msg nelems": 131_072,
+            "Out msg nelems": 131_072,
+            "Group size": self.ranks,
+            "Process Group Name": "0",
+            "Process Group Ranks": str(list(range(self.ranks))),
+            "kernel": NCCL,
+        }
         return Collective("all_reduce", 262_144, "0", tuple(range(self.ranks)), seq, STREAM, args=told)
 
     def _read(self, number: int) -> Iterator[Instruction]:
@@ -185,25 +192,40 @@ PROMPTS = Batch(prompts=2, prompt_tokens=2_000)
 BOTH = Batch(prompts=1, prompt_tokens=1_000, answers=32)
 DECODES = (ANSWERS,) * 8
 ALL_PHASES = (
-    Batch(answers=64, capture=True), Batch(answers=32, capture=True), PROMPTS, *DECODES[:4], BOTH, *DECODES[:4],
-)  # fmt: skip
+    Batch(answers=64, capture=True),
+    Batch(answers=32, capture=True),
+    PROMPTS,
+    *DECODES[:4],
+    BOTH,
+    *DECODES[:4],
+)
 _FLOOD = (*DECODES[:3], Batch(prompts=8, prompt_tokens=8_160, answers=32)) * 3
 _FLOOD_APART = (*DECODES[:3], Batch(prompts=8, prompt_tokens=8_160)) * 3
 
 SERVERS = (
-    *(Server(f"{marks or 'unmarked'}_healthy", (PROMPTS, *DECODES, *DECODES), marks=marks)
-      for marks in ("vllm", "vllm_detailed", "vllm_older", "sglang", "tensorrt_llm", "")),
-    *(Server(f"{marks or 'unmarked'}_phases", ALL_PHASES, marks=marks, scheduling_ns=20_000)
-      for marks in ("vllm", "vllm_detailed", "sglang", "")),
-    *(Server(f"{marks or 'unmarked'}_{name}", batches, cause, marks, **numbers)  # type: ignore[arg-type]
-      for marks in ("vllm", "sglang", "")
-      for name, batches, cause, numbers in (
-          ("eager", DECODES * 2, "eager_decode", {"captured": 0}),
-          ("scheduler", DECODES * 2, "scheduler_gap", {"overlapped": False, "scheduling_ns": 900_000}),
-          ("messages", DECODES * 2, "small_all_reduces", {"ranks": 2, "message_ns": 60_000}),
-      )),
-    *(Server(f"{marks}_uncaptured", (ANSWERS, Batch(answers=48)) * 6, "uncaptured_batch", marks, captured=32)
-      for marks in ("vllm", "sglang")),
-    *(Server(f"{marks}_flood", _FLOOD_APART if marks == "sglang" else _FLOOD, "prefill_stalls_decode", marks)
-      for marks in ("vllm", "vllm_detailed", "sglang", "tensorrt_llm")),
-)  # fmt: skip
+    *(
+        Server(f"{marks or 'unmarked'}_healthy", (PROMPTS, *DECODES, *DECODES), marks=marks)
+        for marks in ("vllm", "vllm_detailed", "vllm_older", "sglang", "tensorrt_llm", "")
+    ),
+    *(
+        Server(f"{marks or 'unmarked'}_phases", ALL_PHASES, marks=marks, scheduling_ns=20_000)
+        for marks in ("vllm", "vllm_detailed", "sglang", "")
+    ),
+    *(
+        Server(f"{marks or 'unmarked'}_{name}", batches, cause, marks, **numbers)  # type: ignore[arg-type]
+        for marks in ("vllm", "sglang", "")
+        for name, batches, cause, numbers in (
+            ("eager", DECODES * 2, "eager_decode", {"captured": 0}),
+            ("scheduler", DECODES * 2, "scheduler_gap", {"overlapped": False, "scheduling_ns": 900_000}),
+            ("messages", DECODES * 2, "small_all_reduces", {"ranks": 2, "message_ns": 60_000}),
+        )
+    ),
+    *(
+        Server(f"{marks}_uncaptured", (ANSWERS, Batch(answers=48)) * 6, "uncaptured_batch", marks, captured=32)
+        for marks in ("vllm", "sglang")
+    ),
+    *(
+        Server(f"{marks}_flood", _FLOOD_APART if marks == "sglang" else _FLOOD, "prefill_stalls_decode", marks)
+        for marks in ("vllm", "vllm_detailed", "sglang", "tensorrt_llm")
+    ),
+)

@@ -17,9 +17,12 @@ from simulator.script import PAGEABLE_RATE, PINNED_RATE
 MOST_KERNELS = 600
 """Of all ranks and steps together, so that a job is simulated and analysed in a second."""
 RANKS = {
-    "single": (1,), "ddp": (2, 2, 2, 3, 4, 4, 8), "fsdp": (2, 2, 2, 3, 4, 4, 8), "tensor": (4, 4, 4, 6),
+    "single": (1,),
+    "ddp": (2, 2, 2, 3, 4, 4, 8),
+    "fsdp": (2, 2, 2, 3, 4, 4, 8),
+    "tensor": (4, 4, 4, 6),
     "pipeline": (2, 3, 4),
-}  # fmt: skip
+}
 Changed = dict[str, Any]
 
 
@@ -84,16 +87,30 @@ def _healthy(rng: Random) -> Job:
         {"single": (1,), "tensor": (4, 4, 6, 8), "pipeline": (2, 3, 4)}.get(parallel, (2, 2, 3, 4, 6, 8))
     )
     job = Job(
-        parallel=parallel, ranks=ranks, steps=rng.randint(6, 8), layers=rng.randint(2, 8), gemms=rng.randint(1, 4),
-        smalls=rng.randint(1, 6), gemm_ns=round(_log(rng, 30_000, 350_000)), small_ns=round(_log(rng, 6_000, 45_000)),
-        op_ns=round(_log(rng, 4_000, 13_000)), call_ns=round(_log(rng, 2_500, 5_000)),
-        latency_ns=round(_log(rng, 3_000, 8_000)), optimizer_kernels=rng.randint(2, 10),
-        optimizer_ns=round(_log(rng, 10_000, 60_000)), kernel_jitter=_log(rng, 0.002, 0.02),
-        host_jitter=_log(rng, 0.02, 0.12), batched=rng.random() < 0.2, alpha_ns=round(_log(rng, 8_000, 40_000)),
-        layer_bytes=round(_log(rng, MIB, 64 * MIB)), bucket_bytes=rng.choice((5, 25, 25, 25, 50)) * MIB,
-        items=rng.choice((0, 0, 1)), workers_apart=True,
-        item_own_ns=round(_log(rng, 2_000, 30_000)), host_work="save_checkpoint",
-    )  # fmt: skip
+        parallel=parallel,
+        ranks=ranks,
+        steps=rng.randint(6, 8),
+        layers=rng.randint(2, 8),
+        gemms=rng.randint(1, 4),
+        smalls=rng.randint(1, 6),
+        gemm_ns=round(_log(rng, 30_000, 350_000)),
+        small_ns=round(_log(rng, 6_000, 45_000)),
+        op_ns=round(_log(rng, 4_000, 13_000)),
+        call_ns=round(_log(rng, 2_500, 5_000)),
+        latency_ns=round(_log(rng, 3_000, 8_000)),
+        optimizer_kernels=rng.randint(2, 10),
+        optimizer_ns=round(_log(rng, 10_000, 60_000)),
+        kernel_jitter=_log(rng, 0.002, 0.02),
+        host_jitter=_log(rng, 0.02, 0.12),
+        batched=rng.random() < 0.2,
+        alpha_ns=round(_log(rng, 8_000, 40_000)),
+        layer_bytes=round(_log(rng, MIB, 64 * MIB)),
+        bucket_bytes=rng.choice((5, 25, 25, 25, 50)) * MIB,
+        items=rng.choice((0, 0, 1)),
+        workers_apart=True,
+        item_own_ns=round(_log(rng, 2_000, 30_000)),
+        host_work="save_checkpoint",
+    )
     if rng.random() < 0.5:
         job = replace(job, compute_slow=rng.uniform(1.03, 1.3), transfer_slow=rng.uniform(1.0, 1.4))
     if parallel == "ddp" and rng.random() < 0.2:
@@ -101,21 +118,37 @@ def _healthy(rng: Random) -> Job:
     job = _small_enough(_of_parallelism(rng, job))
     if launch_ns(job) > 0.75 * device_ns(job):  # else the host would be the slower of the two
         more = launch_ns(job) / device_ns(job) / rng.uniform(0.3, 0.75)
-        job = replace(job, gemm_ns=round(job.gemm_ns * more), small_ns=round(job.small_ns * more),
-                      optimizer_ns=round(job.optimizer_ns * more))  # fmt: skip
+        job = replace(
+            job,
+            gemm_ns=round(job.gemm_ns * more),
+            small_ns=round(job.small_ns * more),
+            optimizer_ns=round(job.optimizer_ns * more),
+        )
     return _beside(rng, replace(job, rate=_rate(job, _log(rng, 0.05, 0.5))))
 
 
 def _of_parallelism(rng: Random, job: Job) -> Job:
     if job.parallel == "fsdp":
         fsdp1 = rng.random() < 0.3
-        return replace(job, fsdp1=fsdp1, limited=fsdp1 and rng.random() < 0.5, keep_parameters=rng.random() < 0.2,
-                       scatter_apart=rng.random() < 0.3, crowd_cost=rng.uniform(0.85, 1.2))  # fmt: skip
+        return replace(
+            job,
+            fsdp1=fsdp1,
+            limited=fsdp1 and rng.random() < 0.5,
+            keep_parameters=rng.random() < 0.2,
+            scatter_apart=rng.random() < 0.3,
+            crowd_cost=rng.uniform(0.85, 1.2),
+        )
     if job.parallel == "tensor":
         return replace(job, one_link=rng.random() < 0.4, crowd_cost=rng.uniform(0.85, 1.2))
     if job.parallel == "pipeline":
-        return replace(job, layers=min(job.layers, 3), micro_batches=rng.choice((4, 6, 8)), items=0,
-                       one_by_one=rng.random() < 0.5, pipeline_ranges=rng.random() < 0.6)  # fmt: skip
+        return replace(
+            job,
+            layers=min(job.layers, 3),
+            micro_batches=rng.choice((4, 6, 8)),
+            items=0,
+            one_by_one=rng.random() < 0.5,
+            pipeline_ranges=rng.random() < 0.6,
+        )
     return job
 
 
@@ -155,8 +188,9 @@ def _beside(rng: Random, job: Job) -> Job:
     if rng.random() < 0.4:
         # On a stream of their own they would run all steps ahead of a host that waits for nothing.
         beside = job.items > 0 and rng.random() < 0.5
-        job = replace(job, copy_bytes=round(whole * _log(rng, 0.003, 0.03) * PINNED_RATE),
-                      copy="beside" if beside else "pinned")  # fmt: skip
+        job = replace(
+            job, copy_bytes=round(whole * _log(rng, 0.003, 0.03) * PINNED_RATE), copy="beside" if beside else "pinned"
+        )
     if rng.random() < 0.1 and job.parallel in ("single", "ddp") and not job.items:
         job = replace(job, graphs=True)
     start = rng.random()
@@ -203,8 +237,10 @@ def _tiny_buckets(rng: Random, job: Job) -> Fault:
     size = rng.choice((1, MIB // 4, MIB))
     alpha = round(_log(rng, 0.15, 1.5) * device_ns(job) / job.layers / job.gemms)
     # NCCL needs up to 100 us within a node, whatever it sends.
-    return Fault({"bucket_bytes": size, "alpha_ns": min(max(alpha, 20_000), 100_000), "rate": _rate(job, 0.1)},
-                 {"bucket_bytes": 25 * MIB})  # fmt: skip
+    return Fault(
+        {"bucket_bytes": size, "alpha_ns": min(max(alpha, 20_000), 100_000), "rate": _rate(job, 0.1)},
+        {"bucket_bytes": 25 * MIB},
+    )
 
 
 def _late_reduction(rng: Random, job: Job) -> Fault:
@@ -330,12 +366,20 @@ FAULTS = {
     "late reduction": _Kind(_late_reduction, ("ddp",), lambda job: not job.graphs, "link"),
     "synced accumulation": _Kind(_synced_accumulation, ("ddp",), lambda job: not job.graphs, "link"),
     "gradient copies": _Kind(_gradient_copies, ("ddp",), lambda job: not job.graphs, "link"),
-    "search": _Kind(lambda rng, job: Fault({"search_ns": _part(rng, job, 0.03, 0.3)}, {"search_ns": 0}), ("ddp",),
-                    lambda job: job.accumulate == 1, "search"),
+    "search": _Kind(
+        lambda rng, job: Fault({"search_ns": _part(rng, job, 0.03, 0.3)}, {"search_ns": 0}),
+        ("ddp",),
+        lambda job: job.accumulate == 1,
+        "search",
+    ),
     "one stream": _Kind(_given({"one_stream": True}, {"one_stream": False}), ("ddp", "fsdp"), area="link"),
     "no prefetch": _Kind(
-        lambda rng, job: Fault({"prefetch": 0, "limited": False, "rate": _rate(job, _log(rng, 0.2, 0.9))},
-                               {"prefetch": 1}), ("fsdp",), area="link"),
+        lambda rng, job: Fault(
+            {"prefetch": 0, "limited": False, "rate": _rate(job, _log(rng, 0.2, 0.9))}, {"prefetch": 1}
+        ),
+        ("fsdp",),
+        area="link",
+    ),
     "few micro-batches": _Kind(_given({"micro_batches": 2}, {"micro_batches": 8}), ("pipeline",), area="micro"),
     "uneven stages": _Kind(_stage_slow, ("pipeline",), area="stage"),
     "slow loader": _Kind(_slow_loader, ("single", *_SEVERAL, "pipeline"), area="loader"),
@@ -344,8 +388,11 @@ FAULTS = {
     "pageable copies": _Kind(_pageable, area="copies"),
     "large copies": _Kind(_large_copies, area="copies"),
     "values read": _Kind(_reads, fits=lambda job: not job.graphs, area="reads"),
-    "waits": _Kind(lambda rng, job: Fault({"device_syncs": rng.randint(1, job.layers)}, {"device_syncs": 0}),
-                   fits=lambda job: not job.graphs, area="reads"),
+    "waits": _Kind(
+        lambda rng, job: Fault({"device_syncs": rng.randint(1, job.layers)}, {"device_syncs": 0}),
+        fits=lambda job: not job.graphs,
+        area="reads",
+    ),
     "launching": _Kind(_launch_bound, ("single", "ddp"), lambda job: not job.graphs, "launching"),
     "collector": _Kind(_collector, area="host"),
     "host work": _Kind(_named_work, area="host"),
@@ -357,7 +404,10 @@ FAULTS = {
     "collector of one rank": _Kind(_late_collector, _SEVERAL, area="host"),
     "host work of one rank": _Kind(_late_work, _SEVERAL, area="host"),
     "slow host": _Kind(
-        lambda rng, job: Fault({"host_slow": {_one_rank(rng, job): rng.uniform(2, 4)}}, {"host_slow": {}}), _SEVERAL,
-        lambda job: not job.graphs, "ranks"),
-}  # fmt: skip
+        lambda rng, job: Fault({"host_slow": {_one_rank(rng, job): rng.uniform(2, 4)}}, {"host_slow": {}}),
+        _SEVERAL,
+        lambda job: not job.graphs,
+        "ranks",
+    ),
+}
 """By name."""

@@ -105,8 +105,9 @@ def test_freeing_memory_drains_the_device() -> None:
     ran = one(kernel("a", 20_000), Allocate("cudaFree", 7_000, drains=True), Allocate("cudaMalloc", 4_000))
     assert [(c.start, c.end) for c in ran.calls[1:]] == [(3_500, 32_000), (32_000, 36_000)]
     assert [(h.start, h.end, h.reason) for h in ran.held] == [
-        (3_500, 32_000, Reason.ALLOCATOR), (32_000, 36_000, Reason.ALLOCATOR),
-    ]  # fmt: skip
+        (3_500, 32_000, Reason.ALLOCATOR),
+        (32_000, 36_000, Reason.ALLOCATOR),
+    ]
 
 
 def test_loading_a_module_delays_its_first_launch() -> None:
@@ -193,22 +194,32 @@ def test_idle_time_is_divided_by_what_would_be_left_without_blocking(
     assert truth.steady == (0, 1)
     assert sum(truth.steps[k] for k in truth.steady) == window
     assert {cause: round(share * window) for cause, share in truth.verdict.causes.items()} == {
-        "launch": launch, "sync": sync,
-    }  # fmt: skip
+        "launch": launch,
+        "sync": sync,
+    }
 
 
 def test_a_rank_late_by_its_batch_makes_the_others_wait() -> None:
     hardware = replace(EXACT, link=Link(alpha=0, rate=1.0))
     late = {0: 10_000, 1: 30_000}
     written = {
-        rank: {MAIN: [item for step in range(3) for item in (
-            Step(step), Launch(Work("a", dur), dur=1_000, latency=1_000), Record("e", dur=0),
-            StreamWait("e", 20, dur=0),
-            replace(reduce(step, size=5_000), dur=1_000, latency=1_000), Record("r", 20, dur=0),
-            StreamWait("r", 7, dur=0),
-        )]}
+        rank: {
+            MAIN: [
+                item
+                for step in range(3)
+                for item in (
+                    Step(step),
+                    Launch(Work("a", dur), dur=1_000, latency=1_000),
+                    Record("e", dur=0),
+                    StreamWait("e", 20, dur=0),
+                    replace(reduce(step, size=5_000), dur=1_000, latency=1_000),
+                    Record("r", 20, dur=0),
+                    StreamWait("r", 7, dur=0),
+                )
+            ]
+        }
         for rank, dur in late.items()
-    }  # fmt: skip
+    }
     truth = truth_of(execute(written, hardware), written, hardware)
     # Steps of 30 + 5 us; rank 0 waits 20 us in each, both transfer 5 us.
     assert [truth.steps[k] for k in truth.steady] == [35_000, 35_000]

@@ -30,7 +30,7 @@ from simulator.script import (
     HIDDEN,
     MAIN_THREAD,
     Script,
-)  # fmt: skip
+)
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas"
 SMALL = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl, std::array<char*, 2ul> >"
@@ -131,8 +131,14 @@ def _copy_gradients(script: Script) -> None:
     job = script.job
     for _ in range(job.layers * job.gemms):
         dur = max(2_000, round(2 * job.layer_bytes / job.gemms / MEMORY_RATE))
-        work = Work("Memcpy DtoD (Device -> Device)", dur, COMPUTE_STREAM, Kind.MEMORY, "gpu_memcpy",
-                    {"bytes": job.layer_bytes // job.gemms})  # fmt: skip
+        work = Work(
+            "Memcpy DtoD (Device -> Device)",
+            dur,
+            COMPUTE_STREAM,
+            Kind.MEMORY,
+            "gpu_memcpy",
+            {"bytes": job.layer_bytes // job.gemms},
+        )
         with script.range("torch.distributed.ddp.reducer::copy_bucket_to_grad"), script.range("aten::copy_"):
             script.add(Host(job.op_ns), Launch(work, "cudaMemcpyAsync"))
 

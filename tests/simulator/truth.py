@@ -27,17 +27,26 @@ from simulator.instructions import (
     Reason,
     Synchronize,
     Work,
-)  # fmt: skip
+)
 from simulator.machine import Programs, execute
 from simulator.recorded import Operation, Recorded, Run
 from simulator.script import COPY_STREAM
 from simulator.spans import Spans
 
 CLASSES = {
-    "input": "cpu", "sync": "cpu", "launch": "cpu", "gc": "cpu", "host_other": "cpu",
-    "straggler": "communication", "latency": "communication", "bandwidth": "communication",
-    "pipeline_bubble": "communication", "copy": "memory", "allocator": "memory", "unattributed": "unattributed",
-}  # fmt: skip
+    "input": "cpu",
+    "sync": "cpu",
+    "launch": "cpu",
+    "gc": "cpu",
+    "host_other": "cpu",
+    "straggler": "communication",
+    "latency": "communication",
+    "bandwidth": "communication",
+    "pipeline_bubble": "communication",
+    "copy": "memory",
+    "allocator": "memory",
+    "unattributed": "unattributed",
+}
 QUEUED_LAUNCH_NS = 10_000
 """So much of a gap before an operation that was already queued is launch overhead, the rest unattributed."""
 VERDICT_SHARE = 0.1
@@ -71,9 +80,12 @@ class Truth:
 
 
 def truth_of(
-    run: Run, programs: Mapping[int, Programs], hardware: Hardware, unlike: Iterable[int] = (),
+    run: Run,
+    programs: Mapping[int, Programs],
+    hardware: Hardware,
+    unlike: Iterable[int] = (),
     ranks: Iterable[int] | None = None,
-) -> Truth:  # fmt: skip
+) -> Truth:
     """`unlike`: steps injected to be unlike the others; `ranks`: those the recording holds."""
     held = sorted(run.ranks if ranks is None else ranks)
     bounds = {rank: device_steps(run.ranks[rank]) for rank in run.ranks}

@@ -28,7 +28,9 @@ def trace(folder: Path, rank: int) -> Path:
     """Compute 0–10 and 30–40, an all-reduce 5–25, a copy 26–28; an event record is no work."""
     task = (START + 30) * 1000
     events = [
-        process(HARDWARE, "Ascend Hardware"), process(HCCL, "HCCL"), process(HOST, "Python"),
+        process(HARDWARE, "Ascend Hardware"),
+        process(HCCL, "HCCL"),
+        process(HOST, "Python"),
         span(HARDWARE, 2, "MatMul", 0, 10, **{"Task Type": "AI_CORE"}),
         span(HARDWARE, 2, "MEMCPY_ASYNC", 26, 2, **{"Task Type": "MEMCPY_ASYNC"}),
         span(HARDWARE, 2, "EVENT_RECORD", 28, 1, **{"Task Type": "EVENT_RECORD"}),
@@ -36,9 +38,16 @@ def trace(folder: Path, rank: int) -> Path:
         span(HCCL, 5, "hcom_allReduce__437_3_1", 5, 20, count=1024, data_type="FP32"),
         span(HCCL, 6, "Memcpy", 6, 3),  # a task of it: its time is in the operation's
         span(HOST, 1, "aten::add", 27, 2) | {"cat": "cpu_op"},
-        {"ph": "s", "pid": HOST, "tid": 1, "cat": "async_npu", "name": "async_npu", "id": task,
-         "ts": f"{START + 28}.000"},
-    ]  # fmt: skip
+        {
+            "ph": "s",
+            "pid": HOST,
+            "tid": 1,
+            "cat": "async_npu",
+            "name": "async_npu",
+            "id": task,
+            "ts": f"{START + 28}.000",
+        },
+    ]
     out = folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json"
     out.parent.mkdir(parents=True)
     out.write_text(json.dumps(events))
@@ -73,8 +82,12 @@ def older(folder: Path, rank: int, task_type: str | None, computing: int = 2_600
     all-reduce. Ten times: kernels 0–200 and 240–300, an all-reduce 250–900, nothing until 1000 (µs); and «Computing»
     of `computing` in all, as the vendor's own analysis has it."""
     told = {} if task_type is None else {"Task Type": task_type}
-    events = [process(HARDWARE, "Ascend Hardware"), process(HCCL, "HCCL"), process(HOST, "Python"),
-              process(OVERLAP, "Overlap Analysis")]  # fmt: skip
+    events = [
+        process(HARDWARE, "Ascend Hardware"),
+        process(HCCL, "HCCL"),
+        process(HOST, "Python"),
+        process(OVERLAP, "Overlap Analysis"),
+    ]
     for step in range(10):
         at = 1_000 * step
         events += [
@@ -91,7 +104,7 @@ def older(folder: Path, rank: int, task_type: str | None, computing: int = 2_600
             span(OVERLAP, 1, "Communication", at + 250, 650),
             span(OVERLAP, 2, "Communication(Not Overlapped)", at + 300, 600),
             span(OVERLAP, 3, "Free", at + 900, 100),
-        ]  # fmt: skip
+        ]
     out = folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json"
     out.parent.mkdir(parents=True)
     out.write_text(json.dumps(events))
@@ -149,8 +162,10 @@ def test_a_table_of_other_steps_is_no_witness(tmp_path: Path) -> None:
     table = path.parent / "step_trace_time.csv"
     for text in (
         "Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free\n0,20,600,50,650,370",
-        "Step,Computing\n0,20", "Step,Computing,Communication(Not Overlapped),Communication,Free\n0,a,b,c,d", "",
-    ):  # fmt: skip
+        "Step,Computing\n0,20",
+        "Step,Computing,Communication(Not Overlapped),Communication,Free\n0,a,b,c,d",
+        "",
+    ):
         table.write_text(text)
         report = gpuscope.analyze(path, advice=False).report
         assert codes(report, "data_loss") == []

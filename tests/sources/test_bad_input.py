@@ -100,8 +100,12 @@ def test_impossible_times_do_not_make_an_idle_gpu(tmp_path: Path) -> None:
     epoch = 1_700_000_000_000_000
     path = write(
         tmp_path / "rank0.json",
-        kernel(0, 5), kernel(epoch, 10), kernel(epoch + 10, -3), kernel("soon", 1), kernel(epoch + 20, 10),
-    )  # fmt: skip
+        kernel(0, 5),
+        kernel(epoch, 10),
+        kernel(epoch + 10, -3),
+        kernel("soon", 1),
+        kernel(epoch + 20, 10),
+    )
     trace = gpuscope.open_trace(path)
     assert trace.breakdown(trace.lanes()[0].rows).window == 30_000
     assert problems(trace) == {"impossible_time": 1, "negative_duration": 1, "bad_time": 1}

@@ -59,19 +59,40 @@ TRL = "\n".join(
 JSON = '{{"step": {n}, "data": {{"timing_s/gen": 20.0, "timing_s/update_actor": 8, "timing_s/step": 36.5}}}}'
 CSV = "Step,run-1 - timing_s/gen,run-1 - timing_s/gen__MIN,run-1 - timing_s/update_actor,run-1 - timing_s/step\n"
 FORMATS = {
-    "verl.log": (RAY + VERL, "verl", {"rollout": 20.0, "reward": 1.5, "log_probs": 3.0, "reference": 2.5,
-                 "advantages": 0.25, "update_actor": 8.0, "weight_sync": 1.0, "other": 0.25}),
-    "off.log": (ONE_STEP_OFF, "verl", {"waiting": 4.0, "weight_sync": 1.0, "log_probs": 5.0, "update_actor": 10.0,
-                "other": 0.5}),
-    "nemo.log": (NEMO, "nemo-rl", {"rollout": 20.0, "log_probs": 5.5, "weight_sync": 1.0, "reward": 1.5,
-                 "update_actor": 8.0, "other": 0.5}),
-    "slime.out": (SLIME, "slime", {"rollout": 20.0, "weight_sync": 1.0, "log_probs": 3.0, "reference": 2.5,
-                  "update_actor": 8.0, "other": 2.0}),
+    "verl.log": (
+        RAY + VERL,
+        "verl",
+        {
+            "rollout": 20.0,
+            "reward": 1.5,
+            "log_probs": 3.0,
+            "reference": 2.5,
+            "advantages": 0.25,
+            "update_actor": 8.0,
+            "weight_sync": 1.0,
+            "other": 0.25,
+        },
+    ),
+    "off.log": (
+        ONE_STEP_OFF,
+        "verl",
+        {"waiting": 4.0, "weight_sync": 1.0, "log_probs": 5.0, "update_actor": 10.0, "other": 0.5},
+    ),
+    "nemo.log": (
+        NEMO,
+        "nemo-rl",
+        {"rollout": 20.0, "log_probs": 5.5, "weight_sync": 1.0, "reward": 1.5, "update_actor": 8.0, "other": 0.5},
+    ),
+    "slime.out": (
+        SLIME,
+        "slime",
+        {"rollout": 20.0, "weight_sync": 1.0, "log_probs": 3.0, "reference": 2.5, "update_actor": 8.0, "other": 2.0},
+    ),
     "rlhf.log": (OPENRLHF, "openrlhf", {"experience": 7.0, "update_actor": 8.0, "weight_sync": 1.0, "rollout": 20.0}),
     "trl.jsonl": (TRL, "trl", {"rollout": 20.0, "reward": 1.5, "update_actor": 8.0, "other": 7.0}),
     "verl.jsonl": (JSON, "verl", {"rollout": 20.0, "update_actor": 8.0, "other": 8.5}),
     "wandb.csv": ("{n},20.0,19.0,8.0,36.5", "verl", {"rollout": 20.0, "update_actor": 8.0, "other": 8.5}),
-}  # fmt: skip
+}
 
 
 def written(folder: Path, name: str, line: str, numbers: range = range(1, 5)) -> Path:
@@ -168,11 +189,17 @@ def trl_rows(steps_per_row: int, *, rows: int = 4, calls: int = 1, first: int = 
     found: list[dict[str, float]] = []
     for row in range(rows):
         for _ in range(steps_per_row):
-            found += [{PROFILED + "transformers.generate": 0.118}, {PROFILED + "length_reward": 0.05},
-                      {PROFILED + "_calculate_rewards": 0.056}, {PROFILED + "_prepare_inputs": 0.18}]  # fmt: skip
+            found += [
+                {PROFILED + "transformers.generate": 0.118},
+                {PROFILED + "length_reward": 0.05},
+                {PROFILED + "_calculate_rewards": 0.056},
+                {PROFILED + "_prepare_inputs": 0.18},
+            ]
             for _ in range(calls):
-                found += [{PROFILED + "_get_per_token_logps_and_entropies": 0.012 / calls},
-                          {PROFILED + "compute_loss": 0.018 / calls}]  # fmt: skip
+                found += [
+                    {PROFILED + "_get_per_token_logps_and_entropies": 0.012 / calls},
+                    {PROFILED + "compute_loss": 0.018 / calls},
+                ]
         number = first + (row + 1) * steps_per_row
         found.append({"train/step_time": 0.234, "train/completions/mean_length": 300.0, "train/global_step": number})
     return found
@@ -202,8 +229,10 @@ def test_timers_of_several_steps_are_divided_by_their_number(
 
 
 def test_rows_without_step_numbers_are_divided_by_the_fewest_steps_that_fit(tmp_path: Path) -> None:
-    rows = [{key.removeprefix("train/"): value for key, value in row.items() if key != "train/global_step"}
-            for row in trl_rows(4)]  # fmt: skip
+    rows = [
+        {key.removeprefix("train/"): value for key, value in row.items() if key != "train/global_step"}
+        for row in trl_rows(4)
+    ]
     path = tmp_path / "history.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     roles = gpuscope.analyze(path).report["roles"]
@@ -212,10 +241,14 @@ def test_rows_without_step_numbers_are_divided_by_the_fewest_steps_that_fit(tmp_
 
 
 def test_log_probs_before_the_loss_are_their_own(tmp_path: Path) -> None:
-    rows = [{PROFILED + "generate": 0.1}, {PROFILED + "_get_per_token_logps": 0.03},
-            {PROFILED + "_prepare_inputs": 0.2}, {PROFILED + "_get_per_token_logps": 0.02},
-            {PROFILED + "compute_loss": 0.05},
-            {"step_time": 0.25, "reward": 1.0}]  # fmt: skip
+    rows = [
+        {PROFILED + "generate": 0.1},
+        {PROFILED + "_get_per_token_logps": 0.03},
+        {PROFILED + "_prepare_inputs": 0.2},
+        {PROFILED + "_get_per_token_logps": 0.02},
+        {PROFILED + "compute_loss": 0.05},
+        {"step_time": 0.25, "reward": 1.0},
+    ]
     path = tmp_path / "history.jsonl"
     path.write_text("\n".join(json.dumps(row) for _ in range(4) for row in rows))
     parts = gpuscope.analyze(path).report["roles"]["steps"][0]["by_role_ns"]
@@ -233,13 +266,16 @@ def test_steps_that_all_contradict_themselves_are_told_first(tmp_path: Path) -> 
     assert "logging_steps=1" in lines.fix
 
 
-@pytest.mark.parametrize("line", [
-    "{{'loss': '-0.2', 'completions/mean_length': '14', 'completions/max_length': '16', 'step_time': '0.1{n}'}}",
-    "{{'loss': -0.2, 'completions/mean_length': 14.0, 'completions/max_length': 16.0, 'step_time': 0.1{n}}}",
-    '{{"reward": "2.5", "step_time": "0.1{n}", "completions/mean_length": "14", "completions/max_length": "16"}}',
-    " 33%|███▎ | 2/6 [00:01<00:02]\r{{'reward': 1.5, 'completions/mean_length': 14, 'completions/max_length': 16,"
-    " 'step_time': 0.1{n}}}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{{'loss': '-0.2', 'completions/mean_length': '14', 'completions/max_length': '16', 'step_time': '0.1{n}'}}",
+        "{{'loss': -0.2, 'completions/mean_length': 14.0, 'completions/max_length': 16.0, 'step_time': 0.1{n}}}",
+        '{{"reward": "2.5", "step_time": "0.1{n}", "completions/mean_length": "14", "completions/max_length": "16"}}',
+        " 33%|███▎ | 2/6 [00:01<00:02]\r{{'reward': 1.5, 'completions/mean_length': 14, 'completions/max_length': 16,"
+        " 'step_time': 0.1{n}}}",
+    ],
+)
 def test_trls_console_log_is_known_by_its_step_time(tmp_path: Path, line: str) -> None:
     report = gpuscope.analyze(written(tmp_path, "train.log", line, range(10, 16))).report
     roles = report["roles"]
@@ -263,9 +299,14 @@ def test_trls_event_file_is_known_by_its_step_time(tmp_path: Path) -> None:
     assert len(gpuscope.analyze(path).report["roles"]["steps"]) == 6
 
 
-@pytest.mark.parametrize("text", [
-    "{'loss': 0.1, 'step_time': 0.2}\n", "step_time: 0.2, reward: 1\n", "{'reward': 1.5, 'epoch': 0.1}\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'loss': 0.1, 'step_time': 0.2}\n",
+        "step_time: 0.2, reward: 1\n",
+        "{'reward': 1.5, 'epoch': 0.1}\n",
+    ],
+)
 def test_another_trainers_log_is_not_taken_for_trls(tmp_path: Path, text: str) -> None:
     (tmp_path / "train.log").write_text(text * 5)
     with pytest.raises(InputError):
@@ -274,11 +315,20 @@ def test_another_trainers_log_is_not_taken_for_trls(tmp_path: Path, text: str) -
 
 def test_names_of_folders_and_ranges_say_their_role() -> None:
     names = {
-        "actor_compute_log_prob": "log_probs", "ref_compute_log_prob": "reference", "actor_update": "update_actor",
-        "agent_loop_rollout_replica_0": "rollout", "compute_values": "values", "update_critic": "update_critic",
-        "update_weights": "weight_sync", "compute_rm_score": "reward", "generate_sequences": "rollout",
-        "critic_compute_values": "values", "prefetch": None, "buffer": None, "refine": None,
-    }  # fmt: skip
+        "actor_compute_log_prob": "log_probs",
+        "ref_compute_log_prob": "reference",
+        "actor_update": "update_actor",
+        "agent_loop_rollout_replica_0": "rollout",
+        "compute_values": "values",
+        "update_critic": "update_critic",
+        "update_weights": "weight_sync",
+        "compute_rm_score": "reward",
+        "generate_sequences": "rollout",
+        "critic_compute_values": "values",
+        "prefetch": None,
+        "buffer": None,
+        "refine": None,
+    }
     assert {name: role_of(name) for name in names} == names
 
 
@@ -308,7 +358,9 @@ def test_public_examples(shared_traces: Path) -> None:
     assert any("no interval of ranks 0,2" in one["message"] for one in events["problems"])
     nsys = gpuscope.analyze(folder / "nvtx_data").report["roles"]
     assert {one["role"]: one["ranks"] for one in nsys["roles"] if one["ranks"]} == {
-        "log_probs": [0, 1], "values": [0, 1], "update_critic": [0, 1]
-    }  # fmt: skip
+        "log_probs": [0, 1],
+        "values": [0, 1],
+        "update_critic": [0, 1],
+    }
     with pytest.raises(InputError, match="timers of its roles"):
         gpuscope.analyze(folder / "verl_data" / "good_minimal_verl.log")

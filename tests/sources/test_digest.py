@@ -24,14 +24,22 @@ def line(rank: int, step: int, *, own_ms: int, host_ms: int = 0, gpu: bool = Fal
     wait = 96 - own_ms - host_ms
     listed = [[0, step + 1, (96 - wait) * MS, wait * MS]]
     return {
-        "step": step, "rank": rank, "first": step == 0, "end_ns": (step + 1) * 100 * MS, "step_ns": 100 * MS,
-        "exposed_communication_ns": None if gpu else wait * MS, "data_wait_ns": 10 * MS, "ran_ns": own_ms * MS,
-        "core_wait_ns": 0, "phases": [["input", 10 * MS], ["forward", 20 * MS], ["backward", 66 * MS],
-                                      ["optimizer", 4 * MS]],
-        "waits": [[(96 - wait) * MS, wait * MS]], "pauses": [[12 * MS, host_ms * MS]] if host_ms else [],
-        "collectives": [] if gpu else listed, "collectives_in_all": {"all_reduce 0": [1, 4 << 20, wait * MS]},
+        "step": step,
+        "rank": rank,
+        "first": step == 0,
+        "end_ns": (step + 1) * 100 * MS,
+        "step_ns": 100 * MS,
+        "exposed_communication_ns": None if gpu else wait * MS,
+        "data_wait_ns": 10 * MS,
+        "ran_ns": own_ms * MS,
+        "core_wait_ns": 0,
+        "phases": [["input", 10 * MS], ["forward", 20 * MS], ["backward", 66 * MS], ["optimizer", 4 * MS]],
+        "waits": [[(96 - wait) * MS, wait * MS]],
+        "pauses": [[12 * MS, host_ms * MS]] if host_ms else [],
+        "collectives": [] if gpu else listed,
+        "collectives_in_all": {"all_reduce 0": [1, 4 << 20, wait * MS]},
         **({"on_device": listed} if gpu else {}),
-    }  # fmt: skip
+    }
 
 
 def write(folder: Path, own_ms: tuple[int, ...], steps: int = 30, **more: Any) -> Path:
@@ -134,16 +142,23 @@ def stage_line(step: int, *, sends: bool, own_ms: int, sampled: bool) -> dict[st
         number, at = numbers[kind], offset
         numbers[kind] += 1
     return {
-        "step": step, "end_ns": (step + 1) * 100 * MS, "step_ns": 100 * MS, "collectives": listed,
-        "collectives_every": 1 + sampled, "phases": [[phase, ns * MS] for phase, ns in phases],
-        "waits": [[offset * MS, ns * MS] for offset, ns in waits], "pauses": [],
-    }  # fmt: skip
+        "step": step,
+        "end_ns": (step + 1) * 100 * MS,
+        "step_ns": 100 * MS,
+        "collectives": listed,
+        "collectives_every": 1 + sampled,
+        "phases": [[phase, ns * MS] for phase, ns in phases],
+        "waits": [[offset * MS, ns * MS] for offset, ns in waits],
+        "pauses": [],
+    }
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_messages_show_the_computations_of_a_pipeline_if_all_are_listed(tmp_path: Path, sampled: bool) -> None:
-    kinds = [{"kind": place, "op": op, "group": "0", "bytes": 64, "dtype": "float32"}
-             for place, op in enumerate(("send", "recv", "recv", "send"))]  # fmt: skip
+    kinds = [
+        {"kind": place, "op": op, "group": "0", "bytes": 64, "dtype": "float32"}
+        for place, op in enumerate(("send", "recv", "recv", "send"))
+    ]
     for rank in (0, 1):
         steps = [stage_line(step, sends=rank == 0, own_ms=9, sampled=sampled) for step in range(12)]
         rows = [HEADER | {"rank": rank}, GROUP, *kinds, *steps]

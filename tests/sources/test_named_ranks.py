@@ -65,8 +65,14 @@ def test_some_of_the_ranks_can_be_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "rank"),
-    [("trace_rank12.json", 12), ("fr_dump_7", 7), ("worker3.pt.trace.json", 3), ("gpu3/trace.json", None),
-     ("procid2.json", 2), ("3.json", None)],
-)  # fmt: skip
+    [
+        ("trace_rank12.json", 12),
+        ("fr_dump_7", 7),
+        ("worker3.pt.trace.json", 3),
+        ("gpu3/trace.json", None),
+        ("procid2.json", 2),
+        ("3.json", None),
+    ],
+)
 def test_labelled_numbers_are_ranks_though_others_are_missing(name: str, rank: int | None) -> None:
     assert rank_in_name(Path(name)) == rank

@@ -38,8 +38,11 @@ def test_one_report_per_node_is_numbered_by_host_name(tmp_path: Path) -> None:
     node("node10", 31, 30).write(tmp_path, name="a")
     node("node9", 41, 40).write(tmp_path, name="b")
     assert seats(gpuscope.open_trace(tmp_path)) == [
-        (0, "node9", 40, 0), (1, "node9", 41, 0), (2, "node10", 30, 0), (3, "node10", 31, 0),
-    ]  # fmt: skip
+        (0, "node9", 40, 0),
+        (1, "node9", 41, 0),
+        (2, "node10", 30, 0),
+        (3, "node10", 31, 0),
+    ]
 
 
 def test_devices_of_one_process_are_ranks_of_their_node(tmp_path: Path) -> None:

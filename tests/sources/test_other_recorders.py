@@ -34,8 +34,14 @@ OTHERS: list[tuple[str, Any]] = [
     ("TensorFlow's timeline", {"traceEvents": [process("/job:worker/task:0/device:GPU:0 Compute"), *spans(cat="Op")]}),
     ("ONNX Runtime", [*spans(cat="Session"), *spans(cat="Node"), *spans(cat="Kernel")]),
     ("PaddlePaddle", {"schemaVersion": "1.0.2", "traceEvents": [*spans(cat="Operator"), *spans(cat="OperatorInner")]}),
-    ("PaddlePaddle", {"schemaVersion": "1.0.2", "deviceProperties": [{"id": 0, "name": "A100"}],
-                      "traceEvents": [*spans(cat="Kernel"), *spans(cat="Memcpy"), *spans(cat="ProfileStep")]}),
+    (
+        "PaddlePaddle",
+        {
+            "schemaVersion": "1.0.2",
+            "deviceProperties": [{"id": 0, "name": "A100"}],
+            "traceEvents": [*spans(cat="Kernel"), *spans(cat="Memcpy"), *spans(cat="ProfileStep")],
+        },
+    ),
     ("MindSpore", [process("AI Core Op"), *spans(), process("Host CPU Op")]),
     ("Composer", [process("Rank 0 training loop process"), *spans(cat="event,generic")]),
     ("Ray", [*spans(cat="task::train", tid="worker:ab12", pid="node:10.0.0.1")]),
@@ -47,7 +53,7 @@ OTHERS: list[tuple[str, Any]] = [
     ("NCCL profiler plugin", [{**event, "ph": "b", "id": 0} for event in spans(cat="COLL")]),
     ("another recorder", {"traceEvents": spans(cat="gpu")}),
     ("another recorder", {"traceEvents": spans()}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "document"), OTHERS)
@@ -125,8 +131,11 @@ def xplane(plane: str) -> bytes:
         ("host.xplane.pb", xplane("/host:CPU"), "xplane"),
         ("renamed.json", xplane("/device:GPU:0"), "xplane"),
         ("p.speedscope.json", b'{"$schema":"https://www.speedscope.app/file-format-schema.json"}', "speedscope"),
-        ("q.json", b'{"profiles":[' + b"1," * 40_000 + b'1],"$schema":"https://www.speedscope.app/file-format-schema.json"}',
-         "speedscope"),
+        (
+            "q.json",
+            b'{"profiles":[' + b"1," * 40_000 + b'1],"$schema":"https://www.speedscope.app/file-format-schema.json"}',
+            "speedscope",
+        ),
         ("rank0.json", b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>", "HTML"),
         ("rank0.json.gz", b"\n <HTML lang=en><body>404</body></HTML>", "HTML"),
         ("rank0.json", b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n", "Git LFS"),
@@ -134,7 +143,7 @@ def xplane(plane: str) -> bytes:
         ("rank0.json", b"../.git/annex/objects/aa/bb/MD5E-s9--ab.json", "git-annex"),
         ("rank0.json", b'<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code></Error>', "storage"),
     ],
-)  # fmt: skip
+)
 def test_no_trace_at_all(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)

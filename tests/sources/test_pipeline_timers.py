@@ -29,8 +29,11 @@ def laid_out(orders: list[list[tuple[str, int, int]]], cost: list[float], stages
             kind, chunk, batch = own[at[stage]]
             place = chunk * stages + stage
             before = place - 1 if kind == "fwd" else place + 1
-            feeds = ("fwd", *divmod(place, stages)[::-1], batch) if kind == "bwd" and place == last else (
-                kind, before % stages, before // stages, batch)  # fmt: skip
+            feeds = (
+                ("fwd", *divmod(place, stages)[::-1], batch)
+                if kind == "bwd" and place == last
+                else (kind, before % stages, before // stages, batch)
+            )
             first = kind == "fwd" and not place
             if first or feeds in done:
                 begin = max(free[stage], 0.0 if first else done[feeds][1])

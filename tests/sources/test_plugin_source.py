@@ -40,11 +40,19 @@ class Lines:
         rank, start = rank_in_name(path) or 0, np.array([row["start"] for row in rows]) * US
         source = builder.source(path, self.name, "1", len(rows), {})
         builder.add("ranks", 1, {"rank": rank, "device": 0, "source": source})
-        builder.add("device_events", len(rows), {
-            "rank": rank, "device": 0, "stream": 7, "start": start, "kind": Kind.COMPUTE,
-            "end": start + np.array([row["dur"] for row in rows]) * US,
-            "name": builder.names.codes([row["kernel"] for row in rows]),
-        })  # fmt: skip
+        builder.add(
+            "device_events",
+            len(rows),
+            {
+                "rank": rank,
+                "device": 0,
+                "stream": 7,
+                "start": start,
+                "kind": Kind.COMPUTE,
+                "end": start + np.array([row["dur"] for row in rows]) * US,
+                "name": builder.names.codes([row["kernel"] for row in rows]),
+            },
+        )
 
 
 class Notes(Lines):
@@ -130,8 +138,12 @@ def test_its_records_are_read_beside_the_timelines(install: Install, folder: Pat
     (folder / "memo").write_text("note: of a name that no record has")
     found = {item.path.name: item.beside for item in inputs([folder])}
     assert found == {
-        "rank0.kernels": False, "rank1.kernels": False, "lab.note": True, "lab.txt": True, "old.note": True,
-    }  # fmt: skip
+        "rank0.kernels": False,
+        "rank1.kernels": False,
+        "lab.note": True,
+        "lab.txt": True,
+        "old.note": True,
+    }
     assert [problem.code for problem in open_trace(folder).problems] == ["record_unreadable"]
 
 

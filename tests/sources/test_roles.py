@@ -45,8 +45,9 @@ def test_each_role_is_judged(run: Path) -> None:
     assert (code, document["schema_version"]) == (0, 3)
     jobs = {job["role"]: job for job in document["jobs"]}
     assert {role: job["trace"]["ranks_present"] for role, job in jobs.items()} == {
-        "actor_update": [0, 1], "rollout_generate": [0, 1],
-    }  # fmt: skip
+        "actor_update": [0, 1],
+        "rollout_generate": [0, 1],
+    }
     assert jobs["actor_update"]["verdict"]["bound_by"] == "compute"
     assert jobs["rollout_generate"]["verdict"]["bound_by"] == "cpu"
     _, out, _ = analyze(run)
@@ -65,8 +66,11 @@ def test_pages_are_written_for_each_role(run: Path, tmp_path: Path) -> None:
     analyze(run, "--html", tmp_path / "page.html", "--csv", tmp_path / "tables")
     made = sorted(path.name for path in tmp_path.iterdir() if path.name != "run")
     assert made == [
-        "page-actor_update.html", "page-rollout_generate.html", "tables-actor_update", "tables-rollout_generate",
-    ]  # fmt: skip
+        "page-actor_update.html",
+        "page-rollout_generate.html",
+        "tables-actor_update",
+        "tables-rollout_generate",
+    ]
 
 
 def test_a_job_that_cannot_be_read_hides_no_other(run: Path) -> None:

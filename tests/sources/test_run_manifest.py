@@ -41,8 +41,11 @@ def test_the_culprit_comes_before_those_whose_connection_it_cut(tmp_path: Path) 
 
 def test_a_rank_that_left_is_the_culprit_where_others_only_lost_their_connection(tmp_path: Path) -> None:
     lost = {"status": "failed", "error": "RuntimeError: Connection closed by peer"}
-    ranks = [{"rank": 0, **lost, "ended_ns": 2}, {"rank": 1, "status": "completed", "ended_ns": 1},
-             {"rank": 2, "status": "completed", "ended_ns": 3}]  # fmt: skip
+    ranks = [
+        {"rank": 0, **lost, "ended_ns": 2},
+        {"rank": 1, "status": "completed", "ended_ns": 1},
+        {"rank": 2, "status": "completed", "ended_ns": 3},
+    ]
     told = ended(manifest(tmp_path, status="failed", ranks=ranks))
     assert told is not None
     assert told.failures == (

@@ -70,8 +70,12 @@ def steps_of(
 ) -> Iterator[Event]:
     for place, number in enumerate(numbers):
         base = at + place * lasts
-        events = [note(base, lasts - 10, f"ProfilerStep#{number}"), op(base + 5, 20), call(base + 10, 5, number),
-                  kernel(base + 30, 0.6 * lasts, number, name=name)]  # fmt: skip
+        events = [
+            note(base, lasts - 10, f"ProfilerStep#{number}"),
+            op(base + 5, 20),
+            call(base + 10, 5, number),
+            kernel(base + 30, 0.6 * lasts, number, name=name),
+        ]
         if train:
             events.append(note(base + 0.8 * lasts, 0.1 * lasts, "Optimizer.step#SGD.step"))
         for event in events:

@@ -43,9 +43,14 @@ def test_kernels_and_launches_that_lack_each_other(tmp_path: Path) -> None:
     """Launch 3 lost its kernel; launch 4 came after the last kernel had begun; the kernel of 9 lost its launch."""
     path = write(
         tmp_path / "t.json",
-        call(0, 1, 1), call(2, 1, 2), call(4, 1, 3), call(90, 1, 4),
-        kernel(10, 5, 1), kernel(20, 5, 2), kernel(50, 5, 9),
-    )  # fmt: skip
+        call(0, 1, 1),
+        call(2, 1, 2),
+        call(4, 1, 3),
+        call(90, 1, 4),
+        kernel(10, 5, 1),
+        kernel(20, 5, 2),
+        kernel(50, 5, 9),
+    )
     trace = gpuscope.open_trace(path)
     found = recording(trace)
     assert (found["kernels"], found["kernels_without_launch"]) == (3, 1)
@@ -105,8 +110,13 @@ def test_the_profilers_own_work_is_a_host_event_of_its_kind(tmp_path: Path) -> N
     export = Export()
     export.call(0, 5, 1)
     export.kernel(10, 20, 1)
-    export.add("PROFILER_OVERHEAD", start=6, end=9, globalTid=1 << 48 | 10 << 24 | 10,
-               nameId=export.string("CUPTI Buffer flush"))  # fmt: skip
+    export.add(
+        "PROFILER_OVERHEAD",
+        start=6,
+        end=9,
+        globalTid=1 << 48 | 10 << 24 | 10,
+        nameId=export.string("CUPTI Buffer flush"),
+    )
     host = gpuscope.open_trace(export.write(tmp_path))["host_events"]
     own = host.take(host["category"] == Category.OVERHEAD)
     assert (own["start"].tolist(), own["end"].tolist()) == ([6], [9])

@@ -56,22 +56,31 @@ COMMUNICATION = [
     ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)", "all_reduce"),
     ("void sglang::cross_device_reduce_2stage<__half, 8>(sglang::RankData*)", "all_reduce"),
     ("void (anonymous namespace)::all_reduce_one_shot_push_kernel<__half, 4u, true>(AllReducePushData)", "all_reduce"),
-    ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<"
-     "(flashinfer::trtllm_allreduce_fusion::AllReduceFusionPattern)1, __nv_bfloat16, 8, false, false>("
-     "flashinfer::trtllm_allreduce_fusion::AllReduceFusionParams<__nv_bfloat16>)", "all_reduce"),
-    ("void flashinfer::trtllm_mnnvl_allreduce::twoshotAllreduceKernel<(unsigned char)2, __nv_bfloat16, true>(P)",
-     "all_reduce"),
+    (
+        "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<"
+        "(flashinfer::trtllm_allreduce_fusion::AllReduceFusionPattern)1, __nv_bfloat16, 8, false, false>("
+        "flashinfer::trtllm_allreduce_fusion::AllReduceFusionParams<__nv_bfloat16>)",
+        "all_reduce",
+    ),
+    (
+        "void flashinfer::trtllm_mnnvl_allreduce::twoshotAllreduceKernel<(unsigned char)2, __nv_bfloat16, true>(P)",
+        "all_reduce",
+    ),
     ("void flashinfer::trtllm_mnnvl_allreduce::rmsNormLamport<__nv_bfloat16>(__nv_bfloat16*)", "all_reduce"),
     ("void tensorrt_llm::kernels::oneShotAllReduceKernel<__half, 8, true>(AllReduceParams)", "all_reduce"),
     ("ar_fusion::moe::moefinalize_allreduce_fusion_kernel_oneshot_lamport<bf16,8,false,true>(P)", "all_reduce"),
-    ("void quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<__half, CodecQ4<__half,4>, true>, __half>(P)",
-     "all_reduce"),
+    (
+        "void quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<__half, CodecQ4<__half,4>, true>, __half>(P)",
+        "all_reduce",
+    ),
     ("void aiter::allgather_lastdim<__hip_bfloat16, 8>(aiter::RankData*)", "all_gather"),
     # PyTorch symmetric memory; nsys writes <unnamed>
     ("void <unnamed>::multimem_all_reduce_kernel<c10::BFloat16, (int)16>(T1 *, unsigned long)", "all_reduce"),
     ("void (anonymous namespace)::multimem_all_gather_kernel<16>(char*, char*)", "all_gather"),
-    ("void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(c10::BFloat16**)",
-     "all_reduce"),
+    (
+        "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(c10::BFloat16**)",
+        "all_reduce",
+    ),
     ("void one_shot_all_reduce_kernel<float, 16, 8>(float**, float*)", "all_reduce"),
     ("c10d::symmetric_memory::(anonymous namespace)::barrier_kernel(unsigned int**, int, int, int)", "barrier"),
     ("c10d::nvshmem_extension::exchangeSplitAndOffset(long*, long*, int)", "all_to_all"),
@@ -80,7 +89,7 @@ COMMUNICATION = [
     ("nvshmemi_proxy_rma_entrypoint(void*, void*, rma_bytesdesc_t, int)", ""),
     ("void rdxn_on_stream_kernel<float, (rdxn_ops)2>(int, float*)", "all_reduce"),
     ("hcom_allReduce__503_0_1", "all_reduce"),
-]  # fmt: skip
+]
 COMPUTE = [
     "hipMemcpyAsync",
     "__amd_rocclr_copyBuffer.kd",
@@ -119,18 +128,22 @@ def test_only_mentions_a_collective(name: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "qualified"),
     [
-        ("void at::native::(anonymous namespace)::softmax_warp_forward<float, 10>(float*, int)",
-         "at::native::softmax_warp_forward"),
+        (
+            "void at::native::(anonymous namespace)::softmax_warp_forward<float, 10>(float*, int)",
+            "at::native::softmax_warp_forward",
+        ),
         ("void <unnamed>::elementwise_kernel_with_index<int>(int)", "elementwise_kernel_with_index"),
         ("std::enable_if<(!(T7)), void>::type internal::gemvx::kernel<int, float>(T13)", "internal::gemvx::kernel"),
-        ("_ZN2ck16tensor_operation6device12_GLOBAL__N_139kernel_grouped_conv_fwd_xdl_cshuffle_v3INS_4GemmE",
-         "ck::tensor_operation::device::kernel_grouped_conv_fwd_xdl_cshuffle_v3"),
+        (
+            "_ZN2ck16tensor_operation6device12_GLOBAL__N_139kernel_grouped_conv_fwd_xdl_cshuffle_v3INS_4GemmE",
+            "ck::tensor_operation::device::kernel_grouped_conv_fwd_xdl_cshuffle_v3",
+        ),
         ("_Z5saxpyPdS_", "saxpy"),
         ("attn_fwd.kd", "attn_fwd"),
         ("void f<decltype(g() -> int)>(int)", "f"),
         ("void at::native::elementwise_kernel<128, 4, at::nat", "at::native::elementwise_kernel"),
     ],
-)  # fmt: skip
+)
 def test_a_kernels_own_identifier(kernel: str, qualified: str) -> None:
     assert qualified_name(kernel) == qualified
     assert base_name(kernel) == qualified.rpartition("::")[2]

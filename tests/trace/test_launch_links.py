@@ -31,16 +31,32 @@ def tables(
         return np.array([one if one == NA else one * scale for one in ids], np.int64)
 
     start = [own[1] for own in calls]
-    data["host_events"] = Table.build(SCHEMAS["host_events"], len(calls), {
-        "rank": [own[0] for own in calls], "thread": 0, "start": start, "end": start, "name": 0,
-        "category": [Category.RUNTIME if own[3] else Category.OP for own in calls],
-        "correlation": spread([own[2] for own in calls]),
-    })  # fmt: skip
+    data["host_events"] = Table.build(
+        SCHEMAS["host_events"],
+        len(calls),
+        {
+            "rank": [own[0] for own in calls],
+            "thread": 0,
+            "start": start,
+            "end": start,
+            "name": 0,
+            "category": [Category.RUNTIME if own[3] else Category.OP for own in calls],
+            "correlation": spread([own[2] for own in calls]),
+        },
+    )
     start = [own[1] for own in kernels]
-    data["device_events"] = Table.build(SCHEMAS["device_events"], len(kernels), {
-        "rank": [own[0] for own in kernels], "start": start, "end": start, "kind": Kind.COMPUTE, "name": 0,
-        "correlation": spread([own[2] for own in kernels]),
-    })  # fmt: skip
+    data["device_events"] = Table.build(
+        SCHEMAS["device_events"],
+        len(kernels),
+        {
+            "rank": [own[0] for own in kernels],
+            "start": start,
+            "end": start,
+            "kind": Kind.COMPUTE,
+            "name": 0,
+            "correlation": spread([own[2] for own in kernels]),
+        },
+    )
     order_rows(data, "host_events")
     order_rows(data, "device_events")
     return data["device_events"], data["host_events"]
@@ -76,9 +92,10 @@ def capture(at: int, count: int, first: int) -> list[Any]:
 
 def step(number: int, at: int, correlation: int) -> list[Any]:
     return [
-        note(at, 990, f"ProfilerStep#{number}"), call(at + 5, 5, correlation),
+        note(at, 990, f"ProfilerStep#{number}"),
+        call(at + 5, 5, correlation),
         kernel(at + 10, 900, correlation, name="gemm"),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_step_that_captures_is_warm_up(tmp_path: Path) -> None:
@@ -92,8 +109,12 @@ def test_a_step_that_captures_is_warm_up(tmp_path: Path) -> None:
 def test_idle_time_in_a_capture_is_no_launch_overhead(tmp_path: Path) -> None:
     """A kernel, 2 ms of capturing, a kernel: the capture's 2,010 µs are the host's own work."""
     events = [
-        call(0, 5, 1), kernel(10, 90, 1), *capture(200, 200, 100), call(2300, 5, 2), kernel(2310, 90, 2),
-    ]  # fmt: skip
+        call(0, 5, 1),
+        kernel(10, 90, 1),
+        *capture(200, 200, 100),
+        call(2300, 5, 2),
+        kernel(2310, 90, 2),
+    ]
     report = gpuscope.analyze(write(tmp_path / "r.json", *events)).report
     causes = report["ranks"][0]["stall_ns"]["cpu"]
     assert causes["host_other"] == 2_012_000

@@ -111,16 +111,20 @@ def test_order_and_references_are_followed() -> None:
     data["device_events"].check()
 
 
-@pytest.mark.parametrize(("rank", "asked", "rows"), [(3, 3, (0, 3)), (3, 2, (0, 0)), ([0, 0, 2], 0, (0, 2)),
-                                                     ([0, 0, 2], 2, (2, 3)), ([0, 0, 2], 1, (2, 2))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rank", "asked", "rows"),
+    [(3, 3, (0, 3)), (3, 2, (0, 0)), ([0, 0, 2], 0, (0, 2)), ([0, 0, 2], 2, (2, 3)), ([0, 0, 2], 1, (2, 2))],
+)
 def test_rows_of_a_rank(rank: int | list[int], asked: int, rows: tuple[int, int]) -> None:
     low, high = rows_of_rank(host([1, 2, 3], [1, 2, 3], rank), asked)
     assert high - low == rows[1] - rows[0]
     assert low == rows[0] or low == high
 
 
-@pytest.mark.parametrize(("values", "dtype"), [([1, -(2**31)], np.int32), ([1, 2**31], np.int64), ([NA, 1], np.int64),
-                                               ([], np.int64), ([4, 4], np.int32)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [([1, -(2**31)], np.int32), ([1, 2**31], np.int64), ([NA, 1], np.int64), ([], np.int64), ([4, 4], np.int32)],
+)
 def test_narrowed_copies(values: list[int], dtype: type) -> None:
     found = narrowed(np.array(values, np.int64))
     assert found.dtype == dtype

@@ -121,11 +121,13 @@ def test_copies_in_tables(tmp_path: Path) -> None:
     for place in range(6):
         at = 2000 * place
         events += [
-            call(at, 5, 3 * place), call(at + 5, 5, 3 * place + 1, "cudaMemcpyAsync"), call(at + 10, 5, 3 * place + 2),
+            call(at, 5, 3 * place),
+            call(at + 5, 5, 3 * place + 1, "cudaMemcpyAsync"),
+            call(at + 10, 5, 3 * place + 2),
             kernel(at + 20, 900, 3 * place),
             copy(at + 920, 3_000_000 if place == 2 else 400, 3 * place + 1, bytes=9_700_000),
             kernel(at + 1320, 600, 3 * place + 2),
-        ]  # fmt: skip
+        ]
     report = gpuscope.analyze(write(tmp_path / "rank0.json", *events), advice=False).report
     assert sum(row["dur_ns"] for row in report["copies"]) == 6 * 400_000
     assert report["ranks"][0]["recorded_ns"] == 11_900_000
@@ -154,9 +156,16 @@ def test_nsys(tmp_path: Path, backend: str) -> None:
         export.kernel(at + 10_000, at + (7_000_000 if place == 1 else 900_000), place + 1, contextId=1)
     export.kernel(20_000, 7_500_000, 50, contextId=2)
     export.add(
-        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=30_000, end=5_500_000, deviceId=0, streamId=7, correlationId=60,
-        globalPid=1 << 48 | 10 << 24, graphId=3, contextId=1,
-    )  # fmt: skip
+        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+        start=30_000,
+        end=5_500_000,
+        deviceId=0,
+        streamId=7,
+        correlationId=60,
+        globalPid=1 << 48 | 10 << 24,
+        graphId=3,
+        contextId=1,
+    )
     trace = gpuscope.open_trace(export.write(tmp_path, backend))
     assert cut(trace) == 1
     device = trace["device_events"]

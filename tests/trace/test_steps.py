@@ -140,8 +140,9 @@ def test_steps_without_annotations_end_with_the_device(tmp_path: Path) -> None:
     """Ends of the optimizer say nothing of when the first step began."""
     ends = [note(80, 10, "Optimizer.step#SGD.step"), note(180, 20, "Optimizer.step#SGD.step")]
     assert tiles_of(write(tmp_path / "r.json", op(0, 5), *ends, *work(20, 1), *work(120, 2))) == [
-        (0, 30, 130), (1, 130, 180),
-    ]  # fmt: skip
+        (0, 30, 130),
+        (1, 130, 180),
+    ]
 
 
 STEP = 1_000
@@ -206,9 +207,11 @@ def test_ranges_that_overlap_or_hold_little_work_are_no_steps(tmp_path: Path, ot
 
 def test_a_named_step_comes_first(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "r.json", *ranges(["train_step 1", "train_step 2"], 2 * STEP),
-        *ranges([f"chunk_{i}" for i in range(4)]), *launches(4, STEP),
-    )  # fmt: skip
+        tmp_path / "r.json",
+        *ranges(["train_step 1", "train_step 2"], 2 * STEP),
+        *ranges([f"chunk_{i}" for i in range(4)]),
+        *launches(4, STEP),
+    )
     assert found(path)[1] == "ranges named 'train_step #'"
 
 

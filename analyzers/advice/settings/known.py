@@ -65,9 +65,15 @@ class File:
     kind: Literal["env", "python", "config"]
 
     def __call__(
-        self, name: str, default: str | None = None, since: tuple[int, ...] = (), *, restores: bool = False,
-        same: tuple[str, ...] = (), default_since: tuple[int, ...] = (),
-    ) -> Known:  # fmt: skip
+        self,
+        name: str,
+        default: str | None = None,
+        since: tuple[int, ...] = (),
+        *,
+        restores: bool = False,
+        same: tuple[str, ...] = (),
+        default_since: tuple[int, ...] = (),
+    ) -> Known:
         return Known(self.kind, name, default, self.path, self.package, since, restores, same, default_since)
 
 

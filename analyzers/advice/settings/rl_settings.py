@@ -20,8 +20,12 @@ ROLLOUT_GPUS: dict[str, Known] = {
     "slime": _SLIME("--rollout-num-gpus"),
 }
 """GPUs of the rollout alone, by framework."""
-TRAINER_GPUS = {"verl": "trainer.n_gpus_per_node", "openrlhf": "--actor.num_gpus_per_node",
-                "nemo-rl": "cluster.gpus_per_node", "slime": "--actor-num-gpus-per-node"}  # fmt: skip
+TRAINER_GPUS = {
+    "verl": "trainer.n_gpus_per_node",
+    "openrlhf": "--actor.num_gpus_per_node",
+    "nemo-rl": "cluster.gpus_per_node",
+    "slime": "--actor-num-gpus-per-node",
+}
 """Besides it, those of the trainer (of NeMo-RL, of both)."""
 ONE_STEP_OFF: dict[str, Known] = {
     "verl": File("verl", "verl/experimental/one_step_off_policy/main_ppo.py", "config")(

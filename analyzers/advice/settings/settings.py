@@ -15,7 +15,13 @@ from gpuscope.analyzers.advice.settings import (
 from gpuscope.analyzers.advice.settings.known import Known, settings_of
 
 TABLES = (
-    torch_settings, nccl_settings, deepspeed_settings, megatron_settings, vllm_settings, sglang_settings,
-    rl_settings, other_settings,
-)  # fmt: skip
+    torch_settings,
+    nccl_settings,
+    deepspeed_settings,
+    megatron_settings,
+    vllm_settings,
+    sglang_settings,
+    rl_settings,
+    other_settings,
+)
 KNOWN: dict[str, Known] = {one.name: one for table in TABLES for one in settings_of(table)}

@@ -49,8 +49,12 @@ def evidence(
     for gap, event, start, end in zip(*(column.tolist() for column in (own, gaps.event(own), *shown)), strict=True):
         ended_by = names[int(device["name"][event])] if event != NA else "the end of the trace"
         one: Evidence = {
-            "rank": view.lane.rank, "start_ns": start, "dur_ns": end - start, "name": ended_by, "note": "",
-        }  # fmt: skip
+            "rank": view.lane.rank,
+            "start_ns": start,
+            "dur_ns": end - start,
+            "name": ended_by,
+            "note": "",
+        }
         if event != NA:
             one["event"] = identity(trace, "device_events", event)
         what = _host_side(trace, view, int(gaps.thread[gap]), one, blocking)
@@ -107,7 +111,12 @@ def _around(trace: Trace, rank: int, thread: int, call: int) -> int:
 def unexplained(view: LaneView, idle: Spans) -> list[Evidence]:
     """The longest gaps of a rank whose host was not recorded."""
     return [
-        {"rank": view.lane.rank, "start_ns": int(idle.start[i]), "dur_ns": int(idle.end[i] - idle.start[i]),
-         "name": "idle", "note": "no host events recorded for this rank"}
+        {
+            "rank": view.lane.rank,
+            "start_ns": int(idle.start[i]),
+            "dur_ns": int(idle.end[i] - idle.start[i]),
+            "name": "idle",
+            "note": "no host events recorded for this rank",
+        }
         for i in longest(idle).tolist()
-    ]  # fmt: skip
+    ]

@@ -103,8 +103,10 @@ def _covering(trace: Trace, view: LaneView, gaps: Gaps, left: Spans) -> dict[str
     middle = (pieces.start + pieces.end) // 2
     inner = innermost(host, cause_of >= 0, gaps.thread[gaps.of(pieces)], middle)
     which = cause_of[inner]
-    return {cause: join(Spans(pieces.start[which == place], pieces.end[which == place]))
-            for place, cause in enumerate(causes)}  # fmt: skip
+    return {
+        cause: join(Spans(pieces.start[which == place], pieces.end[which == place]))
+        for place, cause in enumerate(causes)
+    }
 
 
 def _cause_of_event(trace: Trace, view: LaneView, causes: Sequence[str]) -> Array:

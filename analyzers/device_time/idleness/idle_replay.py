@@ -46,9 +46,14 @@ class Outcome:
 
 
 def replay(
-    work: Work, blocked: Sequence[Spans], explained: Sequence[Spans], stretches: Sequence[Spans],
-    host_of_thread: Sequence[int], segment: Times, pinned: Sequence[Times],
-) -> Outcome:  # fmt: skip
+    work: Work,
+    blocked: Sequence[Spans],
+    explained: Sequence[Spans],
+    stretches: Sequence[Spans],
+    host_of_thread: Sequence[int],
+    segment: Times,
+    pinned: Sequence[Times],
+) -> Outcome:
     """Replay a lane segment by segment, each from where it was recorded to begin.
 
     `blocked` is when each launching sequence was blocked; of each thread, `explained` is what its own causes (loader,

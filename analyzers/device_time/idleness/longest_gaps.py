@@ -35,14 +35,16 @@ def longest_gaps(
     for place, gap in enumerate(picked.tolist()):
         low, high = int(start[place]), int(end[place])
         entry: GapEntry = {
-            "rank": view.lane.rank, "device": None if view.lane.device == NA else view.lane.device,
-            "start_ns": low, "dur_ns": high - low,
+            "rank": view.lane.rank,
+            "device": None if view.lane.device == NA else view.lane.device,
+            "start_ns": low,
+            "dur_ns": high - low,
             "step": next((step.step for step in view.steps if step.start <= low < step.end and step.step != NA), None),
             "cause": max(shares, key=lambda cause: int(shares[cause][place])) if shares else None,
             "before": _name(trace, "device_events", int(before[place])),
             "after": _name(trace, "device_events", int(after[place])),
             "host": None,
-        }  # fmt: skip
+        }
         if gaps is not None:
             found = host_activity(trace, view, int(gaps.thread[gap]), low, high)
             entry["host"], entry["host_ns"] = found.name or None, found.covered

@@ -45,11 +45,14 @@ def own_work(trace: Trace, view: LaneView, gaps: Gaps, blocking: Times, left: Sp
     turns = launching_threads(trace, view, blocking)
     threads = _threads(trace, view, gaps, turns)
     stretches = [_long_stretches(trace, view, turns[one.turns], one.covered) for one in threads]
-    long = join(EMPTY, *(
-        intersect(intersect(left, gaps.where(gaps.thread == one.number)), own)
-        for one, own in zip(threads, stretches, strict=True)
-        if len(own.start)
-    ))  # fmt: skip
+    long = join(
+        EMPTY,
+        *(
+            intersect(intersect(left, gaps.where(gaps.thread == one.number)), own)
+            for one, own in zip(threads, stretches, strict=True)
+            if len(own.start)
+        ),
+    )
     device, (low, high) = trace["device_events"], view.window
     # A single annotated step begins before its device works and may end after that; the replay does not reach so far.
     before = clip(left, low, min(int(device["start"][view.rows].min()), high))
@@ -125,9 +128,16 @@ def least_stretch(usual: float) -> float:
 
 
 def _without_blocking(
-    trace: Trace, view: LaneView, gaps: Gaps, left: Spans, long: Spans, blocked: Sequence[Spans],
-    stretches: Sequence[Spans], threads: Sequence[_Thread], pinned: Sequence[Times],
-) -> tuple[Spans, Spans]:  # fmt: skip
+    trace: Trace,
+    view: LaneView,
+    gaps: Gaps,
+    left: Spans,
+    long: Spans,
+    blocked: Sequence[Spans],
+    stretches: Sequence[Spans],
+    threads: Sequence[_Thread],
+    pinned: Sequence[Times],
+) -> tuple[Spans, Spans]:
     """The part of the remaining idle time that would not be there if blocking calls returned at once, and the part of
     the rest that lies in long stretches either way."""
     work, rows = _work(trace, view, gaps, threads)

@@ -94,14 +94,23 @@ def _entry(
     # Kernels beside each other have each a part of the time that they cover together.
     covered = intersect(union(start, end), view.judged_spans).total
     return {
-        "operator": name, "shapes": shape_text(dims), "kernel": kernel, "category": category,
+        "operator": name,
+        "shapes": shape_text(dims),
+        "kernel": kernel,
+        "category": category,
         "kernels": sorted({names[code] for code in np.unique(device["name"][rows]).tolist()}),
         "calls": len(np.unique(roofs.operator[rows])) / len(view.judged_steps),
-        "dur_ns": covered, "floor_ns": round(floor * covered / whole), "roof": "memory" if by_memory else "compute",
-        "precision": precision, "device_name": model, "device_assumed": facts.roofs.assumed is not None,
+        "dur_ns": covered,
+        "floor_ns": round(floor * covered / whole),
+        "roof": "memory" if by_memory else "compute",
+        "precision": precision,
+        "device_name": model,
+        "device_assumed": facts.roofs.assumed is not None,
         "peak_per_s": (memory_bandwidth(model) or 0.0) if by_memory else peak_rate(peaks_of(model), precision),
-        "reason": reason.code if reason else None, "reaches": reason.reaches if reason else None,
+        "reason": reason.code if reason else None,
+        "reaches": reason.reaches if reason else None,
         "figures": dict(reason.figures) if reason else {},
-        "start_ns": int(device["start"][longest]), "longest_ns": int((end - start).max()),
+        "start_ns": int(device["start"][longest]),
+        "longest_ns": int((end - start).max()),
         "event": identity(trace, "device_events", longest),
-    }  # fmt: skip
+    }

@@ -61,25 +61,44 @@ def _leaves(own: Sequence[tuple[ComputeEntry, BelowRoofEntry]]) -> int:
 
 def _below_roof(
     own: Sequence[tuple[ComputeEntry, BelowRoofEntry]], window: int, steps: int, whole: str, others: int
-) -> FindingEntry:  # fmt: skip
+) -> FindingEntry:
     _, most = max(own, key=lambda pair: pair[1]["dur_ns"] - pair[1]["floor_ns"])
     spent, floor = sum(one["dur_ns"] for _, one in own), sum(one["floor_ns"] for _, one in own)
     calls = sum(one["calls"] * entry["steps"] for entry, one in own)
     left = spent - floor
     evidence: list[Evidence] = []
     for one_entry, one in own[:EVIDENCE]:
-        evidence.append({
-            "rank": one_entry["rank"], "start_ns": one["start_ns"], "dur_ns": one["longest_ns"], "name": one["kernel"],
-            "note": "the longest of them",
-        })  # fmt: skip
+        evidence.append(
+            {
+                "rank": one_entry["rank"],
+                "start_ns": one["start_ns"],
+                "dur_ns": one["longest_ns"],
+                "name": one["kernel"],
+                "note": "the longest of them",
+            }
+        )
         if "event" in one:
             evidence[-1]["event"] = one["event"]
     words = BelowRoof(
-        most["operator"], most["shapes"], whole, min(spent / window, 1.0), floor / spent, most["roof"],
-        most["precision"], most["device_name"], most["device_assumed"], most["peak_per_s"] * floor / spent,
-        most["peak_per_s"], spent / calls, floor / calls, round(left / steps), most["reason"] or "",
-        most["reaches"], most["figures"], others,
-    )  # fmt: skip
+        most["operator"],
+        most["shapes"],
+        whole,
+        min(spent / window, 1.0),
+        floor / spent,
+        most["roof"],
+        most["precision"],
+        most["device_name"],
+        most["device_assumed"],
+        most["peak_per_s"] * floor / spent,
+        most["peak_per_s"],
+        spent / calls,
+        floor / calls,
+        round(left / steps),
+        most["reason"] or "",
+        most["reaches"],
+        most["figures"],
+        others,
+    )
     share = min(left / window, 1.0)
     ranks = {entry["rank"] for entry, _ in own}
     return made(words, ranks=ranks, share=share, cost_ns=left, mean_ns=round(left / steps), evidence=evidence)
@@ -96,14 +115,22 @@ def _finding(
     count = sum(one["count"] for _, one in own)
     evidence: list[Evidence] = []
     for entry, one in own[:EVIDENCE]:
-        evidence.append({
-            "rank": entry["rank"], "start_ns": one["start_ns"], "dur_ns": one["longest_ns"], "name": one["name"],
-            "note": "the longest of them",
-        })  # fmt: skip
+        evidence.append(
+            {
+                "rank": entry["rank"],
+                "start_ns": one["start_ns"],
+                "dur_ns": one["longest_ns"],
+                "name": one["name"],
+                "note": "the longest of them",
+            }
+        )
         if "event" in one:
             evidence[-1]["event"] = one["event"]
     return made(
         KINDS[code](round(count / steps), cost / window, _sizes(own), whole),
-        ranks={entry["rank"] for entry, _ in own}, share=cost / window, cost_ns=cost, mean_ns=round(cost / steps),
+        ranks={entry["rank"] for entry, _ in own},
+        share=cost / window,
+        cost_ns=cost,
+        mean_ns=round(cost / steps),
         evidence=evidence,
-    )  # fmt: skip
+    )

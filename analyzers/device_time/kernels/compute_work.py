@@ -34,8 +34,11 @@ NEAR_PEAK = 0.5
 """Share of the 16-bit peak from which only a faster precision shortens a product."""
 COMPILED = 0.1
 """Share of Inductor's kernels among memory-bound ones from which the model is compiled already."""
-_ONE_PASS = when_used.pattern(r"fused_?(adam|sgd|adagrad|lamb|lion)|multi_tensor_apply.*(Adam|SGD|LAMB|"
-                       r"Lion|Adagrad)Functor|split_embedding", re.IGNORECASE)  # fmt: skip
+_ONE_PASS = when_used.pattern(
+    r"fused_?(adam|sgd|adagrad|lamb|lion)|multi_tensor_apply.*(Adam|SGD|LAMB|"
+    r"Lion|Adagrad)Functor|split_embedding",
+    re.IGNORECASE,
+)
 """torch's fused optimizers, and those of APEX, whose functors update parameters and states in one pass."""
 
 
@@ -46,13 +49,17 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[ComputeEntry]:
     model = device_models(trace).get(view.key, "")
     window = sum(step.end - step.start for step in steps)
     yield {
-        "rank": view.lane.rank, "device": view.lane.device, "device_name": model or None,
+        "rank": view.lane.rank,
+        "device": view.lane.device,
+        "device_name": model or None,
         "generation": _generation(trace, facts, rows, model),
-        "steps": len(steps), "window_ns": window,
+        "steps": len(steps),
+        "window_ns": window,
         "parts": _parts(trace, view, facts, rows),
         "reducible": list(_reducible(trace, view, facts, rows, model)),
-        "below_roof": list(below_roof(trace, view, facts, rows, model)), "why": _why(facts, rows, model),
-    }  # fmt: skip
+        "below_roof": list(below_roof(trace, view, facts, rows, model)),
+        "why": _why(facts, rows, model),
+    }
 
 
 def _generation(trace: Trace, facts: KernelFacts, rows: Times, model: str) -> Generation | None:
@@ -83,12 +90,15 @@ def _parts(trace: Trace, view: LaneView, facts: KernelFacts, rows: Times) -> lis
         # Of kernels beside each other each has its part of the time that they cover together.
         alone = covered / max(int(spent.sum(where=own)), 1)
         needed = int(np.where(floor > 0, floor, spent).sum(where=known))
-        found.append({
-            "category": label(code), "dur_ns": covered // steps,
-            "known_ns": int(alone * int(spent.sum(where=known))) // steps,
-            "bounded_ns": int(alone * int(spent.sum(where=bounded))) // steps,
-            "floor_ns": int(alone * needed) // steps,
-        })  # fmt: skip
+        found.append(
+            {
+                "category": label(code),
+                "dur_ns": covered // steps,
+                "known_ns": int(alone * int(spent.sum(where=known))) // steps,
+                "bounded_ns": int(alone * int(spent.sum(where=bounded))) // steps,
+                "floor_ns": int(alone * needed) // steps,
+            }
+        )
     return sorted(found, key=lambda part: -part["dur_ns"])
 
 
@@ -150,10 +160,15 @@ def _entry(trace: Trace, view: LaneView, code: str, rows: Times, own: Mask, deta
     spent = device["end"][rows] - device["start"][rows]
     longest = int(np.argmax(spent))
     yield {
-        "code": code, "dur_ns": _covered(trace, view, rows), "count": len(rows), "detail": detail,
-        "name": trace.names[int(device["name"][rows[longest]])], "start_ns": int(device["start"][rows[longest]]),
-        "longest_ns": int(spent[longest]), "event": identity(trace, "device_events", int(rows[longest])),
-    }  # fmt: skip
+        "code": code,
+        "dur_ns": _covered(trace, view, rows),
+        "count": len(rows),
+        "detail": detail,
+        "name": trace.names[int(device["name"][rows[longest]])],
+        "start_ns": int(device["start"][rows[longest]]),
+        "longest_ns": int(spent[longest]),
+        "event": identity(trace, "device_events", int(rows[longest])),
+    }
 
 
 MOST_NAMED = 3

@@ -43,11 +43,9 @@ _PLACES: dict[str, _Places] = {
     **dict.fromkeys(
         ("_conv_depthwise2d", "conv_depthwise3d", "slow_conv_dilated2d", "slow_conv_dilated3d"), _WITH_KERNEL
     ),
-    **dict.fromkeys(
-        ("thnn_conv2d", "_slow_conv2d_forward", "slow_conv3d", "slow_conv3d_forward"), _Places(4, 5)
-    ),
+    **dict.fromkeys(("thnn_conv2d", "_slow_conv2d_forward", "slow_conv3d", "slow_conv3d_forward"), _Places(4, 5)),
     **dict.fromkeys(("slow_conv_transpose2d", "slow_conv_transpose3d"), _Places(4, 5, 7, None, 6, True)),
-}  # fmt: skip
+}
 """By the plain name; arguments as in aten/src/ATen/native/native_functions.yaml."""
 FORWARD = tuple(_PLACES)
 BACKWARD = ("convolution_backward", "convolution_backward_overrideable")

@@ -88,8 +88,11 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[EfficiencyEntry]:
     flops = float(found.flops.sum())
     coverage = _coverage(found, peaks)
     yield {
-        "rank": view.lane.rank, "device": view.lane.device, "device_name": model or None,
-        "mfu": _used(float(of_the_model.sum()), spent) if told else None, "hfu": _used(float(needed.sum()), spent),
+        "rank": view.lane.rank,
+        "device": view.lane.device,
+        "device_name": model or None,
+        "mfu": _used(float(of_the_model.sum()), spent) if told else None,
+        "hfu": _used(float(needed.sum()), spent),
         "checkpointed": found.runs_again,
         "flops_per_step": flops / len(steps) if flops and steps[0].step != NA else None,
         "flops_per_s": flops / spent * 1e9 if flops and spent else None,
@@ -97,9 +100,10 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[EfficiencyEntry]:
             {"precision": precision, "flops": round(one), "peak_flops_per_s": peaks.get(precision or "")}
             for precision, one in sums.items()
         ],
-        "coverage_frac": coverage, "why": _why(found, model, peaks, coverage) or ("" if told else UNTOLD),
+        "coverage_frac": coverage,
+        "why": _why(found, model, peaks, coverage) or ("" if told else UNTOLD),
         "steps": _steps(steps, found, of_the_model, told),
-    }  # fmt: skip
+    }
 
 
 def _used(seconds: float, spent: int) -> float | None:
@@ -111,11 +115,13 @@ def _steps(steps: Sequence[StepWindow], found: _Products, ideal: Array, told: bo
     flops, needed = (np.bincount(found.step, weights, len(steps)) for weights in (found.flops, ideal))
     return [
         {
-            "step": None if step.step == NA else step.step, "dur_ns": step.end - step.start, "flops": round(one),
+            "step": None if step.step == NA else step.step,
+            "dur_ns": step.end - step.start,
+            "flops": round(one),
             "mfu": _used(seconds, step.end - step.start) if told else None,
         }
         for step, one, seconds in zip(steps, flops.tolist(), needed.tolist(), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _products(trace: Trace, rows: Times, steps: Sequence[StepWindow]) -> _Products:
@@ -129,9 +135,14 @@ def _products(trace: Trace, rows: Times, steps: Sequence[StepWindow]) -> _Produc
     picked = rows[chosen]
     counted = np.flatnonzero(work.flops[picked])
     return _Products(
-        step[chosen], (device["end"][rows] - start)[chosen], work.known[picked], work.flops[picked],
-        work.again[picked], counted, [work.precisions[code] for code in work.precision[picked[counted]].tolist()],
-    )  # fmt: skip
+        step[chosen],
+        (device["end"][rows] - start)[chosen],
+        work.known[picked],
+        work.flops[picked],
+        work.again[picked],
+        counted,
+        [work.precisions[code] for code in work.precision[picked[counted]].tolist()],
+    )
 
 
 def _coverage(found: _Products, peaks: dict[str, float]) -> float | None:

@@ -12,8 +12,13 @@ from gpuscope.hardware.link_rates import compute_capability
 from gpuscope.schema.compute_section import Generation
 
 _CAPABILITIES: tuple[tuple[int, Generation], ...] = (
-    (100, "blackwell"), (90, "hopper"), (89, "ada"), (80, "ampere"), (75, "turing"), (70, "volta"),
-)  # fmt: skip
+    (100, "blackwell"),
+    (90, "hopper"),
+    (89, "ada"),
+    (80, "ampere"),
+    (75, "turing"),
+    (70, "volta"),
+)
 _COMPILED_FOR: tuple[tuple[Generation, re.Pattern[str]], ...] = (
     ("blackwell", when_used.pattern(r"sm100_|cutlass\w*_sm100")),
     ("hopper", when_used.pattern(r"sm90_|nvjet_|cutlass\w*_sm90")),
@@ -37,11 +42,20 @@ def compiled_for(kernels: Iterable[str]) -> Generation | None:
 
 
 LIKELIEST: dict[Generation, str] = {
-    "blackwell": "B200", "hopper": "H100", "ada": "L40S", "ampere": "A100", "turing": "T4", "volta": "V100",
-}  # fmt: skip
+    "blackwell": "B200",
+    "hopper": "H100",
+    "ada": "L40S",
+    "ampere": "A100",
+    "turing": "T4",
+    "volta": "V100",
+}
 """Of each generation the model that most training jobs run on."""
-_AMD = ((re.compile(r"gfx95\d"), "MI355X"), (re.compile(r"gfx90a"), "MI250X"), (re.compile(r"gfx942"), "MI300X"),
-        (re.compile(r"^Cijk_|^hipLaunchKernel$|^hipModuleLaunchKernel$|ck_tile::|aiter"), "MI300X"))  # fmt: skip
+_AMD = (
+    (re.compile(r"gfx95\d"), "MI355X"),
+    (re.compile(r"gfx90a"), "MI250X"),
+    (re.compile(r"gfx942"), "MI300X"),
+    (re.compile(r"^Cijk_|^hipLaunchKernel$|^hipModuleLaunchKernel$|ck_tile::|aiter"), "MI300X"),
+)
 
 
 def likeliest_model(names: Iterable[str]) -> str | None:

@@ -27,8 +27,11 @@ from gpuscope.trace.trace import Trace
 PLAUSIBLE = 1.05
 """A floor above this many times the measurement is an error in the work. Up to it the device is faster than its data
 sheet says, by its clocks or by the clock that timed the kernel, and its own best kernel is the peak."""
-_ELEMENT = ((re.compile(r"OpaqueType<(?:\(unsigned int\))?(\d+)"), 0), (re.compile(r"bfloat16|bf16|half|c10::Half"), 2),
-            (re.compile(r"\bfloat\b"), 4))  # fmt: skip
+_ELEMENT = (
+    (re.compile(r"OpaqueType<(?:\(unsigned int\))?(\d+)"), 0),
+    (re.compile(r"bfloat16|bf16|half|c10::Half"), 2),
+    (re.compile(r"\bfloat\b"), 4),
+)
 """Bytes of an element by a kernel's template arguments; 0: the number found."""
 _SPARSE = re.compile(r"sparse|spmma|_sp_gemm")
 """Kernels that multiply 2:4 sparse matrices, at twice the dense rate."""
@@ -175,10 +178,12 @@ def _countable(trace: Trace, rows: Times) -> Mask:
     columns = [trace["host_events"]["name"][shapes["event"][rows]], *(shapes[name][rows] for name in _COLUMNS)]
     first, which = distinct_rows(*columns)
     told = [
-        operator_bytes_range(names[name], names[dims], _text(trace, types), 1,
-                             _text(trace, concrete), _text(trace, strides)) is not None
+        operator_bytes_range(
+            names[name], names[dims], _text(trace, types), 1, _text(trace, concrete), _text(trace, strides)
+        )
+        is not None
         for name, dims, types, concrete, strides in zip(*(column[first].tolist() for column in columns), strict=True)
-    ]  # fmt: skip
+    ]
     return np.array(told, np.bool_)[which] if told else np.zeros(0, np.bool_)
 
 
@@ -194,11 +199,14 @@ def _per_operator(trace: Trace, operator: Times, kernel: Codes) -> tuple[Array, 
     columns = [host["name"][operator], *(shapes[name][row] for name in _COLUMNS), untyped]
     first, which = distinct_rows(*columns)
     told = [
-        operator_bytes_range(names[name], names[dims], _text(trace, types), element, _text(trace, concrete),
-                             _text(trace, strides)) or (0, 0)
-        for name, dims, types, concrete, strides, element
-        in zip(*(column[first].tolist() for column in columns), strict=True)
-    ]  # fmt: skip
+        operator_bytes_range(
+            names[name], names[dims], _text(trace, types), element, _text(trace, concrete), _text(trace, strides)
+        )
+        or (0, 0)
+        for name, dims, types, concrete, strides, element in zip(
+            *(column[first].tolist() for column in columns), strict=True
+        )
+    ]
     if not told:
         return np.zeros(0), np.zeros(0)
     least, most = np.array(told, np.float64).T

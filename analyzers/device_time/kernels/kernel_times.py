@@ -76,23 +76,34 @@ def _groups(trace: Trace, rows: Times, category: Labels) -> tuple[Times, Array]:
 
 
 def _entries(
-    trace: Trace, unique: Times, stats: Grouped, launched_by: Sequence[int],
+    trace: Trace,
+    unique: Times,
+    stats: Grouped,
+    launched_by: Sequence[int],
     rates: dict[int, tuple[float, str | None, float | None]],
-) -> list[KernelEntry]:  # fmt: skip
+) -> list[KernelEntry]:
     everything = int(stats.total.sum())
     entries: list[KernelEntry] = []
     for index in np.argsort(-stats.total, kind="stable").tolist():
         rate, precision, peak_frac = rates.get(index, (None, None, None))
         total, count = int(stats.total[index]), int(stats.number[index])
-        entries.append({
-            "name": trace.names[int(unique[index]) // _ROOM], "category": label(int(unique[index]) % _ROOM),
-            "operator": _name(trace, launched_by[index]),
-            "known_by": _rule(trace.names[int(unique[index]) // _ROOM], label(int(unique[index]) % _ROOM)),
-            "count": count, "dur_ns": total, "mean_ns": total // count,
-            "min_ns": int(stats.least[index]), "max_ns": int(stats.largest[index]),
-            "share_frac": total / everything if everything else 0.0,
-            "flops_per_s": rate, "precision": precision, "peak_frac": peak_frac,
-        })  # fmt: skip
+        entries.append(
+            {
+                "name": trace.names[int(unique[index]) // _ROOM],
+                "category": label(int(unique[index]) % _ROOM),
+                "operator": _name(trace, launched_by[index]),
+                "known_by": _rule(trace.names[int(unique[index]) // _ROOM], label(int(unique[index]) % _ROOM)),
+                "count": count,
+                "dur_ns": total,
+                "mean_ns": total // count,
+                "min_ns": int(stats.least[index]),
+                "max_ns": int(stats.largest[index]),
+                "share_frac": total / everything if everything else 0.0,
+                "flops_per_s": rate,
+                "precision": precision,
+                "peak_frac": peak_frac,
+            }
+        )
     return entries
 
 
@@ -114,13 +125,22 @@ def _of_lane(
         total, count = int(stats.total[index]), int(stats.number[index])
         if not count:
             break
-        entries.append({
-            "rank": view.lane.rank, "device": None if view.lane.device == NA else view.lane.device,
-            "name": trace.names[int(unique[index]) // _ROOM], "category": label(int(unique[index]) % _ROOM),
-            "operator": _name(trace, launched_by[index]), "count": count, "dur_ns": total, "mean_ns": total // count,
-            "median_ns": int(stats.median[index]), "min_ns": int(stats.least[index]),
-            "max_ns": int(stats.largest[index]), "share_frac": total / everything if everything else 0.0,
-        })  # fmt: skip
+        entries.append(
+            {
+                "rank": view.lane.rank,
+                "device": None if view.lane.device == NA else view.lane.device,
+                "name": trace.names[int(unique[index]) // _ROOM],
+                "category": label(int(unique[index]) % _ROOM),
+                "operator": _name(trace, launched_by[index]),
+                "count": count,
+                "dur_ns": total,
+                "mean_ns": total // count,
+                "median_ns": int(stats.median[index]),
+                "min_ns": int(stats.least[index]),
+                "max_ns": int(stats.largest[index]),
+                "share_frac": total / everything if everything else 0.0,
+            }
+        )
     return entries
 
 

@@ -74,8 +74,13 @@ def product_of(inputs: Inputs) -> Product:
             for columns, summed in ((b[0], b[1]), (b[1], b[0])):
                 if a[-1] != summed or min(rows, columns, summed) < 1:
                     continue
-                given = [place for place in places if place not in (first, second)
-                         and inputs.shapes[place][-1] == columns and inputs.numel(place) == rows * columns]  # fmt: skip
+                given = [
+                    place
+                    for place in places
+                    if place not in (first, second)
+                    and inputs.shapes[place][-1] == columns
+                    and inputs.numel(place) == rows * columns
+                ]
                 if at and not given:  # what stands before the activations is the output
                     continue
                 return Product(first, second, given[0] if given else None, rows, columns, summed)
@@ -96,11 +101,16 @@ def routed_experts(name: str, inputs: Inputs) -> RoutedExperts | None:
     experts = inputs.shapes[weights[0]][0]
     weights = [place for place in weights if inputs.shapes[place][0] == experts][:2]
     chosen = next(
-        (inputs.shapes[place][1] for place in tensors
-         if len(inputs.shapes[place]) == 2 and place != tokens and inputs.shapes[place][0] == count
-         and 0 < inputs.shapes[place][1] <= min(MOST_CHOSEN, experts)),
+        (
+            inputs.shapes[place][1]
+            for place in tensors
+            if len(inputs.shapes[place]) == 2
+            and place != tokens
+            and inputs.shapes[place][0] == count
+            and 0 < inputs.shapes[place][1] <= min(MOST_CHOSEN, experts)
+        ),
         None,
-    )  # fmt: skip
+    )
     if chosen is None:
         raise ValueError("how many experts a token is sent to is not recorded")
     per_expert = [prod(inputs.shapes[place][1:]) * _values_per_element(inputs, place, hidden) for place in weights]

@@ -14,9 +14,14 @@ import msgspec
 
 ALIGNED = 16
 _OPERANDS = {
-    "mm": (0, 1), "bmm": (0, 1), "matmul": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addbmm": (1, 2),
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "matmul": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "addbmm": (1, 2),
     "_addmm_activation": (1, 2),
-}  # fmt: skip
+}
 _BYTES = {"bf16": 2, "fp16": 2, "fp8": 1}
 
 

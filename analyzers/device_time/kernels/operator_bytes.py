@@ -74,15 +74,53 @@ def _formula(name: str) -> _Formula | None:
 
 _MAPPED = families.UNARY | families.BINARY | families.TERNARY
 _ARGUMENTS = {
-    **dict.fromkeys(families.UNARY, 1), **dict.fromkeys(families.BINARY, 2), **dict.fromkeys(families.TERNARY, 3),
-    "add": 3, "sub": 3, "rsub": 3, "addcmul": 4, "addcdiv": 4, "clamp": 3, "clamp_min": 2, "clamp_max": 2, "pow": 2,
-    "threshold": 3, "gelu": 2, "elu": 4, "leaky_relu": 2, "hardtanh": 3, "softplus": 3, "threshold_backward": 3,
-    "gelu_backward": 3, "elu_backward": 6, "leaky_relu_backward": 4, "hardtanh_backward": 4, "softplus_backward": 4,
-    "native_dropout_backward": 3, "mse_loss_backward": 4, "smooth_l1_loss_backward": 5, "huber_loss_backward": 5,
-    "binary_cross_entropy_with_logits": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4, "dropout": 3,
-    "native_dropout": 3, "to": 5, "_to_copy": 7, "clone": 2, "logit": 2, "_softmax": 3, "_log_softmax": 3,
-    "softmax": 3, "log_softmax": 3, "cumsum": 3, "cumprod": 3, "round": 2, "div": 2, "nan_to_num": 4,
-}  # fmt: skip
+    **dict.fromkeys(families.UNARY, 1),
+    **dict.fromkeys(families.BINARY, 2),
+    **dict.fromkeys(families.TERNARY, 3),
+    "add": 3,
+    "sub": 3,
+    "rsub": 3,
+    "addcmul": 4,
+    "addcdiv": 4,
+    "clamp": 3,
+    "clamp_min": 2,
+    "clamp_max": 2,
+    "pow": 2,
+    "threshold": 3,
+    "gelu": 2,
+    "elu": 4,
+    "leaky_relu": 2,
+    "hardtanh": 3,
+    "softplus": 3,
+    "threshold_backward": 3,
+    "gelu_backward": 3,
+    "elu_backward": 6,
+    "leaky_relu_backward": 4,
+    "hardtanh_backward": 4,
+    "softplus_backward": 4,
+    "native_dropout_backward": 3,
+    "mse_loss_backward": 4,
+    "smooth_l1_loss_backward": 5,
+    "huber_loss_backward": 5,
+    "binary_cross_entropy_with_logits": 5,
+    "_softmax_backward_data": 4,
+    "_log_softmax_backward_data": 4,
+    "dropout": 3,
+    "native_dropout": 3,
+    "to": 5,
+    "_to_copy": 7,
+    "clone": 2,
+    "logit": 2,
+    "_softmax": 3,
+    "_log_softmax": 3,
+    "softmax": 3,
+    "log_softmax": 3,
+    "cumsum": 3,
+    "cumprod": 3,
+    "round": 2,
+    "div": 2,
+    "nan_to_num": 4,
+}
 """How many arguments an operator has at most (torch/csrc, native_functions.yaml) before an output that it is given:
 `mul(self, other, out)`."""
 _TRUTHS = families.named(
@@ -479,8 +517,9 @@ def _rotated(inputs: Inputs) -> int:
     tokens = inputs.numel(positions)
     rotated = [place for place in places if prod(inputs.shapes[place][:-1]) % tokens == 0 and place != positions][:2]
     table = [place for place in places if place not in (*rotated, positions)]
-    looked_up = sum(min(inputs.numel(place), tokens * inputs.shapes[place][-1]) * inputs.sizes[place]
-                    for place in table[:1])  # fmt: skip
+    looked_up = sum(
+        min(inputs.numel(place), tokens * inputs.shapes[place][-1]) * inputs.sizes[place] for place in table[:1]
+    )
     return 2 * sum(inputs.whole(place) for place in rotated) + looked_up + inputs.read(positions)
 
 
@@ -489,8 +528,11 @@ def _cached(inputs: Inputs) -> int:
     keys, values = inputs.tensors()[:2]
     if inputs.numel(keys) != inputs.numel(values):
         raise ValueError("no keys and values")
-    places = sum(inputs.read(place) for place in inputs.tensors() if len(inputs.shapes[place]) == 1
-                 and not is_floating(inputs.types[place]))  # fmt: skip
+    places = sum(
+        inputs.read(place)
+        for place in inputs.tensors()
+        if len(inputs.shapes[place]) == 1 and not is_floating(inputs.types[place])
+    )
     return 2 * (inputs.whole(keys) + inputs.whole(values)) + places
 
 
@@ -524,16 +566,23 @@ _FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(("mm", "bmm", "matmul", "_int_mm", "_scaled_mm", "_scaled_mm_v2"), _product(0, 1)),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "_addmm_activation"), _product(1, 2)),
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), _grouped),
-    "mv": _vector_product(0), "addmv": _vector_product(1), "linear": _linear,
+    "mv": _vector_product(0),
+    "addmv": _vector_product(1),
+    "linear": _linear,
     **{name: _convolved(name) for name in families.CONVOLUTIONS},
     **dict.fromkeys(("convolution_backward", "convolution_backward_overrideable"), _convolved_backward),
-    "embedding": _embedding, "embedding_dense_backward": _embedding_backward, "index_select": _index_select,
+    "embedding": _embedding,
+    "embedding_dense_backward": _embedding_backward,
+    "index_select": _index_select,
     **dict.fromkeys(("gather", "take"), _gather),
     **dict.fromkeys(("scatter_", "scatter_add_", "scatter", "scatter_add"), _scatter),
-    "index": _index, "sort": _sorted, "topk": _top, **dict.fromkeys(("cat", "stack"), _concatenated),
+    "index": _index,
+    "sort": _sorted,
+    "topk": _top,
+    **dict.fromkeys(("cat", "stack"), _concatenated),
     **dict.fromkeys([name for name in families.WINDOWS if "_pad" in name], _padded),
     **dict.fromkeys([name for name in families.WINDOWS if "upsample" in name], _resized),
     **dict.fromkeys([name for name in families.WINDOWS if "adaptive" in name], _adaptively_pooled),
     **{name: _pooled("indices" in name) for name in families.WINDOWS if re.match(r"(max|avg)_pool", name)},
     **dict.fromkeys([name for name in families.WINDOWS if name.endswith("_backward")], _pooled_backward),
-}  # fmt: skip
+}

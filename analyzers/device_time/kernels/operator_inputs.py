@@ -12,13 +12,43 @@ import msgspec
 Shape = Sequence[int]
 
 _SIZES = {
-    "float": 4, "double": 8, "c10::half": 2, "half": 2, "c10::bfloat16": 2, "bfloat16": 2, "long int": 8, "long": 8,
-    "int": 4, "short": 2, "short int": 2, "signed char": 1, "unsigned char": 1, "char": 1, "bool": 1,
-    "c10::complex<float>": 8, "c10::complex<double>": 16, "unsigned int": 4, "unsigned short": 2,
-    "unsigned long": 8, "at::float4_e2m1fn_x2": 1, "c10::float4_e2m1fn_x2": 1,
-}  # fmt: skip
-_KINDS = {"bool": 0, "unsigned char": 1, "signed char": 1, "char": 1, "short": 1, "short int": 1, "int": 1, "long": 1,
-          "long int": 1, "unsigned int": 1, "unsigned short": 1, "unsigned long": 1}  # fmt: skip
+    "float": 4,
+    "double": 8,
+    "c10::half": 2,
+    "half": 2,
+    "c10::bfloat16": 2,
+    "bfloat16": 2,
+    "long int": 8,
+    "long": 8,
+    "int": 4,
+    "short": 2,
+    "short int": 2,
+    "signed char": 1,
+    "unsigned char": 1,
+    "char": 1,
+    "bool": 1,
+    "c10::complex<float>": 8,
+    "c10::complex<double>": 16,
+    "unsigned int": 4,
+    "unsigned short": 2,
+    "unsigned long": 8,
+    "at::float4_e2m1fn_x2": 1,
+    "c10::float4_e2m1fn_x2": 1,
+}
+_KINDS = {
+    "bool": 0,
+    "unsigned char": 1,
+    "signed char": 1,
+    "char": 1,
+    "short": 1,
+    "short int": 1,
+    "int": 1,
+    "long": 1,
+    "long int": 1,
+    "unsigned int": 1,
+    "unsigned short": 1,
+    "unsigned long": 1,
+}
 _FLOATING, _COMPLEX = 2, 3
 DEFAULT_BYTES = 4
 """Of torch's default dtype, which a Python number brings to integers."""
@@ -142,10 +172,12 @@ def decoded(dims: str, types: str = "", concrete: str = "", strides: str = "", e
     scalars: Any = msgspec.json.decode(concrete) if concrete else []
     steps: Any = msgspec.json.decode(strides) if strides else []
     return Inputs(
-        shapes, sizes, kinds,
+        shapes,
+        sizes,
+        kinds,
         steps if isinstance(steps, list) and len(steps) == len(shapes) else [],
         [str(value) for value in scalars] if isinstance(scalars, list) else [],
-    )  # fmt: skip
+    )
 
 
 def nested(shape: Any) -> bool:

@@ -52,10 +52,13 @@ def _of_lane(trace: Trace, view: LaneView) -> Iterator[OperatorWorkEntry]:
         found = _MODULE.fullmatch(of)
         own = sums.of(place, steps)
         yield own | {
-            "module": found[1] if found else None, "operator": name or None, "shapes": shape_text(dims),
-            "within": around or None, "within_shapes": shape_text(around_dims),
+            "module": found[1] if found else None,
+            "operator": name or None,
+            "shapes": shape_text(dims),
+            "within": around or None,
+            "within_shapes": shape_text(around_dims),
             "calls": float(calls[place]) / steps if name else 0.0,
-        }  # fmt: skip
+        }
 
 
 class _Sums:
@@ -92,14 +95,22 @@ class _Sums:
         """Of one group, per step; what the group is of is left open."""
         whole, known = self._whole[place], self._known[place]
         return {
-            "module": None, "operator": None, "shapes": "", "within": None, "within_shapes": "", "calls": 0.0,
-            "kernels": float(self._kernels[place]) / steps, "kernel": self._trace.names[int(self._name[place])],
-            "category": label(int(self._category[place])), "dur_ns": round(whole / steps),
-            "flops": round(self._flops[place] / steps), "bytes": round(self._bytes[place] / steps),
+            "module": None,
+            "operator": None,
+            "shapes": "",
+            "within": None,
+            "within_shapes": "",
+            "calls": 0.0,
+            "kernels": float(self._kernels[place]) / steps,
+            "kernel": self._trace.names[int(self._name[place])],
+            "category": label(int(self._category[place])),
+            "dur_ns": round(whole / steps),
+            "flops": round(self._flops[place] / steps),
+            "bytes": round(self._bytes[place] / steps),
             # Helpers of an operator have no work of their own, so a little of its time may have none.
             "peak_ns": round(self._floor[place] / steps) if whole and known >= 0.5 * whole else None,
             "known_ns": round(self._counted[place] / steps),
-        }  # fmt: skip
+        }
 
 
 def _around(host: Table, wanted: Mask, launch: Times) -> Times:
@@ -165,6 +176,10 @@ def _shape(shape: list[object]) -> str:
 
 
 ANALYZER = FileAnalyzer(
-    "operator_work", entries_of_devices("operator_work", OPERATOR_WORK, _of_lane), (DEVICE_EVENTS,), (OPERATOR_WORK,),
-    cost=2, large=True,
-)  # fmt: skip
+    "operator_work",
+    entries_of_devices("operator_work", OPERATOR_WORK, _of_lane),
+    (DEVICE_EVENTS,),
+    (OPERATOR_WORK,),
+    cost=2,
+    large=True,
+)

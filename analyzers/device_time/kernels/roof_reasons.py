@@ -46,8 +46,17 @@ STRIDED = 0.35
 CHAINED = 0.5
 """What single kernels of a chain reach: each starts, fills and drains the device for itself."""
 _LAYOUT_FAILS = re.compile(r"nchw(?!.*nhwc)|nhwcTonchw|nchwTonhwc|nchw_to_nhwc", re.IGNORECASE)
-_PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "matmul": (0, 1), "_scaled_mm": (0, 1), "_int_mm": (0, 1), "addmm": (1, 2),
-             "baddbmm": (1, 2), "addbmm": (1, 2), "_addmm_activation": (1, 2)}  # fmt: skip
+_PRODUCTS = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "matmul": (0, 1),
+    "_scaled_mm": (0, 1),
+    "_int_mm": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "addbmm": (1, 2),
+    "_addmm_activation": (1, 2),
+}
 
 
 @dataclass(frozen=True)
@@ -150,9 +159,16 @@ def _tiled(batch: int, rows: int, columns: int, operation: Operation) -> Iterato
     tiles = batch * ceil(rows / high) * ceil(columns / wide)
     if units is not None:
         waves = ceil(tiles / units)
-        yield Reason("few_tiles", tiles / (waves * units), {
-            "tiles": tiles, "high": high, "wide": wide, "units": units,
-        })  # fmt: skip
+        yield Reason(
+            "few_tiles",
+            tiles / (waves * units),
+            {
+                "tiles": tiles,
+                "high": high,
+                "wide": wide,
+                "units": units,
+            },
+        )
 
 
 def _tile(operation: Operation) -> tuple[int, int]:
@@ -181,9 +197,16 @@ def _of_attention(plain: str, inputs: Inputs, operation: Operation) -> Iterator[
         units = multiprocessors(operation.device)
         tiles = prod(query[:-3]) * query[heads] * ceil(long / ATTENTION_TILE)
         if units is not None:
-            yield Reason("few_tiles", tiles / (ceil(tiles / units) * units), {
-                "tiles": tiles, "high": ATTENTION_TILE, "wide": width, "units": units,
-            })  # fmt: skip
+            yield Reason(
+                "few_tiles",
+                tiles / (ceil(tiles / units) * units),
+                {
+                    "tiles": tiles,
+                    "high": ATTENTION_TILE,
+                    "wide": width,
+                    "units": units,
+                },
+            )
 
 
 # -- convolutions
@@ -242,9 +265,16 @@ def _of_movement(plain: str, inputs: Inputs, operation: Operation) -> Iterator[R
     if operation.category in ("normalisation", "softmax") and units is not None and inputs.shapes[0]:
         rows = prod(inputs.shapes[0][:-1])
         if "layer_norm" in plain or "rms" in plain or "softmax" in plain:
-            yield Reason("few_tiles", rows / (ceil(rows / units) * units) if rows < units else 1.0, {
-                "tiles": rows, "high": 1, "wide": inputs.shapes[0][-1], "units": units,
-            })  # fmt: skip
+            yield Reason(
+                "few_tiles",
+                rows / (ceil(rows / units) * units) if rows < units else 1.0,
+                {
+                    "tiles": rows,
+                    "high": 1,
+                    "wide": inputs.shapes[0][-1],
+                    "units": units,
+                },
+            )
 
 
 def _strided(plain: str, inputs: Inputs) -> bool:
@@ -254,8 +284,10 @@ def _strided(plain: str, inputs: Inputs) -> bool:
         return False
     largest = max(inputs.numel(place) for place in places)
     orders = {_order(inputs.shapes[place], _steps(inputs, place)) for place in places if inputs.numel(place) == largest}
-    gaps = any(inputs.numel(place) == largest and _smallest_step(inputs.shapes[place], _steps(inputs, place)) > 1
-               for place in places)  # fmt: skip
+    gaps = any(
+        inputs.numel(place) == largest and _smallest_step(inputs.shapes[place], _steps(inputs, place)) > 1
+        for place in places
+    )
     rowwise = plain not in BINARY and plain.endswith(("norm", "softmax", "norm_backward"))
     crosswise = rowwise and any(order and order[-1] != len(inputs.shapes[places[0]]) - 1 for order in orders)
     return gaps or len(orders) > 1 or crosswise

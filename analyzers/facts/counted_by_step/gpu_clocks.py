@@ -54,9 +54,11 @@ def gpu_clocks(trace: Trace, rank: int, steps: Sequence[int]) -> GpuClocks | Non
     held = {name: sum(row.get(name) or 0 for row in rows) / samples for name in CLOCK_HOLDERS}
     watts = _mean(rows, "power_mw")
     return GpuClocks(
-        samples, _mean(rows, "sm_mhz"), watts / 1000 if watts is not None else None,
+        samples,
+        _mean(rows, "sm_mhz"),
+        watts / 1000 if watts is not None else None,
         {name: min(share, 1.0) for name, share in held.items() if share > 0},
-    )  # fmt: skip
+    )
 
 
 def _mean(rows: Sequence[Mapping[str, int | None]], column: str) -> float | None:

@@ -94,11 +94,18 @@ def _passes(trace: Trace, rows: Times, issued: Times, gradients: Gradients, outs
     """Backward passes that send their gradients; those without sizes have none."""
     pass_of, pass_of_gradient = np.searchsorted(outside, issued), np.searchsorted(outside, gradients.at)
     return [
-        _Pass(tuple(rows[pass_of == number].tolist()),
-              _sizes(trace, rows[pass_of == number], issued[pass_of == number],
-                     gradients, np.flatnonzero(pass_of_gradient == number)))
+        _Pass(
+            tuple(rows[pass_of == number].tolist()),
+            _sizes(
+                trace,
+                rows[pass_of == number],
+                issued[pass_of == number],
+                gradients,
+                np.flatnonzero(pass_of_gradient == number),
+            ),
+        )
         for number in np.unique(pass_of).tolist()
-    ]  # fmt: skip
+    ]
 
 
 def _sizes(trace: Trace, rows: Times, issued: Times, gradients: Gradients, own: Times) -> tuple[int, ...]:

@@ -85,14 +85,19 @@ def _from_ranges(trace: Trace, table: Table, world: int | None, exchanged: Mask)
     if world < 2:
         return None
     if len(stage) < world:
-        return StageMap({rank: (0, own) for rank, own in stage.items()}, basis, "measured",
-                        f"only {len(stage)} of {world} ranks have computations: record all ranks")  # fmt: skip
+        return StageMap(
+            {rank: (0, own) for rank, own in stage.items()},
+            basis,
+            "measured",
+            f"only {len(stage)} of {world} ranks have computations: record all ranks",
+        )
     stages = list(range(max(stage.values()) + 1))
     of_stage = [sorted(rank for rank, own in stage.items() if own == at) for at in stages]
     width = len(stage) // len(stages)
     if any(len(own) != width for own in of_stage):
-        return StageMap({rank: (0, own) for rank, own in stage.items()}, basis, "measured",
-                        "stages with different numbers of ranks")  # fmt: skip
+        return StageMap(
+            {rank: (0, own) for rank, own in stage.items()}, basis, "measured", "stages with different numbers of ranks"
+        )
     linked = [
         _Linked(
             _components(_messages(trace, world, exchanged)),

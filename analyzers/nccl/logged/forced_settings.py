@@ -93,24 +93,40 @@ def _off(value: str | None) -> bool:
 def _transports(seen: Variables, where: Situation) -> Iterator[Forced]:
     if where.several_local:
         if _on(seen.get("NCCL_P2P_DISABLE")):
-            yield _made(seen, "NCCL_P2P_DISABLE", "no GPU copies to another of its host directly: NVLink and PCIe "
-                        "peer access lie idle", "transport", True)  # fmt: skip
+            yield _made(
+                seen,
+                "NCCL_P2P_DISABLE",
+                "no GPU copies to another of its host directly: NVLink and PCIe peer access lie idle",
+                "transport",
+                True,
+            )
         level = seen.get("NCCL_P2P_LEVEL", "").upper()
         if level in ("LOC", "0"):
-            yield _made(seen, "NCCL_P2P_LEVEL", "direct copies between GPUs are off at every distance", "transport",
-                        True)  # fmt: skip
+            yield _made(
+                seen, "NCCL_P2P_LEVEL", "direct copies between GPUs are off at every distance", "transport", True
+            )
         elif level and _indirect(where):
-            yield _made(seen, "NCCL_P2P_LEVEL", f"direct copies stop at distance {level}: other pairs go through "
-                        "host memory", "transport")  # fmt: skip
+            yield _made(
+                seen,
+                "NCCL_P2P_LEVEL",
+                f"direct copies stop at distance {level}: other pairs go through host memory",
+                "transport",
+            )
         if _on(seen.get("NCCL_SHM_DISABLE")) and _over_network(where):
-            yield _made(seen, "NCCL_SHM_DISABLE", "ranks of one host that have no direct path talk over the network "
-                        "card", "transport", True)  # fmt: skip
+            yield _made(
+                seen,
+                "NCCL_SHM_DISABLE",
+                "ranks of one host that have no direct path talk over the network card",
+                "transport",
+                True,
+            )
     if where.several_hosts:
         if _on(seen.get("NCCL_IB_DISABLE")):
             yield _made(seen, "NCCL_IB_DISABLE", "hosts talk over TCP sockets instead of RDMA", "transport", where.rdma)
         if seen.get("NCCL_NET", "").lower() == "socket":
-            yield _made(seen, "NCCL_NET", "hosts talk over TCP sockets even where there is RDMA", "transport",
-                        where.rdma)  # fmt: skip
+            yield _made(
+                seen, "NCCL_NET", "hosts talk over TCP sockets even where there is RDMA", "transport", where.rdma
+            )
 
 
 def _indirect(where: Situation) -> bool:
@@ -126,8 +142,13 @@ def _gpu_direct(seen: Variables, where: Situation) -> Iterator[Forced]:
         return
     if seen.get("NCCL_NET_GDR_LEVEL", seen.get("NCCL_IB_GDR_LEVEL", "")).upper() in ("LOC", "0"):
         name = "NCCL_NET_GDR_LEVEL" if "NCCL_NET_GDR_LEVEL" in seen else "NCCL_IB_GDR_LEVEL"
-        yield _made(seen, name, "GPUDirect RDMA is off: every message between hosts goes through host memory",
-                    "gpu_direct", True)  # fmt: skip
+        yield _made(
+            seen,
+            name,
+            "GPUDirect RDMA is off: every message between hosts goes through host memory",
+            "gpu_direct",
+            True,
+        )
     for name, does in (
         ("NCCL_NET_GDR_READ", "what is sent is copied to host memory first (the default on NVLink systems is 1)"),
         ("NCCL_NET_GDR_C2C", "cards behind the CPU don't read GPU memory over C2C (the default is 1 since 2.27)"),
@@ -141,23 +162,38 @@ def _switches(seen: Variables, where: Situation) -> Iterator[Forced]:
     if _off(seen.get("NCCL_NVLS_ENABLE")) and where.may_reduce_in_switches:
         yield _made(seen, "NCCL_NVLS_ENABLE", "NVLink switches don't reduce (NVLS)", "nvls")
     if _off(seen.get("NCCL_CUMEM_ENABLE")) and where.may_reduce_in_switches:
-        yield _made(seen, "NCCL_CUMEM_ENABLE", "without cuMem memory there is no NVLS, no symmetric memory and no "
-                    "registration of user buffers", "nvls")  # fmt: skip
+        yield _made(
+            seen,
+            "NCCL_CUMEM_ENABLE",
+            "without cuMem memory there is no NVLS, no symmetric memory and no registration of user buffers",
+            "nvls",
+        )
 
 
 def _choice(seen: Variables, where: Situation) -> Iterator[Forced]:
     if _off(seen.get("NCCL_PAT_ENABLE")) and where.ranks > 1 and where.hosts == where.ranks:
-        yield _made(seen, "NCCL_PAT_ENABLE", "all-gathers and reduce-scatters between hosts of one rank each take as "
-                    "many steps as there are ranks, not their logarithm (the default, 2, is automatic)",
-                    "choice")  # fmt: skip
+        yield _made(
+            seen,
+            "NCCL_PAT_ENABLE",
+            "all-gathers and reduce-scatters between hosts of one rank each take as "
+            "many steps as there are ranks, not their logarithm (the default, 2, is automatic)",
+            "choice",
+        )
     for name, what in (("NCCL_ALGO", "algorithm"), ("NCCL_PROTO", "protocol")):
         value = seen.get(name)
         if value is None:
             continue
         unsafe = name == "NCCL_PROTO" and "ll128" in value.lower() and not value.startswith("^")
         does = "LL128 corrupts data where the platform does not support it; NCCL itself knows where it does"
-        yield _made(seen, name, does if unsafe else f"one {what} holds for messages of every size: what is best for "
-                    "small ones is not for large ones", "choice", unsafe)  # fmt: skip
+        yield _made(
+            seen,
+            name,
+            does
+            if unsafe
+            else f"one {what} holds for messages of every size: what is best for small ones is not for large ones",
+            "choice",
+            unsafe,
+        )
     if seen.get("NCCL_LAUNCH_MODE", "").upper() == "GROUP":
         yield _made(seen, "NCCL_LAUNCH_MODE", "launches wait for one another; deprecated since 2.9", "choice")
 
@@ -167,5 +203,8 @@ def _made(seen: Variables, name: str, does: str, topic: str, high: bool = False)
 
 
 _RULES: tuple[Callable[[Variables, Situation], Iterator[Forced]], ...] = (
-    _transports, _gpu_direct, _switches, _choice,
-)  # fmt: skip
+    _transports,
+    _gpu_direct,
+    _switches,
+    _choice,
+)

@@ -122,9 +122,13 @@ def _fewer_channels(communicators: Sequence[Row], links: Sequence[Row]) -> Findi
     ranks = _ranks(fewer)
     pairs = nvlinks.narrow_pairs(links, nvlinks.ranks_of(communicators))
     words = FewerChannels(
-        len(ranks), len(_ranks(known)), least["channels"], most[least["size"], least["nodes"]], least["size"],
+        len(ranks),
+        len(_ranks(known)),
+        least["channels"],
+        most[least["size"], least["nodes"]],
+        least["size"],
         [pair.words for pair in pairs],
-    )  # fmt: skip
+    )
     return made(words, ranks=ranks)
 
 

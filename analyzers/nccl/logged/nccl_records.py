@@ -69,12 +69,17 @@ def _communicators(found: Sequence[Row]) -> list[CommunicatorEntry]:
         same[tuple(max((row[c] for row in own if row[c] is not None), default=None) for c in columns)].append(own)
     return [
         {
-            "size": key[0] or 0, "nodes": key[1], "count": _count(groups, key[0] or 1),
+            "size": key[0] or 0,
+            "nodes": key[1],
+            "count": _count(groups, key[0] or 1),
             "ranks": sorted({row["rank"] for own in groups for row in own if row["rank"] is not None}),
-            "channels": key[2], "p2p_channels": key[3], "rings": key[4], "trees": key[5],
+            "channels": key[2],
+            "p2p_channels": key[3],
+            "rings": key[4],
+            "trees": key[5],
         }
         for key, groups in sorted(same.items(), key=lambda item: [-(value or 0) for value in item[0]])
-    ]  # fmt: skip
+    ]
 
 
 def _count(groups: Sequence[Sequence[Row]], size: int) -> int:
@@ -107,10 +112,18 @@ def _choices(found: Sequence[Row]) -> list[ChoiceEntry]:
     entries: list[ChoiceEntry] = []
     for (op, size, nbytes, algorithm, protocol, channels), own in groups.items():
         ranks = [row["ranks"] for row in own if row["ranks"] is not None]
-        entries.append({
-            "op": op, "group_size": size, "bytes": nbytes, "algorithm": algorithm, "protocol": protocol,
-            "channels": channels, "ranks": sum(ranks) if ranks else None, "count": sum(row["count"] for row in own),
-        })  # fmt: skip
+        entries.append(
+            {
+                "op": op,
+                "group_size": size,
+                "bytes": nbytes,
+                "algorithm": algorithm,
+                "protocol": protocol,
+                "channels": channels,
+                "ranks": sum(ranks) if ranks else None,
+                "count": sum(row["count"] for row in own),
+            }
+        )
     return sorted(entries, key=lambda entry: (entry["op"] or "", entry["bytes"], -entry["count"]))
 
 

@@ -75,17 +75,29 @@ def _entry(
     checked = [wrong for i in own if (wrong := series.wrong[i]) is not None]
     chosen = series.chosen(own)
     return {
-        "tool": series.tool, "run": series.run, "op": series.op, "group": series.group, "bytes": nbytes,
-        "size_basis": series.estimated.get(nbytes), "group_size": series.group_size, "variant": variant,
-        "count": count, "dur_ns": round(mean),
-        "algbw_gbps": _finite(algbw(nbytes, mean)), "busbw_gbps": bus,
+        "tool": series.tool,
+        "run": series.run,
+        "op": series.op,
+        "group": series.group,
+        "bytes": nbytes,
+        "size_basis": series.estimated.get(nbytes),
+        "group_size": series.group_size,
+        "variant": variant,
+        "count": count,
+        "dur_ns": round(mean),
+        "algbw_gbps": _finite(algbw(nbytes, mean)),
+        "busbw_gbps": bus,
         "lower_bound": series.lower_bound or nbytes in series.waiting,
-        "algorithm": chosen.algorithm if chosen else None, "protocol": (chosen.protocol or None) if chosen else None,
-        "channels": chosen.channels if chosen else None, "peak_gbps": found.gbps, "link": found.link,
-        "peak_basis": found.basis, "peak_provenance": found.provenance,
+        "algorithm": chosen.algorithm if chosen else None,
+        "protocol": (chosen.protocol or None) if chosen else None,
+        "channels": chosen.channels if chosen else None,
+        "peak_gbps": found.gbps,
+        "link": found.link,
+        "peak_basis": found.basis,
+        "peak_provenance": found.provenance,
         "efficiency_frac": bus / found.gbps if bus is not None and found.gbps is not None else None,
         "wrong": sum(checked) if checked else None,
-    }  # fmt: skip
+    }
 
 
 def _finite(value: float) -> float | None:
@@ -112,15 +124,21 @@ def _fit(series: Series, own: Sequence[int], algorithm: str | None, protocol: st
     fitted = model if isinstance(model, CostModel) else None
     beta_error = fitted.beta_error if fitted else None
     return {
-        "tool": series.tool, "run": series.run, "op": series.op, "group": series.group,
-        "group_size": series.group_size, "algorithm": algorithm, "protocol": protocol,
+        "tool": series.tool,
+        "run": series.run,
+        "op": series.op,
+        "group": series.group,
+        "group_size": series.group_size,
+        "algorithm": algorithm,
+        "protocol": protocol,
         "sizes": len(distinct_values(sizes)),
         "alpha_ns": fitted.alpha if fitted else None,
         "alpha_error_ns": fitted.alpha_error if fitted else None,
         "busbw_gbps": 1 / fitted.beta if fitted and fitted.beta else None,
         "busbw_error_gbps": beta_error / fitted.beta**2 if fitted and fitted.beta and beta_error is not None else None,
-        "error_frac": fitted.error if fitted else None, "why": model if isinstance(model, str) else "",
-    }  # fmt: skip
+        "error_frac": fitted.error if fitted else None,
+        "why": model if isinstance(model, str) else "",
+    }
 
 
 ANALYZER = RunAnalyzer(

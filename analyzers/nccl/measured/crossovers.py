@@ -108,9 +108,7 @@ def _name(choice: Choice) -> tuple[str, str]:
 
 def _noise(own: Sequence[Point]) -> float:
     """By how much times are out of order where nothing but chance can be why: sizes of the same choice."""
-    disorder = [
-        1 - large.ns / small.ns for small, large in combinations(own, 2) if not _may_differ(small, large)
-    ]  # fmt: skip
+    disorder = [1 - large.ns / small.ns for small, large in combinations(own, 2) if not _may_differ(small, large)]
     return max([UNSURE, *disorder])
 
 
@@ -135,10 +133,19 @@ def _between(runs: Sequence[Series]) -> Iterator[CrossoverEntry]:
 def _entry(series: Series, kind: str, slow: Point, fast: Point, bound: float) -> CrossoverEntry:
     now, then = slow.choice, fast.choice
     return {
-        "kind": kind, "tool": series.tool, "run": series.run, "faster_run": None, "op": series.op,
-        "group": series.group, "group_size": series.group_size, "bytes": slow.nbytes, "dur_ns": round(slow.ns),
-        "at_most_ns": round(bound), "like_bytes": fast.nbytes,
-        "algorithm": now.algorithm if now else None, "protocol": (now.protocol or None) if now else None,
+        "kind": kind,
+        "tool": series.tool,
+        "run": series.run,
+        "faster_run": None,
+        "op": series.op,
+        "group": series.group,
+        "group_size": series.group_size,
+        "bytes": slow.nbytes,
+        "dur_ns": round(slow.ns),
+        "at_most_ns": round(bound),
+        "like_bytes": fast.nbytes,
+        "algorithm": now.algorithm if now else None,
+        "protocol": (now.protocol or None) if now else None,
         "faster_algorithm": then.algorithm if then else None,
         "faster_protocol": (then.protocol or None) if then else None,
-    }  # fmt: skip
+    }

@@ -72,9 +72,17 @@ def _far_below(rows: Sequence[BandwidthEntry]) -> Iterator[FindingEntry]:
         share = best["efficiency_frac"] or 0.0
         if reached < FAR_BELOW and share < FAR_BELOW:
             words = LowBusbw(
-                op, size, tool, best["bytes"], best["busbw_gbps"], share, best["peak_gbps"], best["link"],
-                best["channels"], _channels_carry(best),
-            )  # fmt: skip
+                op,
+                size,
+                tool,
+                best["bytes"],
+                best["busbw_gbps"],
+                share,
+                best["peak_gbps"],
+                best["link"],
+                best["channels"],
+                _channels_carry(best),
+            )
             yield made(words, ranks=())
 
 

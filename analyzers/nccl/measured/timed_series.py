@@ -66,9 +66,14 @@ class Series:
     choice: list[Choice | None] = field(default_factory=list)
 
     def add(
-        self, nbytes: int, dur: int, count: int = 1, variant: str | None = None, wrong: int | None = None,
+        self,
+        nbytes: int,
+        dur: int,
+        count: int = 1,
+        variant: str | None = None,
+        wrong: int | None = None,
         choice: Choice | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """One timing."""
         for column, value in ((self.bytes, nbytes), (self.dur, dur), (self.count, count)):
             column.append(value)
@@ -198,14 +203,21 @@ def _switches_may_reduce(trace: Trace) -> bool:
 
 
 def _series(
-    found: dict[tuple[str, int], Series], trace: Trace, placement: Placement, key: tuple[str, int], row: int,
-    ranks: Times | None, members: Times,
-) -> Series:  # fmt: skip
+    found: dict[tuple[str, int], Series],
+    trace: Trace,
+    placement: Placement,
+    key: tuple[str, int],
+    row: int,
+    ranks: Times | None,
+    members: Times,
+) -> Series:
     if key not in found:
         table, size = trace["collectives"], int(members[key[1]])
         size = 0 if size == NA else size
-        label = next((code for code in (int(table["group_description"][row]), int(table["group"][row]))
-                      if code != NO_NAME), NO_NAME)  # fmt: skip
+        label = next(
+            (code for code in (int(table["group_description"][row]), int(table["group"][row])) if code != NO_NAME),
+            NO_NAME,
+        )
         placed = placement.of_ranks(None if ranks is None else ranks.tolist(), size)
         found[key] = Series(TRACE, key[0], None if label == NO_NAME else trace.names[label], size, placed)
     return found[key]

@@ -59,8 +59,13 @@ def calibrated(
     links, told = measured_links(report["bandwidth"])
     gemm, attention = efficiencies(report, job, recorded, ranks, path)
     rates = Rates(
-        gemm, attention, links, step_ns=_constant(ranks), overlap_frac=_overlap(job, ranks), error_frac=_error(report),
-    )  # fmt: skip
+        gemm,
+        attention,
+        links,
+        step_ns=_constant(ranks),
+        overlap_frac=_overlap(job, ranks),
+        error_frac=_error(report),
+    )
     again = estimate(job.model, recorded, job.layout, job.batch, rates)
     wanted = _wanted(job, recorded, cluster, processes)
     notes = _notes(report, job, world, ranks)
@@ -69,11 +74,22 @@ def calibrated(
         told, notes = [], [*notes, f"the links of {wanted.name} are not those measured: assumed"]
     factor, told_memory = _memory(report, job)
     rates, notes = replace(rates, activation_factor=factor), [*notes, *told_memory]
-    return job.model, wanted, rates, {
-        "run": str(path), "layout": job.layout.name, "measured_step_ns": step["median_ns"],
-        "estimated_step_ns": round(again.seconds * 1e9), "compute_frac": gemm, "attention_frac": attention,
-        "links": told, "notes": notes, "scaled": scaled(run, job, world, recorded, wanted),
-    }  # fmt: skip
+    return (
+        job.model,
+        wanted,
+        rates,
+        {
+            "run": str(path),
+            "layout": job.layout.name,
+            "measured_step_ns": step["median_ns"],
+            "estimated_step_ns": round(again.seconds * 1e9),
+            "compute_frac": gemm,
+            "attention_frac": attention,
+            "links": told,
+            "notes": notes,
+            "scaled": scaled(run, job, world, recorded, wanted),
+        },
+    )
 
 
 def _wanted(job: Job, recorded: Cluster, cluster: Cluster | None, processes: int | None) -> Cluster:

@@ -12,8 +12,18 @@ from gpuscope.analyzers.planning.layout import Layout
 from gpuscope.errors import InputError, UsageError
 from gpuscope.sources.run_manifest import machine_of, training_of
 
-_SIZES = {"dp": "data", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "zero": "zero",
-          "chunks": "chunks", "micro_batch": "micro_batch", "overlap": "overlap", "gradients": "gradients"}  # fmt: skip
+_SIZES = {
+    "dp": "data",
+    "tp": "tensor",
+    "pp": "pipeline",
+    "cp": "context",
+    "ep": "expert",
+    "zero": "zero",
+    "chunks": "chunks",
+    "micro_batch": "micro_batch",
+    "overlap": "overlap",
+    "gradients": "gradients",
+}
 _ZERO = {"zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
 
 
@@ -58,9 +68,15 @@ def _model(training: Mapping[str, Any]) -> Model:
     own, sequence = training["config"]["model"], training["config"]["data"]["sequence"]
     width = own["width"]
     return Model(
-        own["layers"], width, own["heads"], 4 * width, own["vocabulary"], sequence, experts=own.get("experts", 0),
+        own["layers"],
+        width,
+        own["heads"],
+        4 * width,
+        own["vocabulary"],
+        sequence,
+        experts=own.get("experts", 0),
         experts_per_token=own.get("experts_per_token", 2),
-    )  # fmt: skip
+    )
 
 
 def _recorded(training: Mapping[str, Any], world: int) -> tuple[Layout, int]:
@@ -75,9 +91,16 @@ def _recorded(training: Mapping[str, Any], world: int) -> tuple[Layout, int]:
     zero = _ZERO.get(str(config["parallel"].get("data", "")), 0)
     hybrid = mesh.get("shard", 1) if config["parallel"].get("data") == "hsdp" else 0
     layout = Layout(
-        data, tensor, pipeline, context, mesh.get("ep", 1), zero, max(batch // micro, 1),
-        chunks=config.get("pipeline", {}).get("stages_per_rank", 1) if pipeline > 1 else 1, shard=hybrid,
-    )  # fmt: skip
+        data,
+        tensor,
+        pipeline,
+        context,
+        mesh.get("ep", 1),
+        zero,
+        max(batch // micro, 1),
+        chunks=config.get("pipeline", {}).get("stages_per_rank", 1) if pipeline > 1 else 1,
+        shard=hybrid,
+    )
     return layout, batch * data * accumulate
 
 

@@ -28,20 +28,34 @@ def scaled(run: Analysis, job: Job, world: int, recorded: Cluster, wanted: Clust
         return None
     factor, rest = divmod(wanted.gpus, world)
     grown: PlanScaled = {
-        "ranks_before": world, "ranks_after": wanted.gpus, "scaling": "weak", "global_batch": job.batch * factor,
-        "data_before": job.layout.data, "data_after": job.layout.data * factor, "step_ns_before": None,
-        "step_ns_after": None, "low_ns": None, "high_ns": None, "efficiency_frac": None, "basis": "",
-        "why": _why(job, world, recorded, wanted, rest), "untold": _untold(job, wanted),
-    }  # fmt: skip
+        "ranks_before": world,
+        "ranks_after": wanted.gpus,
+        "scaling": "weak",
+        "global_batch": job.batch * factor,
+        "data_before": job.layout.data,
+        "data_after": job.layout.data * factor,
+        "step_ns_before": None,
+        "step_ns_after": None,
+        "low_ns": None,
+        "high_ns": None,
+        "efficiency_frac": None,
+        "basis": "",
+        "why": _why(job, world, recorded, wanted, rest),
+        "untold": _untold(job, wanted),
+    }
     if grown["why"]:
         return grown
     found = run.predict(MoreRanks(factor, _links(run, job, world, factor, wanted)))
     if isinstance(found, Refused):
         return grown | {"why": found.why}
     return grown | {
-        "step_ns_before": found.before, "step_ns_after": found.after, "low_ns": found.low, "high_ns": found.high,
-        "efficiency_frac": found.before / found.after if found.after else None, "basis": found.basis,
-    }  # fmt: skip
+        "step_ns_before": found.before,
+        "step_ns_after": found.after,
+        "low_ns": found.low,
+        "high_ns": found.high,
+        "efficiency_frac": found.before / found.after if found.after else None,
+        "basis": found.basis,
+    }
 
 
 def _why(job: Job, world: int, recorded: Cluster, wanted: Cluster, rest: int) -> str:

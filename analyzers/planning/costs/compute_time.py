@@ -241,9 +241,7 @@ def _between(model: Model, element: float) -> float:
     """Bytes of a token that pass through memory between a layer's products, forward: two norms, two sums, positions,
     the activation function; copies of tokens out to experts and back; operands made of bf16 where they are smaller."""
     sparse = model.moe_layers / model.layers
-    between = (1 - sparse) * model.ffn + sparse * (
-        model.experts_per_token + model.shared_experts
-    ) * model.expert_width  # fmt: skip
+    between = (1 - sparse) * model.ffn + sparse * (model.experts_per_token + model.shared_experts) * model.expert_width
     found = (
         WHOLE_ROWS * model.width + 4 * (model.heads * model.query + model.kv / 2) + (6 if model.gated else 4) * between
     )

@@ -62,8 +62,9 @@ class Messages:
     """Of a layer's gradients over the replicas of hybrid sharding, once per step."""
 
 
-def messages(model: Model, cluster: Cluster, layout: Layout, own: Weights, layers: int, rates: Rates,
-             precision: str = "bf16") -> Messages:  # fmt: skip
+def messages(
+    model: Model, cluster: Cluster, layout: Layout, own: Weights, layers: int, rates: Rates, precision: str = "bf16"
+) -> Messages:
     """Every message of a stage with these weights and so many layers."""
     link = _Links(cluster, layout, rates)
     tokens = layout.micro_batch * model.sequence / layout.context
@@ -75,13 +76,15 @@ def messages(model: Model, cluster: Cluster, layout: Layout, own: Weights, layer
     return Messages(
         link.ring("tensor", "all_gather", hidden, layout.tensor, 1),
         8 + 4 * again if layout.tensor > 1 else 0,
-        context, context_count,
+        context,
+        context_count,
         link.experts(model, moved) if experts else NOTHING,
         4 + 2 * again if experts else 0,
-        link.pair("pipeline", hidden / layout.tensor, cluster.gpus // layout.pipeline) if layout.pipeline > 1
+        link.pair("pipeline", hidden / layout.tensor, cluster.gpus // layout.pipeline)
+        if layout.pipeline > 1
         else NOTHING,
         *_data(layout, link, own, max(layers, 1)),
-    )  # fmt: skip
+    )
 
 
 def _context(model: Model, layout: Layout, link: _Links, tokens: float, again: float) -> tuple[Message, float]:
@@ -100,8 +103,10 @@ def _data(layout: Layout, link: _Links, own: Weights, layers: int) -> tuple[Mess
     """Gather, gather again, reduce, and reduce over the replicas of hybrid sharding: each of one layer's share."""
     shards, replicas, zero = layout.shards, layout.replicas, layout.zero
     # Experts are shared by fewer ranks, `expert` apart.
-    parts = ((own.shared, shards, replicas, layout.tensor),
-             (own.experts, layout.expert_shards, layout.expert_replicas, layout.expert))  # fmt: skip
+    parts = (
+        (own.shared, shards, replicas, layout.tensor),
+        (own.experts, layout.expert_shards, layout.expert_replicas, layout.expert),
+    )
 
     def summed(op: str, per_weight: float, *, over_all: bool = False, inside: int = 0) -> Message:
         found = [

@@ -134,9 +134,16 @@ def estimate(
     mine = _divided(layout, own) if layout.zero else own.shared + own.experts
     update = update_time(mine, cluster, rates) if layout.offload == NO else 0.0
     return Estimate(
-        compute * count + update, per_round * idle / (1 - idle), exposed, _offload(layout, cluster, own),
-        rates.step_ns / 1e9, volume, in_flight, host, (launching, compute + inner / count),
-    )  # fmt: skip
+        compute * count + update,
+        per_round * idle / (1 - idle),
+        exposed,
+        _offload(layout, cluster, own),
+        rates.step_ns / 1e9,
+        volume,
+        in_flight,
+        host,
+        (launching, compute + inner / count),
+    )
 
 
 def _divided(layout: Layout, own: Weights) -> float:

@@ -29,8 +29,11 @@ MOST_GPUS = 1 << 20
 _SPEC = when_used.pattern(r"(?:(?P<hosts>\d{1,7})x)?(?P<gpus>\d{1,7})x(?P<name>\S.*)")
 _MIG = when_used.pattern(r"(?P<name>.+)[- ]MIG[- ](?P<slices>\d)g\.(?P<gb>\d{1,3})gb", re.IGNORECASE)
 _READ: Mapping[str, Callable[[str], object]] = {
-    "i": int, "f": float, "s": str, "b": lambda text: bool(int(text)),
-}  # fmt: skip
+    "i": int,
+    "f": float,
+    "s": str,
+    "b": lambda text: bool(int(text)),
+}
 """Text of a figure, by the first letter of its field's type."""
 _GIB = 2**30 / 1e9
 """Data sheets' GB of a GPU are GiB: an H100 of 80 GB shows 81,559 MiB."""
@@ -121,9 +124,12 @@ def cluster_of(
     else:
         given, error, where = _from_words(spec), UsageError, ""
     given = replace(
-        given, network=network_key or given.network, memory_gb=memory_gb or given.memory_gb, ports=ports or given.ports,
+        given,
+        network=network_key or given.network,
+        memory_gb=memory_gb or given.memory_gb,
+        ports=ports or given.ports,
         network_gbit=None if network_key else given.network_gbit,
-    )  # fmt: skip
+    )
     _check(given, error, where)
     return _cluster(_joined(given, error, where), error, where)
 
@@ -143,11 +149,15 @@ def _joined(given: ClusterFile, error: type[GpuscopeError], where: str) -> Clust
         return value * hosts if value else None
 
     return replace(
-        given, gpus_per_host=given.nvlink_domain, hosts=given.hosts // hosts, ports=given.ports and given.ports * hosts,
-        host_memory_gb=times(given.host_memory_gb), nvme_gbps=times(given.nvme_gbps),
+        given,
+        gpus_per_host=given.nvlink_domain,
+        hosts=given.hosts // hosts,
+        ports=given.ports and given.ports * hosts,
+        host_memory_gb=times(given.host_memory_gb),
+        nvme_gbps=times(given.nvme_gbps),
         host_cores=given.host_cores and given.host_cores * hosts,
         leaf_hosts=given.leaf_hosts and max(given.leaf_hosts // hosts, 1),
-    )  # fmt: skip
+    )
 
 
 def _from_words(text: str) -> ClusterFile:
@@ -199,9 +209,14 @@ def _slice(found: re.Match[str], count: int) -> ClusterFile:
         return share * peaks[precision] / 1e12 if precision in peaks else None
 
     return ClusterFile(
-        _plain(found[0]), 1, memory_gb=size * _GIB, bf16_tflops=tflops("bf16"), fp8_tflops=tflops("fp8"),
-        fp4_tflops=tflops("fp4"), memory_gbps=bandwidth / 1e9 * min(size / board.memory_gb, 1.0),
-    )  # fmt: skip
+        _plain(found[0]),
+        1,
+        memory_gb=size * _GIB,
+        bf16_tflops=tflops("bf16"),
+        fp8_tflops=tflops("fp8"),
+        fp4_tflops=tflops("fp4"),
+        memory_gbps=bandwidth / 1e9 * min(size / board.memory_gb, 1.0),
+    )
 
 
 def _plain(name: str) -> str:
@@ -210,8 +225,14 @@ def _plain(name: str) -> str:
 
 def _check(given: ClusterFile, error: type[GpuscopeError], where: str) -> None:
     for key in (
-        "gpus_per_host", "hosts", "ports", "leaf_hosts", "nvlink_domain", "host_cores", "pcie_lanes",
-    ):  # fmt: skip
+        "gpus_per_host",
+        "hosts",
+        "ports",
+        "leaf_hosts",
+        "nvlink_domain",
+        "host_cores",
+        "pcie_lanes",
+    ):
         value = getattr(given, key)
         if value is not None and not 1 <= value <= MOST_GPUS:
             raise error(f"{where}{key}={value} must be 1 to {MOST_GPUS:,}")
@@ -251,19 +272,35 @@ def _cluster(given: ClusterFile, error: type[GpuscopeError], where: str) -> Clus
     if pcie and given.pcie_lanes:
         pcie = pcie.of(given.pcie_lanes)
     return Cluster(
-        given.hosts, given.gpus_per_host, given.gpu, round(memory_gb * 1e9),
-        peaks, inside,
-        _between(given, board, error, where) if given.hosts > 1 else None, given.ports or given.gpus_per_host,
-        given.usable_frac or USABLE, bandwidth or bf16 / _USUAL_INTENSITY,
+        given.hosts,
+        given.gpus_per_host,
+        given.gpu,
+        round(memory_gb * 1e9),
+        peaks,
+        inside,
+        _between(given, board, error, where) if given.hosts > 1 else None,
+        given.ports or given.gpus_per_host,
+        given.usable_frac or USABLE,
+        bandwidth or bf16 / _USUAL_INTENSITY,
         {key: reached_frac(name, key) for key in peaks},
         not (given.cuda_graphs if given.cuda_graphs is not None else board and board.domain),
-        given.oversubscription or 1.0, given.leaf_hosts or 0, (), False,
-        given.power_w or given.power_limit_w or (board.power_w if board else None), given.pue, given.gpu_hour_price,
-        given.gpu_mtbf_hours or GPU_MTBF_HOURS, given.restart_minutes or RESTART_MINUTES,
-        given.checkpoint_gbps or CHECKPOINT_GBPS_PER_HOST * given.hosts, round(host_gb * 1e9),
-        given.host_link_gbps or (pcie.usable if pcie else 0.0), given.host_cores or 0, given.pcie_lanes or 0,
-        given.nvme_gbps or 0.0, _clock(given, board),
-    )  # fmt: skip
+        given.oversubscription or 1.0,
+        given.leaf_hosts or 0,
+        (),
+        False,
+        given.power_w or given.power_limit_w or (board.power_w if board else None),
+        given.pue,
+        given.gpu_hour_price,
+        given.gpu_mtbf_hours or GPU_MTBF_HOURS,
+        given.restart_minutes or RESTART_MINUTES,
+        given.checkpoint_gbps or CHECKPOINT_GBPS_PER_HOST * given.hosts,
+        round(host_gb * 1e9),
+        given.host_link_gbps or (pcie.usable if pcie else 0.0),
+        given.host_cores or 0,
+        given.pcie_lanes or 0,
+        given.nvme_gbps or 0.0,
+        _clock(given, board),
+    )
 
 
 def _clock(given: ClusterFile, board: Board | None) -> float:

@@ -19,14 +19,28 @@ LARGEST = 1 << 40
 
 _REQUIRED = ("layers", "width", "heads", "ffn", "vocabulary", "sequence")
 _HUGGING_FACE = {
-    "num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads", "intermediate_size": "ffn",
-    "vocab_size": "vocabulary", "max_position_embeddings": "sequence", "num_key_value_heads": "kv_heads",
-    "head_dim": "head_width", "qk_nope_head_dim": "head_width", "tie_word_embeddings": "tied",
-    "num_local_experts": "experts", "num_experts": "experts", "n_routed_experts": "experts",
-    "num_experts_per_tok": "experts_per_token", "moe_intermediate_size": "expert_ffn",
-    "n_shared_experts": "shared_experts", "first_k_dense_replace": "dense_layers", "q_lora_rank": "q_rank",
-    "kv_lora_rank": "kv_rank", "qk_rope_head_dim": "rope_width", "v_head_dim": "value_width",
-}  # fmt: skip
+    "num_hidden_layers": "layers",
+    "hidden_size": "width",
+    "num_attention_heads": "heads",
+    "intermediate_size": "ffn",
+    "vocab_size": "vocabulary",
+    "max_position_embeddings": "sequence",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_width",
+    "qk_nope_head_dim": "head_width",
+    "tie_word_embeddings": "tied",
+    "num_local_experts": "experts",
+    "num_experts": "experts",
+    "n_routed_experts": "experts",
+    "num_experts_per_tok": "experts_per_token",
+    "moe_intermediate_size": "expert_ffn",
+    "n_shared_experts": "shared_experts",
+    "first_k_dense_replace": "dense_layers",
+    "q_lora_rank": "q_rank",
+    "kv_lora_rank": "kv_rank",
+    "qk_rope_head_dim": "rope_width",
+    "v_head_dim": "value_width",
+}
 """Keys of a `config.json` of Transformers, and the part that each is."""
 _GATED = ("silu", "swish", "swiglu", "gelu_pytorch_tanh")
 """Values of `hidden_act` with which Transformers' decoder models have three matrices."""

@@ -13,12 +13,29 @@ REPLICATE, SHARD = f"{MESH}_dp_replicate_size", f"{MESH}_dp_shard_size"
 _TENSOR, _CONTEXT, _SEQUENCE = f"{MESH}_tp_size", f"{MESH}_cp_size", f"{MESH}_sp_size"
 _STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 _KINDS = ("FSDP", "DEEPSPEED", "MULTI_GPU", "NO")
-_KNOWN = frozenset((
-    KIND, PRECISION, PROCESSES, "compute_environment", "num_machines",
-    "machine_rank", "gpu_ids", "main_process_ip", "main_process_port", "main_training_function", "rdzv_backend",
-    "same_network", "use_cpu", "debug", "downcast_bf16", "enable_cpu_affinity", "tpu_env", "tpu_use_cluster",
-    "tpu_use_sudo",
-))  # fmt: skip
+_KNOWN = frozenset(
+    (
+        KIND,
+        PRECISION,
+        PROCESSES,
+        "compute_environment",
+        "num_machines",
+        "machine_rank",
+        "gpu_ids",
+        "main_process_ip",
+        "main_process_port",
+        "main_training_function",
+        "rdzv_backend",
+        "same_network",
+        "use_cpu",
+        "debug",
+        "downcast_bf16",
+        "enable_cpu_affinity",
+        "tpu_env",
+        "tpu_use_cluster",
+        "tpu_use_sudo",
+    )
+)
 _PARTS = frozenset(("fsdp_config", "deepspeed_config", MESH, "dynamo_config", "fp8_config", "mpirun_config"))
 
 
@@ -45,17 +62,28 @@ def read(values: Values, gpus: int) -> Setup:
     layout = None
     if data:
         layout = Layout(
-            data, tensor, 1, context * ulysses, zero=zero if gpus > 1 else 0, recompute=FULL if recompute else NO,
-            shard=shard * context * ulysses if zero and replicate > 1 else 0, offload=offload,
+            data,
+            tensor,
+            1,
+            context * ulysses,
+            zero=zero if gpus > 1 else 0,
+            recompute=FULL if recompute else NO,
+            shard=shard * context * ulysses if zero and replicate > 1 else 0,
+            offload=offload,
             exchange=ULYSSES if ulysses > 1 else RING,
-        )  # fmt: skip
+        )
     precision = values.word(PRECISION, "no", ("no", "fp16", "bf16", "fp8"))
     if precision == "no":
         values.say("slow", PRECISION, "all is computed in fp32; estimated in bf16")
     return Setup(
-        "accelerate", layout, None, "fp8" if precision == "fp8" else "bf16", None,
-        kind == "FSDP", values.remarks,
-    )  # fmt: skip
+        "accelerate",
+        layout,
+        None,
+        "fp8" if precision == "fp8" else "bf16",
+        None,
+        kind == "FSDP",
+        values.remarks,
+    )
 
 
 def _sharding(values: Values, kind: str) -> tuple[int, bool, str]:

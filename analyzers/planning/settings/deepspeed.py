@@ -17,42 +17,136 @@ _BUCKETS = ("reduce_bucket_size", "contiguous_gradients", "reduce_scatter", OVER
 _LIGHT = ("allgather_bucket_size", "allgather_partitions", "round_robin_gradients", "use_multi_rank_bucket_allreduce")
 """Of ZeRO-1 and 2 alone."""
 _WHOLE = (
-    "offload_param.device", SECONDARY, *LOSSY, "zero_quantized_nontrainable_weights", "sub_group_size",
-    *(f"stage3_{key}" for key in (
-        "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
-        "max_reuse_distance", "gather_16bit_weights_on_model_save", "module_granularity_threshold",
-        "use_all_reduce_for_fetch_params", "allgather_sequential")),
-)  # fmt: skip
+    "offload_param.device",
+    SECONDARY,
+    *LOSSY,
+    "zero_quantized_nontrainable_weights",
+    "sub_group_size",
+    *(
+        f"stage3_{key}"
+        for key in (
+            "prefetch_bucket_size",
+            "param_persistence_threshold",
+            "model_persistence_threshold",
+            "max_live_parameters",
+            "max_reuse_distance",
+            "gather_16bit_weights_on_model_save",
+            "module_granularity_threshold",
+            "use_all_reduce_for_fetch_params",
+            "allgather_sequential",
+        )
+    ),
+)
 """Of ZeRO-3 alone."""
 _OTHERS = (
-    "stage", "offload_optimizer.device", "load_from_fp32_weights", "elastic_checkpoint", "ignore_unused_parameters",
-    "legacy_stage1", "parameter_alignment", "compute_grad_norm", "memory_efficient_linear", "override_module_apply",
-    "pipeline_loading_checkpoint", "log_trace_cache_warnings", "enable_sanity_checks", "cpu_offload",
-    "cpu_offload_param", "cpu_offload_use_pin_memory",
-    "stage3_gather_fp16_weights_on_model_save", "save_muon_momentum_buffer_in_memory",
-    "mics_shard_size", "mics_hierarchical_params_gather",
-    *(f"offload_{what}.{key}" for what in ("param", "optimizer") for key in (
-        "pin_memory", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pipeline_read", "pipeline_write",
-        "fast_init", "ratio", "pipeline")),
-)  # fmt: skip
-SETTINGS = frozenset((
-    BATCH, MICRO, ACCUMULATION, CONTEXT, ZERO, "gradient_clipping", "prescale_gradients", "gradient_predivide_factor",
-    "steps_per_print", "wall_clock_breakdown", "memory_breakdown", SENT, "dump_state",
-    "seq_parallel_communication_data_type", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
-    "disable_allgather", "disable_python_gc", "managed_gradient_accumulation", "gradient_allreduce_op",
-    "sparse_gradients",
-    "dataloader_drop_last", "log_level", "vocabulary_size", "use_data_before_expert_parallelism",
-    *(f"{ZERO}.{key}" for key in (*_BUCKETS, *_LIGHT, *_WHOLE, *_OTHERS)),
-    *(f"activation_checkpointing.{key}" for key in (
-        "partition_activations", "number_checkpoints", "contiguous_memory_optimization", "cpu_checkpointing",
-        "profile", "synchronize_checkpoint_boundary")),
-))  # fmt: skip
-_PARTS = frozenset((
-    "optimizer", "scheduler", "fp16", "bf16", "amp", "aio", "flops_profiler", "tensorboard", "wandb", "csv_monitor",
-    "comet", "comms_logger", "autotuning", "data_efficiency", "data_types", "checkpoint", "compression_training",
-    "pipeline", "tensor_parallel", "expert_parallel", "torch_autocast", "compile", "timers", "hybrid_engine",
-    "weight_quantization", "datastates",
-))  # fmt: skip
+    "stage",
+    "offload_optimizer.device",
+    "load_from_fp32_weights",
+    "elastic_checkpoint",
+    "ignore_unused_parameters",
+    "legacy_stage1",
+    "parameter_alignment",
+    "compute_grad_norm",
+    "memory_efficient_linear",
+    "override_module_apply",
+    "pipeline_loading_checkpoint",
+    "log_trace_cache_warnings",
+    "enable_sanity_checks",
+    "cpu_offload",
+    "cpu_offload_param",
+    "cpu_offload_use_pin_memory",
+    "stage3_gather_fp16_weights_on_model_save",
+    "save_muon_momentum_buffer_in_memory",
+    "mics_shard_size",
+    "mics_hierarchical_params_gather",
+    *(
+        f"offload_{what}.{key}"
+        for what in ("param", "optimizer")
+        for key in (
+            "pin_memory",
+            "nvme_path",
+            "buffer_count",
+            "buffer_size",
+            "max_in_cpu",
+            "pipeline_read",
+            "pipeline_write",
+            "fast_init",
+            "ratio",
+            "pipeline",
+        )
+    ),
+)
+SETTINGS = frozenset(
+    (
+        BATCH,
+        MICRO,
+        ACCUMULATION,
+        CONTEXT,
+        ZERO,
+        "gradient_clipping",
+        "prescale_gradients",
+        "gradient_predivide_factor",
+        "steps_per_print",
+        "wall_clock_breakdown",
+        "memory_breakdown",
+        SENT,
+        "dump_state",
+        "seq_parallel_communication_data_type",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "disable_allgather",
+        "disable_python_gc",
+        "managed_gradient_accumulation",
+        "gradient_allreduce_op",
+        "sparse_gradients",
+        "dataloader_drop_last",
+        "log_level",
+        "vocabulary_size",
+        "use_data_before_expert_parallelism",
+        *(f"{ZERO}.{key}" for key in (*_BUCKETS, *_LIGHT, *_WHOLE, *_OTHERS)),
+        *(
+            f"activation_checkpointing.{key}"
+            for key in (
+                "partition_activations",
+                "number_checkpoints",
+                "contiguous_memory_optimization",
+                "cpu_checkpointing",
+                "profile",
+                "synchronize_checkpoint_boundary",
+            )
+        ),
+    )
+)
+_PARTS = frozenset(
+    (
+        "optimizer",
+        "scheduler",
+        "fp16",
+        "bf16",
+        "amp",
+        "aio",
+        "flops_profiler",
+        "tensorboard",
+        "wandb",
+        "csv_monitor",
+        "comet",
+        "comms_logger",
+        "autotuning",
+        "data_efficiency",
+        "data_types",
+        "checkpoint",
+        "compression_training",
+        "pipeline",
+        "tensor_parallel",
+        "expert_parallel",
+        "torch_autocast",
+        "compile",
+        "timers",
+        "hybrid_engine",
+        "weight_quantization",
+        "datastates",
+    )
+)
 
 
 def read(values: Values, gpus: int) -> Setup:
@@ -90,11 +184,18 @@ def _layout(values: Values, stage: int, data: int, micro: int, sizes: dict[str, 
     if "offload_param.device" in values:
         values.say("assumed", f"{ZERO}.offload_param", "weights are estimated on the GPU")
     return Layout(
-        data, sizes[TENSOR], sizes[PIPELINE], sizes[CONTEXT], zero=stage if replicas > 1 else 0, micro_batch=micro,
-        exchange=ULYSSES, shard=shard if 0 < shard < replicas and replicas % shard == 0 else 0,
-        secondary=second if lossy else 0, offload=place if stage else NO,
+        data,
+        sizes[TENSOR],
+        sizes[PIPELINE],
+        sizes[CONTEXT],
+        zero=stage if replicas > 1 else 0,
+        micro_batch=micro,
+        exchange=ULYSSES,
+        shard=shard if 0 < shard < replicas and replicas % shard == 0 else 0,
+        secondary=second if lossy else 0,
+        offload=place if stage else NO,
         gradients=4 if values.word(_SUMMED) == "fp32" else 2,  # `get_data_types`: else those of the weights
-    )  # fmt: skip
+    )
 
 
 def _batch(values: Values, data: int) -> tuple[int | None, int]:
@@ -115,10 +216,11 @@ def _batch(values: Values, data: int) -> tuple[int | None, int]:
     made = micro * steps * data
     if batch is not None and batch != made:
         values.say(
-            "contradiction", BATCH,
+            "contradiction",
+            BATCH,
             f"{batch} is not micro-batch {micro} x accumulation {steps} x {data} data-parallel ranks = {made}; "
             f"estimated with {made}",
-        )  # fmt: skip
+        )
     return made, micro
 
 
@@ -136,8 +238,11 @@ def _zero(values: Values, stage: int, sizes: dict[str, int]) -> None:
         values.idle(named(_LIGHT), "with ZeRO-3")
     if stage and not values.flag(f"{ZERO}.{OVERLAP}", stage == 3):
         # `overlap_comm_valid`: where absent, it is on with ZeRO-3 alone.
-        values.say("slow", f"{ZERO}.{OVERLAP}", "is off: gradients are sent between, not beside, backward passes; "
-                                                "estimated as if it were on")  # fmt: skip
+        values.say(
+            "slow",
+            f"{ZERO}.{OVERLAP}",
+            "is off: gradients are sent between, not beside, backward passes; estimated as if it were on",
+        )
     if stage and not values.flag(f"{ZERO}.contiguous_gradients", True):
         values.say("slow", f"{ZERO}.contiguous_gradients", "is off: gradients fragment the memory")
 

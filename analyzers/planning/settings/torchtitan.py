@@ -20,34 +20,101 @@ NO_GRAPHS, RECOMPUTE = "training.disable_cuda_graphs", "activation_checkpoint"
 _MODE, _OPTION = f"{RECOMPUTE}.mode", f"{RECOMPUTE}.selective_ac_option"
 _CONVERTERS, _ASYNC = "model.converters", "compile.enable_async_tensor_parallel"
 
-SETTINGS = frozenset((
-    REPLICATE, SHARD, TENSOR, CONTEXT, PIPELINE, EXPERT, RESHARD, SCHEDULE, PIPELINE_MICRO, PER_STAGE, LESS_FIRST,
-    LESS_LAST, LOCAL, BATCH, SEQUENCE, NO_GRAPHS,
-    *(f"parallelism.{key}" for key in (
-        "enable_fsdp_symm_mem", "enable_sequence_parallel", "spmd_backend", "module_fqns_per_model_part",
-        "pipeline_parallel_schedule_csv", "context_parallel_load_balancer", "context_parallel_ptrr_mask_key")),
-    *(f"training.{key}" for key in (
-        "max_norm", "steps", "enable_cpu_offload", "dtype", "mixed_precision_param", "mixed_precision_reduce",
-        "gc_freq", "gc_debug")),
-))  # fmt: skip
+SETTINGS = frozenset(
+    (
+        REPLICATE,
+        SHARD,
+        TENSOR,
+        CONTEXT,
+        PIPELINE,
+        EXPERT,
+        RESHARD,
+        SCHEDULE,
+        PIPELINE_MICRO,
+        PER_STAGE,
+        LESS_FIRST,
+        LESS_LAST,
+        LOCAL,
+        BATCH,
+        SEQUENCE,
+        NO_GRAPHS,
+        *(
+            f"parallelism.{key}"
+            for key in (
+                "enable_fsdp_symm_mem",
+                "enable_sequence_parallel",
+                "spmd_backend",
+                "module_fqns_per_model_part",
+                "pipeline_parallel_schedule_csv",
+                "context_parallel_load_balancer",
+                "context_parallel_ptrr_mask_key",
+            )
+        ),
+        *(
+            f"training.{key}"
+            for key in (
+                "max_norm",
+                "steps",
+                "enable_cpu_offload",
+                "dtype",
+                "mixed_precision_param",
+                "mixed_precision_reduce",
+                "gc_freq",
+                "gc_debug",
+            )
+        ),
+    )
+)
 """All of 0.3's parts `parallelism` and `training`."""
 _RENAMED = {
     "training.batch_size": LOCAL,
-    "training.data_parallel_replicate_degree": REPLICATE, "training.data_parallel_shard_degree": SHARD,
-    "training.tensor_parallel_degree": TENSOR, "experimental.context_parallel_degree": CONTEXT,
-    "experimental.pipeline_parallel_degree": PIPELINE, "experimental.pipeline_parallel_schedule": SCHEDULE,
-    "experimental.enable_async_tensor_parallel": _ASYNC, "parallelism.enable_async_tensor_parallel": _ASYNC,
-    "training.compile": "compile.enable", "parallelism.pipeline_parallel_split_points": "",
-    "parallelism.context_parallel_rotate_method": "", "parallelism.disable_loss_parallel": "",
-    "parallelism.enable_compiled_autograd": "", "parallelism.expert_tensor_parallel_degree": "",
-}  # fmt: skip
+    "training.data_parallel_replicate_degree": REPLICATE,
+    "training.data_parallel_shard_degree": SHARD,
+    "training.tensor_parallel_degree": TENSOR,
+    "experimental.context_parallel_degree": CONTEXT,
+    "experimental.pipeline_parallel_degree": PIPELINE,
+    "experimental.pipeline_parallel_schedule": SCHEDULE,
+    "experimental.enable_async_tensor_parallel": _ASYNC,
+    "parallelism.enable_async_tensor_parallel": _ASYNC,
+    "training.compile": "compile.enable",
+    "parallelism.pipeline_parallel_split_points": "",
+    "parallelism.context_parallel_rotate_method": "",
+    "parallelism.disable_loss_parallel": "",
+    "parallelism.enable_compiled_autograd": "",
+    "parallelism.expert_tensor_parallel_degree": "",
+}
 """Settings of earlier versions, and what 0.3 calls them; empty for those that it lacks."""
-_PARTS = frozenset((
-    "job", "profiling", "profiler", "metrics", "model", "model_spec", "optimizer", "lr_scheduler", "checkpoint",
-    "activation_checkpoint", "compile", "float8", "mx", "quantize", "comm", "memory_estimation", "fault_tolerance",
-    "experimental", "validation", "validator", "debug", "override", "loss", "tokenizer", "dataloader", "dump_folder",
-    "hf_assets_path",
-))  # fmt: skip
+_PARTS = frozenset(
+    (
+        "job",
+        "profiling",
+        "profiler",
+        "metrics",
+        "model",
+        "model_spec",
+        "optimizer",
+        "lr_scheduler",
+        "checkpoint",
+        "activation_checkpoint",
+        "compile",
+        "float8",
+        "mx",
+        "quantize",
+        "comm",
+        "memory_estimation",
+        "fault_tolerance",
+        "experimental",
+        "validation",
+        "validator",
+        "debug",
+        "override",
+        "loss",
+        "tokenizer",
+        "dataloader",
+        "dump_folder",
+        "hf_assets_path",
+    )
+)
 
 
 def model_of(values: Values) -> str:
@@ -83,10 +150,18 @@ def read(values: Values, gpus: int, layers: int, experts: bool) -> Setup:
     layout = None
     if shard and wanted in (-1, shard) and local % micro == 0:
         layout = Layout(
-            data, tensor, pipeline, context, expert, _zero(values, shard * context, pipeline), micro, recompute,
-            _chunks(values, pipeline, layers), shard=shard * context if sizes[REPLICATE] > 1 < shard * context else 0,
+            data,
+            tensor,
+            pipeline,
+            context,
+            expert,
+            _zero(values, shard * context, pipeline),
+            micro,
+            recompute,
+            _chunks(values, pipeline, layers),
+            shard=shard * context if sizes[REPLICATE] > 1 < shard * context else 0,
             repeated=repeated,
-        )  # fmt: skip
+        )
     return Setup("torchtitan", layout, batch, precision, values.given(SEQUENCE), not open_, values.remarks)
 
 
@@ -107,8 +182,11 @@ def _batch(values: Values, local: int, data: int) -> int:
         return local * data
     if batch % (local * data):
         made = max(batch // (local * data), 1) * local * data
-        values.say("contradiction", BATCH, f"{batch} is no multiple of local batch {local} x {data} data-parallel "
-                                           f"ranks; estimated with {made}")  # fmt: skip
+        values.say(
+            "contradiction",
+            BATCH,
+            f"{batch} is no multiple of local batch {local} x {data} data-parallel ranks; estimated with {made}",
+        )
         return made
     return batch
 

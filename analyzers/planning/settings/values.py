@@ -120,9 +120,12 @@ class Values:
         return 0
 
     def unknown(
-        self, known: Collection[str], parts: Collection[str], kind: Kind = "unknown",
+        self,
+        known: Collection[str],
+        parts: Collection[str],
+        kind: Kind = "unknown",
         message: str = "is not known here; it was left out of the estimate",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Name what is neither known nor in one of the `parts` of a file that are not looked into."""
         for key in self._flat:
             if key not in known and key.partition(".")[0] not in parts:

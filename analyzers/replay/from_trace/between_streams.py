@@ -19,9 +19,12 @@ _OPTIMIZER = ("Optimizer.step", "gpuscope::optimizer", "optimizer")
 
 
 def between_streams(
-    builder: Builder, ops: Operations, nodes: tuple[Times, Times], delays: Delays,
+    builder: Builder,
+    ops: Operations,
+    nodes: tuple[Times, Times],
+    delays: Delays,
     pairs: dict[tuple[int, int], int],
-) -> None:  # fmt: skip
+) -> None:
     """Operation → one that waited for it, with the ns that the host had between them."""
     delay = np.array([ops.start[dst] - ops.end[src] for src, dst in pairs], np.int64)
     pair = np.array(list(pairs), np.int64).reshape(-1, 2)
@@ -53,9 +56,10 @@ def node_pairs(trace: Trace, ops: Operations) -> dict[tuple[int, int], int]:
     """What nodes of graphs waited for, with the ns of host functions between; the order of a stream says the rest."""
     waits = node_waits(trace, ops.rows)
     return {
-        (src, dst): host for (src, dst), host in waits.items()
+        (src, dst): host
+        for (src, dst), host in waits.items()
         if ops.end[src] <= ops.start[dst] + CLOCK_NS and (host or ops.stream[src] != ops.stream[dst])
-    }  # fmt: skip
+    }
 
 
 def inferred_pairs(
@@ -77,9 +81,10 @@ def inferred_pairs(
         if len(found):
             pairs[int(found[-1]), place] = None
     pairs = {
-        (src, dst): None for src, dst in pairs
+        (src, dst): None
+        for src, dst in pairs
         if ops.work[src] != Kind.COMMUNICATION or waitable[src] <= ops.at[dst] or ops.call[src] == NA
-    }  # fmt: skip
+    }
     pairs.update(_collectives_inputs(ops))
     _waited_collectives(trace, rank, ops, pairs, waitable)
     return pairs

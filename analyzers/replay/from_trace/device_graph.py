@@ -181,10 +181,14 @@ def _device_nodes(
     places = {code: builder.label(trace.names[code]) for code in dict.fromkeys(copied.tolist())}
     label[memory] = [places[code] for code in copied.tolist()]
     columns = {
-        "lane": ops.stream, "step": step_of, "work": ops.work, "call": call, "label": label,
+        "lane": ops.stream,
+        "step": step_of,
+        "work": ops.work,
+        "call": call,
+        "label": label,
         "bytes": np.where(memory, np.maximum(trace["device_events"].at("bytes", ops.rows), 0), 0),
         **_of_kernels(trace, ops),
-    }  # fmt: skip
+    }
     of = np.repeat(np.arange(len(ops.rows)), 1 + collective)
     transfer = np.append(False, of[1:] == of[:-1])
     arrival = collective[of] & ~transfer
@@ -198,9 +202,7 @@ def _device_nodes(
     return first, first + collective
 
 
-def _calls(
-    trace: Trace, builder: Builder, ops: Operations, step_of: Times, behind: Spans, begun: Times
-) -> list[int]:  # fmt: skip
+def _calls(trace: Trace, builder: Builder, ops: Operations, step_of: Times, behind: Spans, begun: Times) -> list[int]:
     """The place of the call of each collective among the operations, or `NONE`. Backward passes were `begun` then."""
     row_of = {event: row for row, event in enumerate(trace["collectives"]["event"].tolist()) if event != NA}
     in_backward = measure_within(behind, ops.at, ops.at + 1) > 0
@@ -243,10 +245,13 @@ def _of_kernels(trace: Trace, ops: Operations) -> dict[str, Times]:
     facts, rows = kernel_facts(trace), ops.rows
     kernel = ops.work == Kind.COMPUTE
     traits = (
-        (Trait.LAYOUT, facts.layout[rows]), (Trait.ATTENTION, facts.attention[rows]),
-        (Trait.FLASH_2, facts.flash_2[rows]), (Trait.ODD, facts.odd[rows] > 0),
-        (Trait.GRADIENT_COPY, facts.gradient_copy[rows]), (Trait.BY_MEMORY, facts.roofs.by_memory[rows]),
-    )  # fmt: skip
+        (Trait.LAYOUT, facts.layout[rows]),
+        (Trait.ATTENTION, facts.attention[rows]),
+        (Trait.FLASH_2, facts.flash_2[rows]),
+        (Trait.ODD, facts.odd[rows] > 0),
+        (Trait.GRADIENT_COPY, facts.gradient_copy[rows]),
+        (Trait.BY_MEMORY, facts.roofs.by_memory[rows]),
+    )
     found = sum(trait * own.astype(np.int64) for trait, own in traits)
     columns = {
         "category": facts.category,

@@ -34,9 +34,10 @@ def with_gradients(
     at, elements = gradients_of.at, gradients_of.elements
     hooked = in_hooks(hooks, issued)
     reducing = [
-        place for place in np.argsort(issued, kind="stable").tolist()
+        place
+        for place in np.argsort(issued, kind="stable").tolist()
         if calls[place].op == "all_reduce" or (calls[place].op == "reduce_scatter" and not hooked[place])
-    ]  # fmt: skip
+    ]
     ready = np.searchsorted(at, issued, "right")
     found = list(calls)
     first = np.searchsorted(at, begun, "right")
@@ -61,9 +62,14 @@ def with_gradients(
 
 
 def _by_issue(
-    places: Sequence[int], hooked: Mask, ready: Times, since: tuple[int, Times], gradients: tuple[Times, Times],
-    calls: Sequence[Call], issued: Times,
-) -> Iterator[tuple[int, tuple[Gradient, ...]]]:  # fmt: skip
+    places: Sequence[int],
+    hooked: Mask,
+    ready: Times,
+    since: tuple[int, Times],
+    gradients: tuple[Times, Times],
+    calls: Sequence[Call],
+    issued: Times,
+) -> Iterator[tuple[int, tuple[Gradient, ...]]]:
     """Of collectives in order of issue, each with what became ready since the one before (at first: `since` a place),
     of its own pass if that makes up its bytes."""
     (at, elements), (low, own_pass) = gradients, since

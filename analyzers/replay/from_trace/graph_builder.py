@@ -31,10 +31,20 @@ from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
 
 ISSUES = (
-    "c10d::allreduce", "c10d::allgather", "c10d::_allgather", "c10d::reduce_scatter", "c10d::_reduce_scatter",
-    "c10d::broadcast", "c10d::reduce_", "c10d::gather", "c10d::scatter", "c10d::alltoall", "c10d::barrier",
-    "c10d::send", "c10d::recv",
-)  # fmt: skip
+    "c10d::allreduce",
+    "c10d::allgather",
+    "c10d::_allgather",
+    "c10d::reduce_scatter",
+    "c10d::_reduce_scatter",
+    "c10d::broadcast",
+    "c10d::reduce_",
+    "c10d::gather",
+    "c10d::scatter",
+    "c10d::alltoall",
+    "c10d::barrier",
+    "c10d::send",
+    "c10d::recv",
+)
 """Operators that issue a collective."""
 _BACKWARD = (EVALUATED, "gpuscope::backward")
 
@@ -112,10 +122,17 @@ class Builder:
             named[:, place] = [self.label(text) for text in texts]
         columns = {name: np.where(behind, 0, measure_within(own, begin, end)[point]) for name, own in parts.items()}
         first = self.add(
-            np.where(behind, Node.WAIT, Node.HOST), len(point), dur=high - low, start=low, end=high,
-            step=points.step[point], label=named[0], site=named[1],
-            thread=points.threads[point], **columns,
-        )  # fmt: skip
+            np.where(behind, Node.WAIT, Node.HOST),
+            len(point),
+            dur=high - low,
+            start=low,
+            end=high,
+            step=points.step[point],
+            label=named[0],
+            site=named[1],
+            thread=points.threads[point],
+            **columns,
+        )
         self.nodes["release"][first] = origin
         chain = np.arange(first, first + len(point))
         self.join(chain[:-1], chain[1:], 0, Edge.PROGRAM)
@@ -127,9 +144,11 @@ class Builder:
         edges = {name: np.concatenate([part[name] for part in parts]) for name in EDGE_COLUMNS}
         return Graph(
             {name: compact(column) for name, column in self.nodes.items()},
-            edges, tuple(self.calls), tuple(self.labels),
+            edges,
+            tuple(self.calls),
+            tuple(self.labels),
             {self.rank: np.array(marks, np.int64)},
-        )  # fmt: skip
+        )
 
 
 def causes(trace: Trace, rows: Times, threads: Times) -> dict[str, Spans]:
@@ -204,8 +223,13 @@ def call_of(trace: Trace, row: int, behind: bool) -> Call:
     size, members, group = int(table["bytes"][row]), int(table["group_size"][row]), int(table["group"][row])
     basis = int(table["size_basis"][row])
     return Call(
-        rank=int(table["rank"][row]), op=names[int(table["op"][row])], start=int(table["start"][row]),
-        end=int(table["end"][row]), bytes=None if size == NA else size,
-        group="" if group == NO_NAME else names[group], group_size=None if members == NA else members, backward=behind,
+        rank=int(table["rank"][row]),
+        op=names[int(table["op"][row])],
+        start=int(table["start"][row]),
+        end=int(table["end"][row]),
+        bytes=None if size == NA else size,
+        group="" if group == NO_NAME else names[group],
+        group_size=None if members == NA else members,
+        backward=behind,
         size_basis="" if basis == NO_NAME else names[basis],
-    )  # fmt: skip
+    )

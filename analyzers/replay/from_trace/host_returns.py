@@ -80,8 +80,10 @@ def _labels(trace: Trace, calls: Times, rows: Times) -> list[str]:
     operators[rows] = host["category"][rows] == Category.OP
     inner = innermost(host, operators, host["thread"][calls], host["start"][calls])
     found: list[str] = []
-    tops = {thread: outermost(host, np.flatnonzero(operators & (host["thread"] == thread)))
-            for thread in np.unique(host["thread"][calls]).tolist()}  # fmt: skip
+    tops = {
+        thread: outermost(host, np.flatnonzero(operators & (host["thread"] == thread)))
+        for thread in np.unique(host["thread"][calls]).tolist()
+    }
     for call, own in zip(calls.tolist(), inner.tolist(), strict=True):
         top = tops[int(host["thread"][call])]
         at = int(np.searchsorted(host["start"][top], host["start"][call], "right")) - 1
@@ -93,7 +95,7 @@ def _labels(trace: Trace, calls: Times, rows: Times) -> list[str]:
 
 def waits(
     trace: Trace, builder: Builder, ops: Operations, last: list[int], waiters: list[int], returns: Returns
-) -> None:  # fmt: skip
+) -> None:
     """Operation → the call that waited for it: on each stream the last one launched before and done by then. `last`:
     the node of each operation that ends with it; `waiters`: that of each call."""
     copied = {int(call): place for place, call in enumerate(ops.launch.tolist()) if call != NA}

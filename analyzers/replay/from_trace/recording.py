@@ -76,10 +76,11 @@ def with_fixed_shares(
 ) -> list[Recorded]:
     """What was recorded of the lanes, with the shares of a pipeline's computations that its `operations` tell."""
     return [
-        entry if entry.graph is None
+        entry
+        if entry.graph is None
         else replace(entry, fixed=_fixed(trace, view, operations), pauses=_pauses(trace, view, operations))
         for entry, view in zip(recorded, lanes, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def not_recorded(ranks: Iterable[int]) -> list[Recorded]:
@@ -110,11 +111,16 @@ def _record(trace: Trace, view: LaneView, devices: int, ranks: int) -> Recorded:
     numbers = tuple(step.step for step in kept.steps)
     alone = window(trace, view) if len(numbers) < STEPS_WANTED and ranks > 1 else kept
     return Recorded(
-        rank, graph, numbers, steps, closed=kept.closed, loader_processes=processes,
+        rank,
+        graph,
+        numbers,
+        steps,
+        closed=kept.closed,
+        loader_processes=processes,
         generation="" if view.lane.device == NA else _generation(trace, rank),
         core_waits=_core_waits(trace, rank, numbers),
         cut=alone is not None and len(alone.steps) > len(numbers),
-    )  # fmt: skip
+    )
 
 
 def _graph(trace: Trace, view: LaneView, kept: Window) -> Graph:

@@ -198,8 +198,9 @@ class _Waits:
         found: list[tuple[int, int, str]] = []
         for thread in self.threads.tolist():
             top = outermost(host, picked[host["thread"][picked] == thread])
-            found += [(int(host["start"][row]), int(host["end"][row]), names[int(host["name"][row])])
-                      for row in top.tolist()]  # fmt: skip
+            found += [
+                (int(host["start"][row]), int(host["end"][row]), names[int(host["name"][row])]) for row in top.tolist()
+            ]
         return found
 
     def _pauses(self) -> list[tuple[int, int, str]]:
@@ -248,10 +249,16 @@ def _carry_out(trace: Trace, builder: Builder, collectives: Collectives, issuers
     of, arrives = np.repeat(np.arange(count), 2), np.arange(2 * count) % 2 == 0
     start_of, end_of = collectives.start[of], np.where(arrives, collectives.start[of], collectives.end[of])
     low = builder.add(
-        np.where(arrives, Node.ARRIVAL, Node.TRANSFER), 2 * count, dur=end_of - start_of, start=start_of, end=end_of,
-        lane=collectives.thread[of], call=np.array(calls, np.int64)[of], work=int(Kind.COMMUNICATION),
+        np.where(arrives, Node.ARRIVAL, Node.TRANSFER),
+        2 * count,
+        dur=end_of - start_of,
+        start=start_of,
+        end=end_of,
+        lane=collectives.thread[of],
+        call=np.array(calls, np.int64)[of],
+        work=int(Kind.COMMUNICATION),
         step=builder.nodes["step"][issuers][of],
-    )  # fmt: skip
+    )
     columns = (collectives.start, collectives.end, collectives.issued, collectives.thread, collectives.worker, issuers)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for arrival, (start, end, issued, thread, worker, issuer) in zip(range(low, low + 2 * count, 2), rows, strict=True):
@@ -269,9 +276,13 @@ def _carry_out(trace: Trace, builder: Builder, collectives: Collectives, issuers
 
 
 def _wait(
-    trace: Trace, builder: Builder, collectives: Collectives, waits: list[Wait], waiters: list[int],
+    trace: Trace,
+    builder: Builder,
+    collectives: Collectives,
+    waits: list[Wait],
+    waiters: list[int],
     chain: tuple[Times, Times, Points],
-) -> None:  # fmt: skip
+) -> None:
     transfers = np.flatnonzero(builder.nodes["kind"] == Node.TRANSFER)
     transfer_of = dict(zip(builder.nodes["call"][transfers].tolist(), transfers.tolist(), strict=True))
     reached = [max((int(collectives.end[place]) for place in wait.sources), default=NA) for wait in waits]
@@ -287,9 +298,13 @@ def _wait(
 
 
 def _unseen(
-    trace: Trace, builder: Builder, collectives: Collectives, places: list[int], transfer_of: dict[int, int],
+    trace: Trace,
+    builder: Builder,
+    collectives: Collectives,
+    places: list[int],
+    transfer_of: dict[int, int],
     chain: tuple[Times, Times, Points],
-) -> None:  # fmt: skip
+) -> None:
     """What was done in time, so that its wait left no mark: the optimizer, or the end, can't do without."""
     host, (own, ends, points) = trace["host_events"], chain
     named = own[trace.names.matching(lambda name: name.startswith(_OPTIMIZER))[host["name"][own]]]

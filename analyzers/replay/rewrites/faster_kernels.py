@@ -87,8 +87,9 @@ def precision(graph: Graph, change: Precision, setting: Setting) -> Rewritten:
         peaks.append(f"{times:.1f} times the {name.upper()} peak")
         # Of today's peak, as counted from shapes; else as such products usually do, then never better than now.
         reached = REACHED_SINGLE if name == precisions.SINGLE else REACHED
-        least = np.where(floor > 0, floor / REACHED[setting.bias],
-                         dur * max(reached[setting.bias] / REACHED[setting.bias], 1.0))  # fmt: skip
+        least = np.where(
+            floor > 0, floor / REACHED[setting.bias], dur * max(reached[setting.bias] / REACHED[setting.bias], 1.0)
+        )
         wanted = np.maximum(least / times, np.minimum(LEAST_NS, dur))
         new = np.where(own, np.minimum(dur, wanted), new)
         scaled = np.where(own, np.rint(floor / times), scaled)
@@ -108,9 +109,13 @@ def precision(graph: Graph, change: Precision, setting: Setting) -> Rewritten:
         precision=np.where(products, PRECISIONS.index(change.to), now), floor=scaled.astype(np.int64)
     )
     shown = "" if setting.gpu else f" on the typical GPU of the generation that kernels show ({setting.generation})"
-    return _shortened(graph, new, f"products at {change.to}, {' and '.join(peaks)}{shown}, of which they reach "
-                      f"{units.whole_share(REACHED[0])} (assumed {units.whole_share(REACHED[1])}–"
-                      f"{units.whole_share(REACHED[-1])}); {how}")  # fmt: skip
+    return _shortened(
+        graph,
+        new,
+        f"products at {change.to}, {' and '.join(peaks)}{shown}, of which they reach "
+        f"{units.whole_share(REACHED[0])} (assumed {units.whole_share(REACHED[1])}–"
+        f"{units.whole_share(REACHED[-1])}); {how}",
+    )
 
 
 def _times_faster(to: str, setting: Setting) -> dict[str, float]:
@@ -154,8 +159,12 @@ def fused_kernels(graph: Graph, change: FusedKernels, setting: Setting) -> Rewri
         gone[own[stay:]] = True
     found = _without_launches(graph, gone, KEPT_LAUNCHES[setting.bias])
     chains = len(np.unique(keys))
-    return _shortened(found, new, f"{units.plural(chains, 'chain')} of {len(rows):,} memory-bound kernels, of each one "
-                      f"kernel in {PER_KERNEL} left, as long as the longest (assumed)")  # fmt: skip
+    return _shortened(
+        found,
+        new,
+        f"{units.plural(chains, 'chain')} of {len(rows):,} memory-bound kernels, of each one "
+        f"kernel in {PER_KERNEL} left, as long as the longest (assumed)",
+    )
 
 
 def padded_products(graph: Graph, change: PaddedProducts, setting: Setting) -> Rewritten:
@@ -165,10 +174,13 @@ def padded_products(graph: Graph, change: PaddedProducts, setting: Setting) -> R
     odd = _of(graph, Trait.ODD, "no product of an odd size whose floor is known ran", floor > 0)
     wanted = np.minimum(dur, floor / PADDED[setting.bias]) if setting.bias <= 0 else dur * (1 - LEAST_PADDED)
     wanted = np.maximum(wanted, LEAST_NS)
-    return _shortened(graph, np.where(odd, np.minimum(dur, wanted), dur),
-                      f"{int(odd.sum()):,} products at {units.whole_share(PADDED[0])} of their FLOPs' or bytes' peak "
-                      f"(assumed: from {units.whole_share(LEAST_PADDED)} shorter to "
-                      f"{units.whole_share(PADDED[-1])})")  # fmt: skip
+    return _shortened(
+        graph,
+        np.where(odd, np.minimum(dur, wanted), dur),
+        f"{int(odd.sum()):,} products at {units.whole_share(PADDED[0])} of their FLOPs' or bytes' peak "
+        f"(assumed: from {units.whole_share(LEAST_PADDED)} shorter to "
+        f"{units.whole_share(PADDED[-1])})",
+    )
 
 
 def nearer_roof(graph: Graph, change: NearerRoof, setting: Setting) -> Rewritten:
@@ -191,9 +203,12 @@ def nearer_roof(graph: Graph, change: NearerRoof, setting: Setting) -> Rewritten
         if change.certain
         else (f"as they are to {units.whole_share(ROOF[-1])}")
     )
-    return _shortened(graph, np.where(own, np.minimum(dur, wanted), dur),
-                      f"{int(own.sum()):,} kernels of {change.operator} at {units.whole_share(typical)} of their roof "
-                      f"(assumed: from {worst})")  # fmt: skip
+    return _shortened(
+        graph,
+        np.where(own, np.minimum(dur, wanted), dur),
+        f"{int(own.sum()):,} kernels of {change.operator} at {units.whole_share(typical)} of their roof "
+        f"(assumed: from {worst})",
+    )
 
 
 def no_layout_conversion(graph: Graph, change: NoLayoutConversion, setting: Setting) -> Rewritten:
@@ -202,9 +217,12 @@ def no_layout_conversion(graph: Graph, change: NoLayoutConversion, setting: Sett
     converts = _of(graph, Trait.LAYOUT, "nothing converts between memory layouts")
     dur, _ = _columns(graph)
     kept = CONVERTED[setting.bias]
-    return _shortened(graph, np.where(converts, dur * kept, dur),
-                      f"{int(converts.sum()):,} conversions gone but for {units.whole_share(CONVERTED[0])} (assumed, "
-                      f"at most {units.whole_share(CONVERTED[1])})")  # fmt: skip
+    return _shortened(
+        graph,
+        np.where(converts, dur * kept, dur),
+        f"{int(converts.sum()):,} conversions gone but for {units.whole_share(CONVERTED[0])} (assumed, "
+        f"at most {units.whole_share(CONVERTED[1])})",
+    )
 
 
 def fused_attention(graph: Graph, change: FusedAttention, setting: Setting) -> Rewritten:
@@ -215,9 +233,12 @@ def fused_attention(graph: Graph, change: FusedAttention, setting: Setting) -> R
     products = attention & np.isin(graph.nodes["category"], codes("gemm"))
     between = attention & ~products
     new = np.where(products, dur * PRODUCTS_KEPT[setting.bias], np.where(between, 0, dur))
-    return _shortened(_without_launches(graph, between, KEPT_LAUNCHES[setting.bias]), new,
-                      f"{int(between.sum())} kernels between the products gone, these {PRODUCTS_KEPT[-1]:g}–"
-                      f"{PRODUCTS_KEPT[1]:g} times as long (assumed)")  # fmt: skip
+    return _shortened(
+        _without_launches(graph, between, KEPT_LAUNCHES[setting.bias]),
+        new,
+        f"{int(between.sum())} kernels between the products gone, these {PRODUCTS_KEPT[-1]:g}–"
+        f"{PRODUCTS_KEPT[1]:g} times as long (assumed)",
+    )
 
 
 def hopper_attention(graph: Graph, change: HopperAttention, setting: Setting) -> Rewritten:
@@ -246,9 +267,12 @@ def fused_optimizer(graph: Graph, change: FusedOptimizer, setting: Setting) -> R
     gone[longest] = False
     gone &= _behind_another(graph, own)
     new = np.where(own, dur * ONE_PASS[setting.bias], dur)
-    return _shortened(_without_launches(graph, gone, OPTIMIZER_LAUNCHES[setting.bias]), new,
-                      f"{len(rows):,} kernels of the optimizer in {units.whole_share(ONE_PASS[0])} of their time (by "
-                      "its passes over memory, 7 of about 20)")  # fmt: skip
+    return _shortened(
+        _without_launches(graph, gone, OPTIMIZER_LAUNCHES[setting.bias]),
+        new,
+        f"{len(rows):,} kernels of the optimizer in {units.whole_share(ONE_PASS[0])} of their time (by "
+        "its passes over memory, 7 of about 20)",
+    )
 
 
 def _behind_another(graph: Graph, own: Mask) -> Mask:
@@ -271,8 +295,11 @@ def gradient_views(graph: Graph, change: GradientViews, setting: Setting) -> Rew
     del change
     copies = _of(graph, Trait.GRADIENT_COPY, "nothing is copied between gradients and buckets")
     dur, _ = _columns(graph)
-    return _shortened(_without_launches(graph, copies, VIEW_LAUNCHES[setting.bias]), np.where(copies, 0, dur),
-                      f"{int(copies.sum())} copies between gradients and buckets gone")  # fmt: skip
+    return _shortened(
+        _without_launches(graph, copies, VIEW_LAUNCHES[setting.bias]),
+        np.where(copies, 0, dur),
+        f"{int(copies.sum())} copies between gradients and buckets gone",
+    )
 
 
 def _columns(graph: Graph) -> tuple[Array, Array]:

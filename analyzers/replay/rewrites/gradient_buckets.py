@@ -145,10 +145,11 @@ def _undisturbed(graph: Graph, calls: list[int], last: set[int]) -> list[int]:
     start, rank = end - graph.nodes["dur"][node], graph.nodes["rank"][node]
     own = np.array(calls)
     free = [
-        call for call in own.tolist()
+        call
+        for call in own.tolist()
         if call in last
         and not bool(((rank[own] == rank[call]) & (start[own] < start[call]) & (end[own] > start[call])).any())
-    ]  # fmt: skip
+    ]
     return free if len(free) >= FEWEST else sorted(last)
 
 

@@ -74,8 +74,9 @@ def cut(graph: Graph, found: Blocks, change: MicroBatches, sizes: Sizes) -> tupl
         ofs.append(np.where(of[own] == NONE, NONE, of[own] + number))
         total += len(own)
     edges = _edges(graph, found, of_node, place)
-    made = replace(graph, nodes={name: np.concatenate(own) for name, own in nodes.items()}, edges=edges,
-                   calls=tuple(calls))  # fmt: skip
+    made = replace(
+        graph, nodes={name: np.concatenate(own) for name, own in nodes.items()}, edges=edges, calls=tuple(calls)
+    )
     return made, Blocks(stages, np.concatenate(ofs))
 
 

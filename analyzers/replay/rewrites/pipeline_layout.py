@@ -110,12 +110,16 @@ class Delays:
         also where one was waited for in a pause, as nothing came later; others hold what each micro-batch costs."""
         pauses: list[Mapping[str, float]] = []
         for stage, own in enumerate(self.pause):
-            pauses.append({
-                kinds: pause * scale if kinds == "FB" and not self._fed(stage, "B")
-                else pause - shorter if self._fed(stage, kinds[1]) and pause >= shorter
-                else pause
-                for kinds, pause in own.items()
-            })  # fmt: skip
+            pauses.append(
+                {
+                    kinds: pause * scale
+                    if kinds == "FB" and not self._fed(stage, "B")
+                    else pause - shorter
+                    if self._fed(stage, kinds[1]) and pause >= shorter
+                    else pause
+                    for kinds, pause in own.items()
+                }
+            )
         return Delays({kind: max(0.0, ns - shorter) for kind, ns in self.message.items()}, pauses)
 
 
@@ -363,8 +367,9 @@ def _behind(stages: Sequence[Sequence[Task | Computation]]) -> dict[Key, str]:
     """Of each computation, the kind of its stage's next one; empty of the last."""
     return {
         one.key: other.kind if other is not None else ""
-        for own in stages for one, other in zip(own, (*own[1:], None), strict=True)
-    }  # fmt: skip
+        for own in stages
+        for one, other in zip(own, (*own[1:], None), strict=True)
+    }
 
 
 def _other(kind: str, chunk: int, micro_batch: int, last_chunk: int) -> tuple[str, int, int] | None:

@@ -31,9 +31,13 @@ REORDERED: tuple[PipelineChange, ...] = (Schedule("gpipe"), Schedule("1f1b"), Ev
 
 
 def moved(
-    graph: Graph, changes: Sequence[PipelineChange], facts: RunFacts, numbers: Sequence[int], counted: Mask,
+    graph: Graph,
+    changes: Sequence[PipelineChange],
+    facts: RunFacts,
+    numbers: Sequence[int],
+    counted: Mask,
     setting: Setting,
-) -> Graph | None:  # fmt: skip
+) -> Graph | None:
     """The graph with these changes; None where it can't hold them. `numbers` are those of the replayed steps."""
     if facts.stages is None or not all(change in REORDERED or isinstance(change, MicroBatches) for change in changes):
         return None

@@ -50,9 +50,16 @@ Bucket = Sequence[Piece]
 
 
 def regrouped(
-    graph: Graph, calls: Sequence[int], cut: Callable[[list[Call]], list[Bucket]], found: Costs, scale: Scale,
-    *, key: Hashable, at_first: bool = False, whole: bool = False,
-) -> Graph:  # fmt: skip
+    graph: Graph,
+    calls: Sequence[int],
+    cut: Callable[[list[Call]], list[Bucket]],
+    found: Costs,
+    scale: Scale,
+    *,
+    key: Hashable,
+    at_first: bool = False,
+    whole: bool = False,
+) -> Graph:
     """The graph with `calls` replaced: `cut` gives, of a step's calls in order, the new ones.
 
     A new one takes so many times what the model expects as the measured ones did. What costs do not change is kept for
@@ -288,7 +295,9 @@ class _Work:
         for node, ns in self.spent.items():
             dur[node] = max(0, int(dur[node]) + ns)
         # A step that began with an old one begins with what holds it now.
-        marks = {rank: np.array([self.replaced.get(node, node) for node in own.tolist()], np.int64)
-                 for rank, own in graph.marks.items()}  # fmt: skip
+        marks = {
+            rank: np.array([self.replaced.get(node, node) for node in own.tolist()], np.int64)
+            for rank, own in graph.marks.items()
+        }
         left = replace(graph.with_nodes(dur=dur).keep_edges(kept), marks=marks)
         return left.add(self.nodes, self.edges, self.calls)

@@ -129,8 +129,9 @@ def _ahead(graph: Graph, passes: Sequence[Sequence[int]]) -> dict[int, int]:
     used = _used(graph, issued)
     return {
         call: sum(used.get(other, NA) > issued[node[call]] for other in own[:place])
-        for own in passes for place, call in enumerate(own)
-    }  # fmt: skip
+        for own in passes
+        for place, call in enumerate(own)
+    }
 
 
 def _used(graph: Graph, issued: Times) -> dict[int, int]:
@@ -176,9 +177,15 @@ def group_modules(graph: Graph, change: GroupModules, setting: Setting) -> Rewri
         if calls:
             scale = scales(graph, calls, found, setting)
             changed = regrouped(
-                changed, calls, partial(_groups, count=change.count, depth=depth), found, scale, key=change,
-                at_first=calls is not scatters, whole=True,
-            )  # fmt: skip
+                changed,
+                calls,
+                partial(_groups, count=change.count, depth=depth),
+                found,
+                scale,
+                key=change,
+                at_first=calls is not scatters,
+                whole=True,
+            )
     return Rewritten(
         changed,
         f"{before} collectives joined {change.count} by {change.count}; {found.basis(graph, parameters)}",

@@ -31,9 +31,10 @@ def gradients(graph: Graph) -> list[int]:
     known = {call.rank for call in graph.calls if call.gradients}
     within = {call.rank for _, call in reductions if call.backward} | known
     calls = [
-        place for place, call in reductions
+        place
+        for place, call in reductions
         if (call.gradients if call.rank in known else call.backward if call.rank in within else call.behind)
-    ]  # fmt: skip
+    ]
     if not calls:
         raise UnreplayableError(
             "gradient communication can't be identified: record operators or ranges of the backward pass, "
@@ -44,10 +45,11 @@ def gradients(graph: Graph) -> list[int]:
         total[graph.calls[place].rank][graph.calls[place].group] += graph.calls[place].bytes or 0
     largest = {rank: max(own, key=lambda group: own[group]) for rank, own in total.items()}
     return [
-        place for place, call in reductions
+        place
+        for place, call in reductions
         if (call.backward or call.gradients or (call.behind and call.rank not in within))
         and call.group == largest.get(call.rank)
-    ]  # fmt: skip
+    ]
 
 
 def steps_of(graph: Graph, calls: Sequence[int]) -> dict[int, int]:
@@ -107,9 +109,11 @@ def link_speed(graph: Graph, change: LinkSpeed, setting: Setting) -> Rewritten:
     if not ratio:
         raise UnreplayableError("the replayed steps hold no collective of known size: record collective arguments")
     return Rewritten(
-        rescaled(graph, found, ratio), found.basis(graph, list(ratio)), found.provenance(graph, ratio),
+        rescaled(graph, found, ratio),
+        found.basis(graph, list(ratio)),
+        found.provenance(graph, ratio),
         found.lacking(graph, ratio),
-    )  # fmt: skip
+    )
 
 
 def line_rate(graph: Graph, change: LineRate, setting: Setting) -> Rewritten:

@@ -32,10 +32,22 @@ from gpuscope.trace.trace import SourceFile, Trace
 _RECORDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        Part, LaneSummary, StepWindow, StepFacts, HostWork, Breakdown, Result, Attributed, Recorded, Graph, Call,
-        Gradient, SourceFile, Problem,
+        Part,
+        LaneSummary,
+        StepWindow,
+        StepFacts,
+        HostWork,
+        Breakdown,
+        Result,
+        Attributed,
+        Recorded,
+        Graph,
+        Call,
+        Gradient,
+        SourceFile,
+        Problem,
     )
-}  # fmt: skip
+}
 _DTYPES = frozenset(map(np.dtype, ("int64", "int32", "int16", "int8", "uint8", "bool", "float64", "float32")))
 TAG = "·"
 """Key of an object that stands for something JSON has no form for."""
@@ -113,9 +125,12 @@ def _special(value: Any, arrays: list[Array]) -> dict[str, Any]:
         names = list(value.names.names)
         tables = [value[name] for name in SCHEMAS]
         return {
-            TAG: "Trace", "names": names, "tables": [pack(table, arrays) for table in tables],
-            "sources": pack(value.sources, arrays), "problems": pack(value.problems, arrays),
-        }  # fmt: skip
+            TAG: "Trace",
+            "names": names,
+            "tables": [pack(table, arrays) for table in tables],
+            "sources": pack(value.sources, arrays),
+            "problems": pack(value.problems, arrays),
+        }
     if isinstance(value, Table):
         columns = {column.name: value[column.name] for column in value.schema.columns}
         first = _columns(columns, arrays)["n"] if len(value) else None

@@ -38,8 +38,16 @@ _SMALL = 64 << 20
 _LONGEST = 1 << 24
 """Rows that a column of one value may stand for: it takes no room in the file, however long it claims to be."""
 _DAMAGED = (
-    OSError, ValueError, KeyError, EOFError, RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    RuntimeError,
+    SyntaxError,
+    TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """numpy parses a member's header as Python, and twice where it looks like one of Python 2."""
 
 
@@ -53,10 +61,13 @@ def write_part(path: Path, part: Part, steps: tuple[int, int] | None, share: boo
     columns, places = _joined(arrays)
     members = {TREE: _text({"part": tree, "arrays": places}), **columns}
     head = {
-        "format": FORMAT, "digest": digest(members), "gpuscope_version": __version__, "fingerprint": fingerprint(),
+        "format": FORMAT,
+        "digest": digest(members),
+        "gpuscope_version": __version__,
+        "fingerprint": fingerprint(),
         "ranks": part.trace.ranks,
         "steps": list(steps) if steps else None,
-    }  # fmt: skip
+    }
 
     def fill(temporary: Path) -> None:
         with temporary.open("wb") as file:

@@ -15,9 +15,13 @@ from gpuscope.sources.opening import Input, check_one_run, check_ranks_present, 
 
 
 def reduced(
-    items: Sequence[Input], options: Options, out: Path, force: bool, begun: Callable[[str], None] = lambda _: None,
+    items: Sequence[Input],
+    options: Options,
+    out: Path,
+    force: bool,
+    begun: Callable[[str], None] = lambda _: None,
     share: bool = False,
-) -> list[Path]:  # fmt: skip
+) -> list[Path]:
     """Write the part of each input: to `out` if that ends in `.gsr`, else into the folder `out`. With `share` names of
     hosts, users and folders are replaced in them.
 

@@ -52,8 +52,10 @@ def _links(counters: Sequence[CounterTrack], first: int, ranks: Collection[int])
             found.setdefault(f"r{one.rank}" if one.of_gpu else f"n{one.rank}", []).append((number, one))
     sections = {}
     for key, own in found.items():
-        leaves = [_node(f"{key}.c{number}", one.label if one.of_gpu else f"{one.place}: {one.label}", [number])
-                  for number, one in own]  # fmt: skip
+        leaves = [
+            _node(f"{key}.c{number}", one.label if one.of_gpu else f"{one.place}: {one.label}", [number])
+            for number, one in own
+        ]
         of_file = f" (file of rank {own[0][1].rank})" if sum(one[0] == "n" for one in found) > 1 else ""
         title = "Link counters" if key[0] == "r" else f"Network ports{of_file}"
         sections[key] = [_node(f"{key}.links", title, [], own[0][0], key[0] == "n", leaves)]
@@ -106,7 +108,12 @@ def _by_the_way(track: Track) -> bool:
 
 
 def _node(
-    name: str, label: str, rows: list[int], summary: int = -1, is_open: bool = True,
-    children: list[Node] | None = None, beside: int = -1,
-) -> Node:  # fmt: skip
+    name: str,
+    label: str,
+    rows: list[int],
+    summary: int = -1,
+    is_open: bool = True,
+    children: list[Node] | None = None,
+    beside: int = -1,
+) -> Node:
     return Node(id=name, label=label, rows=rows, summary=summary, beside=beside, open=is_open, children=children or [])

@@ -118,9 +118,18 @@ class Track:
 
 
 def make_track(
-    key: str, rank: int, group: Group, label: str, table: TableName, rows: Times, start: Times, end: Times,
-    look: Array, thread: int = NA, depth: int = 0,
-) -> Track:  # fmt: skip
+    key: str,
+    rank: int,
+    group: Group,
+    label: str,
+    table: TableName,
+    rows: Times,
+    start: Times,
+    end: Times,
+    look: Array,
+    thread: int = NA,
+    depth: int = 0,
+) -> Track:
     """A track of events in any order."""
     if bool((np.diff(start) < 0).any()):
         order = np.lexsort((-end, start))
@@ -155,9 +164,18 @@ def stream_tracks(trace: Trace, clock: RunClock, lanes: Sequence[Lane]) -> list[
 
 
 def _track(
-    trace: Trace, clock: RunClock, key: str, rank: int, group: Group, label: str, table: TableName, rows: Times,
-    look: Array, thread: int = NA, depth: int = 0,
-) -> Track:  # fmt: skip
+    trace: Trace,
+    clock: RunClock,
+    key: str,
+    rank: int,
+    group: Group,
+    label: str,
+    table: TableName,
+    rows: Times,
+    look: Array,
+    thread: int = NA,
+    depth: int = 0,
+) -> Track:
     own = trace[table]
     start, end = (clock.common(rank, own.at(column, rows)) for column in ("start", "end"))
     rows = rows.astype(np.int32) if len(own) < 2**31 else rows

@@ -10,9 +10,11 @@ from gpuscope.words.role_names import LABELS
 AS_FAST = 1.15
 """Times as long per token as in the first steps: up to that a role is as fast as before."""
 FIGURES = {
-    "tokens": "the tokens of a step", "response_length_mean": "the mean response length",
-    "response_length_max": "the longest response", "prompt_length_mean": "the mean prompt length",
-}  # fmt: skip
+    "tokens": "the tokens of a step",
+    "response_length_mean": "the mean response length",
+    "response_length_max": "the longest response",
+    "prompt_length_mean": "the mean prompt length",
+}
 
 
 @dataclass(frozen=True)

@@ -119,9 +119,11 @@ class OutlierSteps(Finding):
 
 
 PARTS = {
-    "compute": "computes", "exposed_communication": "waits for communication", "exposed_memory": "copies",
+    "compute": "computes",
+    "exposed_communication": "waits for communication",
+    "exposed_memory": "copies",
     "idle": "idles",
-}  # fmt: skip
+}
 """What a device does in each part of the breakdown."""
 
 

@@ -43,9 +43,13 @@ def _course(entry: LinkCounterEntry, begin: int, length: int) -> Course:
         figures += f", while communication is exposed {units.amount(exposed, entry['unit'])}"
     most = max(entry["course"], default=0.0)
     return Course(
-        entry["place"], entry["counter"], _points(entry, begin, length, most or 1.0), units.amount(most, entry["unit"]),
-        figures, units.duration(length),
-    )  # fmt: skip
+        entry["place"],
+        entry["counter"],
+        _points(entry, begin, length, most or 1.0),
+        units.amount(most, entry["unit"]),
+        figures,
+        units.duration(length),
+    )
 
 
 def _points(entry: LinkCounterEntry, begin: int, length: int, most: float) -> str:

@@ -108,11 +108,13 @@ class Moments:
         near = [own for own in self.spans[rank] if own["start_ns"] < end and own["start_ns"] + own["dur_ns"] > begin]
         spans = [
             Span(
-                x(own["start_ns"]), max(round(x(own["start_ns"] + own["dur_ns"]) - x(own["start_ns"]), 1), 2.0),
-                own is one, f"{units.crop(own['name'], 80)}: {units.duration(own['dur_ns'])}",
+                x(own["start_ns"]),
+                max(round(x(own["start_ns"] + own["dur_ns"]) - x(own["start_ns"]), 1), 2.0),
+                own is one,
+                f"{units.crop(own['name'], 80)}: {units.duration(own['dur_ns'])}",
             )
             for own in near
-        ]  # fmt: skip
+        ]
         paths = [
             (colour, "".join(_columns(shares, y + (row + 1) * ROW)))
             for row, colour, shares in self.busy(rank, begin, end, COLUMNS)

@@ -14,9 +14,13 @@ LEAST = 2.0
 LETTER = 7.2
 DEEPEST = 40
 COLOURS: dict[PlaceKind, str] = {
-    "range": palette.YELLOW, "line": palette.SKY, "module": palette.GREEN, "operator": palette.ORANGE,
-    "kernel": palette.PURPLE, "unknown": palette.GREY,
-}  # fmt: skip
+    "range": palette.YELLOW,
+    "line": palette.SKY,
+    "module": palette.GREEN,
+    "operator": palette.ORANGE,
+    "kernel": palette.PURPLE,
+    "unknown": palette.GREY,
+}
 
 
 @dataclass(frozen=True)

@@ -179,9 +179,12 @@ def _ranks(report: Report) -> list[dict[str, Any]]:
 
 def _bar(label: str, entry: RankEntry, step_ns: int | None) -> dict[str, Any]:
     return {
-        "label": label, "entry": entry, "step_ns": step_ns,
-        "bar": drawing.segments(entry), "words": drawing.shares_of(entry["breakdown_ns"]),
-    }  # fmt: skip
+        "label": label,
+        "entry": entry,
+        "step_ns": step_ns,
+        "bar": drawing.segments(entry),
+        "words": drawing.shares_of(entry["breakdown_ns"]),
+    }
 
 
 def _steps_by_number(report: Report) -> list[dict[str, Any]]:
@@ -212,23 +215,40 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
     """(anchor, words) of the sections below the first screen that this report has."""
     present = {
         "suggestions": bool(report["suggestions"] or report["advice"]["unpredicted"] or report["advice"]["why"]),
-        "findings": bool(report["findings"]), "causes": bool(first.causes), "all-ranks": first.folded > 0,
-        "steps": bool(report["ranks"]), "by-step": bool(report["steps"]), "collectives": bool(report["collectives"]),
-        "compilation": "compilation" in report, "experts": "experts" in report,
-        "serving": "serving" in report, "roles": "roles" in report,
-        "links": bool(report.get("link_counters") or report.get("device_counters")), "kernels": bool(report["kernels"]),
-        "places": bool(report.get("call_tree")), "memory": bool(report.get("memory")),
+        "findings": bool(report["findings"]),
+        "causes": bool(first.causes),
+        "all-ranks": first.folded > 0,
+        "steps": bool(report["ranks"]),
+        "by-step": bool(report["steps"]),
+        "collectives": bool(report["collectives"]),
+        "compilation": "compilation" in report,
+        "experts": "experts" in report,
+        "serving": "serving" in report,
+        "roles": "roles" in report,
+        "links": bool(report.get("link_counters") or report.get("device_counters")),
+        "kernels": bool(report["kernels"]),
+        "places": bool(report.get("call_tree")),
+        "memory": bool(report.get("memory")),
         "doubts": bool(arrangement.doubts(report)),
-    }  # fmt: skip
+    }
     words = {
-        "suggestions": "every change", "findings": "findings and evidence", "causes": "causes",
-        "all-ranks": "all ranks", "steps": "steps over time", "by-step": "step by step, rank by rank",
-        "collectives": "collectives", "compilation": "torch.compile", "experts": "experts",
-        "serving": "serving by phase", "roles": "roles",
-        "links": "links and GPUs over time", "kernels": "kernels", "memory": "memory",
+        "suggestions": "every change",
+        "findings": "findings and evidence",
+        "causes": "causes",
+        "all-ranks": "all ranks",
+        "steps": "steps over time",
+        "by-step": "step by step, rank by rank",
+        "collectives": "collectives",
+        "compilation": "torch.compile",
+        "experts": "experts",
+        "serving": "serving by phase",
+        "roles": "roles",
+        "links": "links and GPUs over time",
+        "kernels": "kernels",
+        "memory": "memory",
         "places": "where in the program",
         "doubts": "what is uncertain",
-    }  # fmt: skip
+    }
     return [(key, words[key]) for key, there in present.items() if there]
 
 

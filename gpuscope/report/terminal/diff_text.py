@@ -12,8 +12,12 @@ from gpuscope.words import units
 from gpuscope.words.vocabulary import BOUND, CLASSES, PARTS
 
 SHOWN = 10
-_STYLE = {"improvement": "bold green", "regression": "bold red", "neutral": "bold yellow",
-          "different_jobs": "bold yellow"}  # fmt: skip
+_STYLE = {
+    "improvement": "bold green",
+    "regression": "bold red",
+    "neutral": "bold yellow",
+    "different_jobs": "bold yellow",
+}
 
 
 def verdict_line(diff: Diff) -> str:
@@ -125,10 +129,15 @@ def _causes(diff: Diff, writer: Writer) -> None:
     if rows:
         writer.heading(f"Causes, per {_unit(diff)} and rank")
         cells = [
-            (CLASSES[row["class"]] if row["class"] else units.NONE, cause_label(row["cause"]),
-             units.duration(row["before_ns"]), units.duration(row["after_ns"]), units.change(row["change_ns"]))
+            (
+                CLASSES[row["class"]] if row["class"] else units.NONE,
+                cause_label(row["cause"]),
+                units.duration(row["before_ns"]),
+                units.duration(row["after_ns"]),
+                units.change(row["change_ns"]),
+            )
             for row in rows
-        ]  # fmt: skip
+        ]
         writer.rows(("<class", "<cause", ">before", ">after", ">change"), cells)
     for word, codes in (
         ("New findings", diff["findings"]["new"]),
@@ -148,11 +157,15 @@ def _collectives(diff: Diff, writer: Writer) -> None:
     cells = []
     for row in rows:
         sides = row["before"], row["after"]
-        cells.append((
-            row["op"], row["group"] or units.NONE, _pair(sides, lambda side: f"{side['count']:.4g}"),
-            _pair(sides, lambda side: units.duration(side["wait_ns"])),
-            _pair(sides, lambda side: units.duration(side["transfer_ns"])),
-        ))  # fmt: skip
+        cells.append(
+            (
+                row["op"],
+                row["group"] or units.NONE,
+                _pair(sides, lambda side: f"{side['count']:.4g}"),
+                _pair(sides, lambda side: units.duration(side["wait_ns"])),
+                _pair(sides, lambda side: units.duration(side["transfer_ns"])),
+            )
+        )
     writer.rows(("~operation", "~group", ">count", ">wait", ">transfer"), cells)
 
 
@@ -162,10 +175,15 @@ def _kernels(diff: Diff, writer: Writer) -> None:
         return
     writer.heading(f"Kernels that moved most, per {_unit(diff)} and rank")
     cells = [
-        (units.duration(row["before_ns"]), units.duration(row["after_ns"]), units.change(row["change_ns"]),
-         units.both(f"{row['before_count']:.4g}", f"{row['after_count']:.4g}"), row["name"])
+        (
+            units.duration(row["before_ns"]),
+            units.duration(row["after_ns"]),
+            units.change(row["change_ns"]),
+            units.both(f"{row['before_count']:.4g}", f"{row['after_count']:.4g}"),
+            row["name"],
+        )
         for row in rows[:SHOWN]
-    ]  # fmt: skip
+    ]
     writer.rows((">before", ">after", ">change", ">count", "~kernel"), cells)
     writer.more(len(rows) - SHOWN)
 
@@ -181,9 +199,10 @@ def _operators(diff: Diff, writer: Writer) -> None:
     for row in rows[:SHOWN]:
         counts = units.both(f"{row['before_count']:.4g}", f"{row['after_count']:.4g}")
         before, after = (
-            (row["before_device_ns"], row["after_device_ns"]) if on_device
+            (row["before_device_ns"], row["after_device_ns"])
+            if on_device
             else (row["before_host_ns"], row["after_host_ns"])
-        )  # fmt: skip
+        )
         change = units.change(row["change_ns"])
         cells.append((units.duration(before), units.duration(after), change, counts, row["name"]))
     writer.rows((">before", ">after", ">change", ">calls", "~operator"), cells)

@@ -33,11 +33,16 @@ def _ranks(ranks: list[dict[str, Any]], writer: Writer) -> None:
     for entry in ranks:
         steps = entry["steps"]
         device = ("CPU" if entry["device_events"] else units.NONE) if entry["device"] is None else str(entry["device"])
-        rows.append((
-            str(entry["rank"]), device, *(entry[key] or units.NONE for key in told),
-            units.count(entry["device_events"]), units.duration(entry["window_ns"]),
-            f"{len(steps)} ({steps[0]}..{steps[-1]})" if steps else "none",
-        ))  # fmt: skip
+        rows.append(
+            (
+                str(entry["rank"]),
+                device,
+                *(entry[key] or units.NONE for key in told),
+                units.count(entry["device_events"]),
+                units.duration(entry["window_ns"]),
+                f"{len(steps)} ({steps[0]}..{steps[-1]})" if steps else "none",
+            )
+        )
     writer.line("")
     writer.rows((">rank", ">device", *(f"~{_NAMES[key]}" for key in told), ">events", ">window", ">steps"), rows)
     for basis in sorted({entry["steps_basis"] for entry in ranks if entry["steps_basis"]}):

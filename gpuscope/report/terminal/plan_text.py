@@ -77,8 +77,11 @@ def _calibration(plan: Plan, writer: Writer) -> None:
 def _scaled(own: PlanScaled, writer: Writer) -> None:
     grown = f"The run itself with dp {own['data_before']} → {own['data_after']}"
     if own["step_ns_after"] is None:
-        writer.line(f"The run itself on {units.plural(own['ranks_after'], 'rank')}: can't tell, because {own['why']}",
-                    indent=2, hang=2)  # fmt: skip
+        writer.line(
+            f"The run itself on {units.plural(own['ranks_after'], 'rank')}: can't tell, because {own['why']}",
+            indent=2,
+            hang=2,
+        )
         return
     writer.line(
         writer.text(f"{grown}: ", "bold"),
@@ -86,8 +89,9 @@ def _scaled(own: PlanScaled, writer: Writer) -> None:
         f"({units.duration(own['low_ns'])} to {units.duration(own['high_ns'])}), "
         f"{units.share(own['efficiency_frac'])} of its throughput per rank; each rank's batch as recorded (weak "
         f"scaling), {own['global_batch']:,} sequences in all",
-        indent=2, hang=2,
-    )  # fmt: skip
+        indent=2,
+        hang=2,
+    )
     for sentence in [own["basis"], *(f"can't tell: {text}" for text in own["untold"])]:
         writer.line(writer.text(sentence, "dim"), indent=4, hang=2)
 
@@ -103,8 +107,12 @@ def _given(plan: Plan, writer: Writer) -> None:
     if own["entry"] is None:
         writer.heading(f"{own['path']} ({_FRAMEWORKS[own['framework']]}): {where}")
     for remark in own["remarks"]:
-        writer.line(writer.text(f"{remark['kind'].replace('_', ' ')}: ", "bold"),
-                    f"{remark['key']} {remark['message']}", indent=2, hang=2)  # fmt: skip
+        writer.line(
+            writer.text(f"{remark['kind'].replace('_', ' ')}: ", "bold"),
+            f"{remark['key']} {remark['message']}",
+            indent=2,
+            hang=2,
+        )
 
 
 def _table(entries: list[PlanEntry], heading: str, writer: Writer) -> None:
@@ -117,9 +125,10 @@ def _table(entries: list[PlanEntry], heading: str, writer: Writer) -> None:
         cells = (
             units.duration(entry["estimate_ns"]),
             units.size(entry["lacks_bytes"]) if lacking else units.share(entry["slower_frac"]),
-            units.share(entry["memory_frac"]), units.duration(sum(entry["exposed_ns"].values())),
+            units.share(entry["memory_frac"]),
+            units.duration(sum(entry["exposed_ns"].values())),
             units.share(entry["bubble_frac"]),
-        )  # fmt: skip
+        )
         table.add_row(*(writer.text(cell) for cell in cells), writer.text(entry["name"]))
     writer.show(table)
 
@@ -133,8 +142,9 @@ def _reasons(entry: PlanEntry, writer: Writer) -> None:
     writer.line(
         f"step: {units.duration(entry['low_ns'])} to {units.duration(entry['high_ns'])}; "
         f"{entry['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, MFU {units.share(entry['mfu_frac'])}",
-        indent=2, hang=2,
-    )  # fmt: skip
+        indent=2,
+        hang=2,
+    )
     parts = ", ".join(f"{part} {units.size(size)}" for part, size in entry["memory_bytes"].items())
     writer.line(f"memory: {parts}", indent=2, hang=2)
     for sentence in entry["why"]:
@@ -149,9 +159,10 @@ def _hangs_on(plan: Plan, writer: Writer) -> None:
     for row in plan["sensitivity"]:
         then = "nothing fits" if row["name"] is None else "the same" if row["same"] else row["name"]
         table.add_row(
-            writer.text(row["change"]), writer.text(f"{row['factor']:.2f}×" if row["name"] else units.NONE),
+            writer.text(row["change"]),
+            writer.text(f"{row['factor']:.2f}×" if row["name"] else units.NONE),
             writer.text(then),
-        )  # fmt: skip
+        )
     writer.show(table)
 
 

@@ -10,9 +10,12 @@ SHOWN = 12
 _SMALL = 0.0005
 """Share of the step below which rows are summed up in one."""
 _WHAT = {
-    "unmatched": "operators of one run only", "overlap": "kernels beside each other",
-    "exposed_communication": "exposed communication", "exposed_memory": "exposed memory", "idle": "idle",
-}  # fmt: skip
+    "unmatched": "operators of one run only",
+    "overlap": "kernels beside each other",
+    "exposed_communication": "exposed communication",
+    "exposed_memory": "exposed memory",
+    "idle": "idle",
+}
 _EXPLAINED = ("what", "before", "after", "change", "work", "peak", "speed")
 NOTE = "work: how much there is to do; peak: what the devices' peaks alone would change; speed: the rest"
 
@@ -50,10 +53,18 @@ def explained_rows(diff: Diff, platform: PlatformChange) -> list[ExplainedChange
     small = [row for row in platform["explained"] if abs(row["change_ns"]) < least]
     if small:
         before, after = (sum(row[key] for row in small) for key in ("before_ns", "after_ns"))
-        shown.append({
-            "what": "operators", "category": f"{len(small)} smaller", "before_ns": before, "after_ns": after,
-            "change_ns": after - before, "work_ns": None, "peak_ns": None, "speed_ns": None,
-        })  # fmt: skip
+        shown.append(
+            {
+                "what": "operators",
+                "category": f"{len(small)} smaller",
+                "before_ns": before,
+                "after_ns": after,
+                "change_ns": after - before,
+                "work_ns": None,
+                "peak_ns": None,
+                "speed_ns": None,
+            }
+        )
     return shown
 
 
@@ -67,8 +78,13 @@ def explained_table(diff: Diff, platform: PlatformChange) -> tuple[tuple[str, ..
 def _explained(row: ExplainedChange) -> tuple[str, ...]:
     label = row["category"] or "other" if row["what"] == "operators" else _WHAT[row["what"]]
     parts = (units.change(row[key]) if row[key] else units.NONE for key in ("work_ns", "peak_ns", "speed_ns"))
-    return (label, units.duration(row["before_ns"]), units.duration(row["after_ns"]), units.change(row["change_ns"]),
-            *parts)  # fmt: skip
+    return (
+        label,
+        units.duration(row["before_ns"]),
+        units.duration(row["after_ns"]),
+        units.change(row["change_ns"]),
+        *parts,
+    )
 
 
 PAIRS = ("before", "after", "% step", "achieved", "% peak", "calls", "operator")

@@ -110,11 +110,16 @@ def _causes(report: Report, writer: Writer) -> None:
     when = "per step" if stepped else "in all"
     everyone = sorted({entry["rank"] for entry in report["ranks"]})
     cells = [
-        (CLASSES[row.class_name] if row.class_name else units.NONE, cause_label(row.cause),
-         units.duration(row.per_step_ns if stepped else row.total_ns), units.share(row.share_frac),
-         "all" if row.ranks == everyone and len(everyone) > 1 else units.ranks(row.ranks))
-        for row in rows if row.share_frac >= FAINT_FRAC
-    ]  # fmt: skip
+        (
+            CLASSES[row.class_name] if row.class_name else units.NONE,
+            cause_label(row.cause),
+            units.duration(row.per_step_ns if stepped else row.total_ns),
+            units.share(row.share_frac),
+            "all" if row.ranks == everyone and len(everyone) > 1 else units.ranks(row.ranks),
+        )
+        for row in rows
+        if row.share_frac >= FAINT_FRAC
+    ]
     if cells:
         writer.rows(("<class", "<cause", f">{when}", ">share", "~affected ranks"), cells)
     if any(row.cause == "straggler" and row.share_frac >= FAINT_FRAC for row in rows):
@@ -173,10 +178,17 @@ def _collectives(report: Report, writer: Writer, shown: int) -> None:
         return
     writer.heading("Collectives")
     cells = [
-        (row["op"], row["group"] or units.NONE, units.count(row["count"]), units.size(row["bytes"]),
-         units.duration(row["wait_ns"]), units.duration(row["transfer_ns"]), units.bandwidth(row["busbw_gbps"]))
+        (
+            row["op"],
+            row["group"] or units.NONE,
+            units.count(row["count"]),
+            units.size(row["bytes"]),
+            units.duration(row["wait_ns"]),
+            units.duration(row["transfer_ns"]),
+            units.bandwidth(row["busbw_gbps"]),
+        )
         for row in rows[:shown]
-    ]  # fmt: skip
+    ]
     writer.rows(("~operation", "~group", ">count", ">bytes", ">wait", ">transfer", ">busbw"), cells)
     writer.more(len(rows) - shown, ELSEWHERE)
 

@@ -109,9 +109,10 @@ def step_title(report: Report) -> str:
 def rank_step_ns(report: Report, entry: RankEntry) -> int | None:
     """The median of one rank's own judged steps, ns; None without steps."""
     own = [
-        step for step in report["steps"]
+        step
+        for step in report["steps"]
         if (step["rank"], step["device"]) == (entry["rank"], entry["device"]) and step["step"] is not None
-    ]  # fmt: skip
+    ]
     steady = [step["dur_ns"] for step in own if step["role"] == "steady"]
     durations = steady if len(steady) > 1 else [step["dur_ns"] for step in own]
     if len(own) == len(durations) == 2:  # two steps in all: half of what they last

@@ -64,8 +64,11 @@ def _after(lines: FirstLines) -> Figure | None:
     if one.bound:
         return Figure("At best", units.duration(one.after), f"{_signed(frac, 0)} at most; not replayed")
     spread = units.span(one.low, one.high, "–")
-    return Figure("After the fix" if lines.label == "fix" else "After the change", units.duration(one.after),
-                  f"{spread}, {_signed(frac, 1)}{doubt(told.get('certain', True))}")  # fmt: skip
+    return Figure(
+        "After the fix" if lines.label == "fix" else "After the change",
+        units.duration(one.after),
+        f"{spread}, {_signed(frac, 1)}{doubt(told.get('certain', True))}",
+    )
 
 
 def _verdict(report: Report, lines: FirstLines) -> list[Figure]:
@@ -104,8 +107,13 @@ def fix_card(lines: FirstLines) -> FixCard | None:
     rows = [("gain", gain_of(told)), ("not replayed", told.get("why_not", ""))]
     rows += [("risk", told.get("risk", "")), ("verify", told.get("verify", ""))]
     typed = setting_words(told)
-    return FixCard(title, told["action"], setting_words(told, now=True), typed if is_copied(typed) else "",
-                   [(label, str(text)) for label, text in rows if text])  # fmt: skip
+    return FixCard(
+        title,
+        told["action"],
+        setting_words(told, now=True),
+        typed if is_copied(typed) else "",
+        [(label, str(text)) for label, text in rows if text],
+    )
 
 
 def gain_of(told: SuggestionEntry | UnpredictedEntry) -> str:

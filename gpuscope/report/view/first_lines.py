@@ -91,9 +91,12 @@ class FirstLines:
     def below(self) -> list[tuple[str, str]]:
         """The lines below the first, each with its label."""
         lines: tuple[tuple[str, str], ...] = (
-            ("why", self.why), (self.label, self.fix), ("sure", self.sure), ("shift", self.shift),
+            ("why", self.why),
+            (self.label, self.fix),
+            ("sure", self.sure),
+            ("shift", self.shift),
             ("apart", self.apart),
-        )  # fmt: skip
+        )
         return [(label, text) for label, text in lines if text]
 
     def text(self) -> str:
@@ -127,9 +130,17 @@ def first_lines(report: Report) -> FirstLines:
     label, fix, told = _fix(report)
     sure, grounds, limits = _sure(report)
     return FirstLines(
-        _failed(report) + _what(report), why_it_is_so(report), fix, label, sure, told, tuple(limits), grounds,
-        _shift(report), _apart(report),
-    )  # fmt: skip
+        _failed(report) + _what(report),
+        why_it_is_so(report),
+        fix,
+        label,
+        sure,
+        told,
+        tuple(limits),
+        grounds,
+        _shift(report),
+        _apart(report),
+    )
 
 
 def _hung(report: Report) -> FirstLines:
@@ -184,8 +195,13 @@ def _of_roles(report: Report) -> FirstLines:
     if bound is None:
         return FirstLines(
             "No verdict: the log times its steps, but no role in them",
-            lower(growth[0]["message"]) if growth else "", TIMERS, "next", "", None, limits,
-        )  # fmt: skip
+            lower(growth[0]["message"]) if growth else "",
+            TIMERS,
+            "next",
+            "",
+            None,
+            limits,
+        )
     what = f"{headline(bound)}: {_cost(report, bound)}"
     beside = (one for one in report["findings"] if one["code"] in ("rollout_tail", "idle_roles"))
     why = next(iter(growth), None) or max(beside, key=lambda one: one["share_frac"], default=None)
@@ -328,9 +344,11 @@ def _part_apart(part: SetApartPart) -> str:
     """`1 warm-up step of 5.005 s (all_reduce waits 5.000 s for rank 2)`."""
     count = part["steps"]
     name = {
-        "setup": "set-up", "warmup": units.plural(count, "warm-up step"), "outlier": units.plural(count, "long step"),
+        "setup": "set-up",
+        "warmup": units.plural(count, "warm-up step"),
+        "outlier": units.plural(count, "long step"),
         "before_shift": f"{units.plural(count, 'step')} before the shift",
-    }[part["role"]]  # fmt: skip
+    }[part["role"]]
     if part["op"] is not None and part["late_rank"] is not None and part["wait_ns"] is not None:
         holds = f"{part['op']} waits {units.duration(part['wait_ns'])} for rank {part['late_rank']}"
     else:

@@ -58,9 +58,10 @@ def ideal_step(entry: IdealEntry, unit: str, ideal_ns: int) -> str:
     """What an ideal step takes and what that rests on; `unit` is «step» or «window»."""
     known = entry.get("bounded_frac", entry["known_frac"])
     kernels = (
-        "kernels at the device's peak" if known >= 0.995 else
-        f"kernels at the device's peak, where their work sets a floor ({units.share(known)} of their time)"
-    )  # fmt: skip
+        "kernels at the device's peak"
+        if known >= 0.995
+        else f"kernels at the device's peak, where their work sets a floor ({units.share(known)} of their time)"
+    )
     communication = entry["communication_ns"]
     linked = ", collectives at link speed beside them" if communication else ""
     hidden = ", collectives hidden" if communication is None else ""

@@ -62,10 +62,17 @@ class Tree:
         for (kind, name), place in sorted(self.below.items(), key=lambda one: (-one[1].total(), one[0])):
             device, exposed, idle = place.own
             number = len(found)
-            found.append({
-                "id": number, "parent": parent, "kind": kind, "name": name, "device_ns": device,
-                "exposed_communication_ns": exposed, "idle_ns": idle,
-            })  # fmt: skip
+            found.append(
+                {
+                    "id": number,
+                    "parent": parent,
+                    "kind": kind,
+                    "name": name,
+                    "device_ns": device,
+                    "exposed_communication_ns": exposed,
+                    "idle_ns": idle,
+                }
+            )
             place._append(found, number)
 
 

@@ -182,8 +182,9 @@ def _changes(report: Report, lines: FirstLines) -> tuple[list[ChangeLine], int]:
     only where nothing else answers what is wrong."""
     predicted = [
         ChangeLine(*_words(one), one["action"], one["predicted"], one.get("certain", True))
-        for one in report["suggestions"] if one is not lines.told
-    ]  # fmt: skip
+        for one in report["suggestions"]
+        if one is not lines.told
+    ]
     advice = report["advice"]["unpredicted"]
     answered = blame.main_finding(report) is None or any(blame.answers(report, one) for one in report["suggestions"])
     none_known = not report["suggestions"]

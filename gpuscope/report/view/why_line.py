@@ -160,6 +160,8 @@ def _transferred(report: Report, main: FindingEntry) -> str:
 
 
 _WORDS: dict[str, Callable[[Report, FindingEntry], str]] = {
-    "launch": _launched, "latency": _small, "bandwidth": _transferred,
-}  # fmt: skip
+    "launch": _launched,
+    "latency": _small,
+    "bandwidth": _transferred,
+}
 """Causes of which a figure says more than a name."""

@@ -13,9 +13,16 @@ from gpuscope.sources.lines import json_object
 from gpuscope.when_used import dataclass
 
 MARKS = (
-    b"timing_s/", b"timing/train/", b"timing/make_experience", b"timing/generation", b"perf/rollout_time",
-    b"perf/train_time", b"perf/step_time", b"profiling/Time taken: ", b"Total step time: ",
-)  # fmt: skip
+    b"timing_s/",
+    b"timing/train/",
+    b"timing/make_experience",
+    b"timing/generation",
+    b"perf/rollout_time",
+    b"perf/train_time",
+    b"perf/step_time",
+    b"profiling/Time taken: ",
+    b"Total step time: ",
+)
 """What stands in a log with timers of roles."""
 OF_A_TRAINER = (b"verl.trainer.main_ppo", b"training/global_step:", b"openrlhf.cli.train_ppo", b"GRPOTrainer")
 """What stands in such a trainer's log even where it has no timers."""
@@ -140,7 +147,7 @@ _GPUS = {
     "rollout": r"rollout[_-]num[_-]gpus(?![_-])",
     "engines": r"vllm[._-]num[_-]engines",
     "engine_size": r"vllm[._-]tensor[_-]parallel[_-]size",
-}  # fmt: skip
+}
 _SETTING = when_used.pattern(
     "|".join(rf"(?P<{name}>(?:{pattern})['\"]?[\s.=:]+(\d+))" for name, pattern in _GPUS.items())
 )

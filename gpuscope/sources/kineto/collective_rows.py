@@ -71,18 +71,20 @@ def add_gloo_collectives(
         members = only.get("pg_size") or info.get("world_size")
         if op == "all_gather" and size != NA and isinstance(members, int):
             size *= members
-        rows.append({
-            "event": NA,
-            "host_event": row,
-            "op": op or "unknown",
-            "group": only.get("pg_name"),
-            "group_description": only.get("pg_desc"),
-            "group_size": members,
-            "group_ranks": _ranks(only.get("ranks")),
-            "bytes": size,
-            "dtype": arguments.types[0] if isinstance(arguments.types, list) and arguments.types else None,
-            **_use(arguments),
-        })  # fmt: skip
+        rows.append(
+            {
+                "event": NA,
+                "host_event": row,
+                "op": op or "unknown",
+                "group": only.get("pg_name"),
+                "group_description": only.get("pg_desc"),
+                "group_size": members,
+                "group_ranks": _ranks(only.get("ranks")),
+                "bytes": size,
+                "dtype": arguments.types[0] if isinstance(arguments.types, list) and arguments.types else None,
+                **_use(arguments),
+            }
+        )
     _add(builder, rank, rows)
 
 

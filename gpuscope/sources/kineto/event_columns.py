@@ -199,8 +199,10 @@ class EventColumns:
         lasts = rows.columns["end"][kernels] - rows.columns["start"][kernels]
         kernels, lasts = kernels[lasts >= LONG_NS], lasts[lasts >= LONG_NS]
         told = decode_arguments(rows.texts(kernels.tolist()), GridArguments)
-        blocks, threads = (np.array([_product(size) for size in sizes], np.int64) for sizes in (
-            [one.grid for one in told], [one.block for one in told]))  # fmt: skip
+        blocks, threads = (
+            np.array([_product(size) for size in sizes], np.int64)
+            for sizes in ([one.grid for one in told], [one.block for one in told])
+        )
         places = small(blocks, lasts)
         columns = {"event": kernels[places] + first, "blocks": blocks[places], "threads": threads[places]}
         self._builder.add("small_grids", len(places), columns)

@@ -33,9 +33,14 @@ _PASSES_ON = when_used.pattern(
 """Operators that use no value of a tensor: communication itself, and other views of the same storage."""
 
 _ATTRIBUTES = {
-    "collective": "collective_name", "dtype": "dtype", "elements_in": "in_msg_nelems", "elements_out": "out_msg_nelems",
-    "group": "pg_name", "description": "pg_desc", "group_size": "pg_size",
-}  # fmt: skip
+    "collective": "collective_name",
+    "dtype": "dtype",
+    "elements_in": "in_msg_nelems",
+    "elements_out": "out_msg_nelems",
+    "group": "pg_name",
+    "description": "pg_desc",
+    "group_size": "pg_size",
+}
 """Fields of `CommunicationArguments` by the attribute of a `record_param_comms` node that says the same."""
 
 
@@ -97,8 +102,11 @@ def _add_uses(columns: EventColumns, records: np.ndarray, found: Mapping[int, Ca
     for row, arguments in called:
         own = integer(arguments.record)
         written = found[own].touches if own in found else ()
-        later = [numbers[place] for storage in written if (numbers := readers.get(storage))
-                 and (place := bisect_right(numbers, own)) < len(numbers)]  # fmt: skip
+        later = [
+            numbers[place]
+            for storage in written
+            if (numbers := readers.get(storage)) and (place := bisect_right(numbers, own)) < len(numbers)
+        ]
         if later:
             first = min(later)
             arguments.first_use, arguments.first_use_after = found[first].name, at[first] - int(starts[row])
@@ -109,9 +117,13 @@ def _add_shapes(builder: TraceBuilder, linked: Sequence[tuple[int, Call]]) -> No
         return [builder.names.code(msgspec.json.encode(value).decode()) for value in values]
 
     inputs = [call.inputs for _, call in linked]
-    builder.add("shapes", len(linked), {
-        "event": np.array([row for row, _ in linked], np.int64),
-        "dims": codes(one.dims for one in inputs),
-        "types": codes(one.types for one in inputs),
-        "concrete": codes(one.concrete for one in inputs),
-    })  # fmt: skip
+    builder.add(
+        "shapes",
+        len(linked),
+        {
+            "event": np.array([row for row, _ in linked], np.int64),
+            "dims": codes(one.dims for one in inputs),
+            "types": codes(one.types for one in inputs),
+            "concrete": codes(one.concrete for one in inputs),
+        },
+    )

@@ -22,10 +22,18 @@ from gpuscope.trace.naming import kinds
 from gpuscope.trace.schema import MOST_RANKS, NA, Category
 
 # gpu_user_annotation repeats a host range on the device's clock: not work. Other categories are reported below.
-_KNOWN_NO_WORK = frozenset({
-    "gpu_user_annotation", "trace", "cuda_event", "external_correlation", "mtia_insight", "graph_event_node",
-    "graph_host_node", "",
-})  # fmt: skip
+_KNOWN_NO_WORK = frozenset(
+    {
+        "gpu_user_annotation",
+        "trace",
+        "cuda_event",
+        "external_correlation",
+        "mtia_insight",
+        "graph_event_node",
+        "graph_host_node",
+        "",
+    }
+)
 
 
 class RecordedRun:

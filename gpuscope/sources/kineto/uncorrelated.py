@@ -107,9 +107,13 @@ def _external_ids(rows: Rows) -> list[int]:
 
 
 def _by_arrows(
-    found: _Found, columns: EventColumns, host: dict[str, Column], calls: Column, device: dict[str, Column],
+    found: _Found,
+    columns: EventColumns,
+    host: dict[str, Column],
+    calls: Column,
+    device: dict[str, Column],
     of_event: Column,
-) -> None:  # fmt: skip
+) -> None:
     """An arrow leads from a time within a call on its thread to the start of work on its stream."""
     if not found.heads:
         return
@@ -133,9 +137,14 @@ def _by_arrows(
 
 
 def _by_external_id(
-    found: _Found, names: NamePool, host: dict[str, Column], calls: Column, device: dict[str, Column], events: Column,
+    found: _Found,
+    names: NamePool,
+    host: dict[str, Column],
+    calls: Column,
+    device: dict[str, Column],
+    events: Column,
     of_event: Column,
-) -> None:  # fmt: skip
+) -> None:
     """Operators pass their id on to all their calls: it tells whose work an event is only where one launch (for copies
     and memsets one such call) holds it."""
     if len(found.device) != len(device["start"]) or len(found.host) != len(host["start"]):
@@ -147,8 +156,10 @@ def _by_external_id(
     kernel = device["kind"] != Kind.MEMORY
     memset = np.array(found.sets, np.bool_)
     groups: tuple[tuple[Mask, Mask], ...] = (
-        (launching, kernel), (~launching & setting, memset), (~launching & ~setting, ~kernel & ~memset)
-    )  # fmt: skip
+        (launching, kernel),
+        (~launching & setting, memset),
+        (~launching & ~setting, ~kernel & ~memset),
+    )
     for of_calls, of_device in groups:
         own = calls[of_calls & (found.host[calls] != NA)]
         ids, first, counts = np.unique(found.host[own], return_index=True, return_counts=True)

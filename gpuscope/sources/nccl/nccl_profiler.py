@@ -110,8 +110,11 @@ def _collectives(
         builder.add("measurements", 1, row)
     for (op, size, algorithm, protocol, channels), count in chosen.items():
         names = {"op": code(op), "algorithm": code(algorithm), "protocol": code(protocol)}
-        builder.add("choices", 1, {**names, "bytes": size, "channels": channels, "ranks": count, "count": count,
-                                   "source": source})  # fmt: skip
+        builder.add(
+            "choices",
+            1,
+            {**names, "bytes": size, "channels": channels, "ranks": count, "count": count, "source": source},
+        )
     return incomplete
 
 

@@ -83,9 +83,11 @@ class HostSlices:
         by_message = own[:, FLAGS] & BY_MESSAGE != 0
         name = reading.names(packets, rows, lambda row: text(packets.message(row).track_event.name))
         category = reading.looked_up(
-            packets, rows, CATEGORY, lambda interned: {number: self._category(told)
-                                                       for number, told in interned.categories.items()}
-        )  # fmt: skip
+            packets,
+            rows,
+            CATEGORY,
+            lambda interned: {number: self._category(told) for number, told in interned.categories.items()},
+        )
         for place in np.flatnonzero(by_message & (category == MISSING)).tolist():
             event = packets.message(int(rows[place])).track_event
             if event.categories and not event.category_iids:
@@ -106,9 +108,15 @@ class HostSlices:
             self._told.append(as_json(arguments(packets.message(int(rows[place])).track_event.debug_annotations)))
         shaped = ~plain & (self._is_shaped(name) != 0)
         # A copy: a view would keep all columns of the block.
-        return {"track": own[:, TRACK].copy(), "start": reading.times(packets, rows), "name": name,
-                "category": category.astype(np.int16), "number": number, "told": told,
-                **self._inputs(packets, rows, shaped, by_message)}  # fmt: skip
+        return {
+            "track": own[:, TRACK].copy(),
+            "start": reading.times(packets, rows),
+            "name": name,
+            "category": category.astype(np.int16),
+            "number": number,
+            "told": told,
+            **self._inputs(packets, rows, shaped, by_message),
+        }
 
     def _category(self, name: str) -> int:
         return self._categories.setdefault(name, len(self._categories))

@@ -75,9 +75,16 @@ class PftraceSource:
         header = {"distributedInfo": state.world}
         # This back end is CUPTI's: there was a device, even where nothing ran on it.
         run = RecordedRun(
-            builder, columns, path, header, fmt=self.name, dropped_records=found.dropped, on_device=True,
-            named_rank=options.first_rank, cut_off=bool(cut_off),
-        )  # fmt: skip
+            builder,
+            columns,
+            path,
+            header,
+            fmt=self.name,
+            dropped_records=found.dropped,
+            on_device=True,
+            named_rank=options.first_rank,
+            cut_off=bool(cut_off),
+        )
         run.finish(found.events)
 
 

@@ -78,8 +78,11 @@ class RenderStages:
             rows: dict[int, int] = {}
             for ids, places in self._ids:
                 rows.update(zip(ids.tolist(), places.tolist(), strict=True))
-            edges = [(rows[one], rows[other]) for one, other in np.concatenate(self._waits).tolist()
-                     if one in rows and other in rows]  # fmt: skip
+            edges = [
+                (rows[one], rows[other])
+                for one, other in np.concatenate(self._waits).tolist()
+                if one in rows and other in rows
+            ]
             spent = {-1 - place: ns for place, ns in enumerate(self._helpers)}
             self._reading.columns.dependencies += dependencies(edges, spent)
 

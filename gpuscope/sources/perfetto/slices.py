@@ -116,6 +116,7 @@ def _codes(*columns: Array) -> list[Array]:
     codes = np.arange(len(known), dtype=np.int32)
     return [
         constant(np.searchsorted(known, column[0]), len(column), np.int32)
-        if is_constant(column) else mapped(column, known, codes)
+        if is_constant(column)
+        else mapped(column, known, codes)
         for column in columns
-    ]  # fmt: skip
+    ]

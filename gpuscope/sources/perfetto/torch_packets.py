@@ -28,9 +28,23 @@ from gpuscope.sources.perfetto.render_stages import RenderStages
 from gpuscope.sources.perfetto.sequence_state import counter_names
 from gpuscope.trace.builder import TraceBuilder
 
-_STRUCTURE = frozenset({"clock_snapshot", "track_descriptor", "interned_data", "trace_packet_defaults", "trace_config",
-                        "system_info", "trace_stats", "timestamp", "timestamp_clock_id", "sequence", "sequence_flags",
-                        "incremental_state_cleared", "previous_packet_dropped"})  # fmt: skip
+_STRUCTURE = frozenset(
+    {
+        "clock_snapshot",
+        "track_descriptor",
+        "interned_data",
+        "trace_packet_defaults",
+        "trace_config",
+        "system_info",
+        "trace_stats",
+        "timestamp",
+        "timestamp_clock_id",
+        "sequence",
+        "sequence_flags",
+        "incremental_state_cleared",
+        "previous_packet_dropped",
+    }
+)
 _NO_EVENT = (PacketKind.STRUCTURE, PacketKind.UNDECODABLE)
 
 

@@ -165,11 +165,16 @@ class _Reader:
             history = [entry for entry in _list(block.get("history")) if isinstance(entry, dict)]
             requested = _number(block.get("requested_size", history[0].get("real_size") if history else None))
             frames = block.get("frames") or (history[0].get("frames") if history else None)
-            rows.append({
-                "segment": row, "address": address if recorded == NA else recorded, "bytes": size,
-                "requested": requested if state != BlockState.INACTIVE else NA, "state": int(state),
-                "frames": self._frames(frames),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "segment": row,
+                    "address": address if recorded == NA else recorded,
+                    "bytes": size,
+                    "requested": requested if state != BlockState.INACTIVE else NA,
+                    "state": int(state),
+                    "frames": self._frames(frames),
+                }
+            )
             address = min(address + size, _LIMIT)
         return rows
 
@@ -186,11 +191,17 @@ class _Reader:
                 continue
             time = _number(entry.get("time_us"))
             time = time * NS_PER_US if 0 <= time < _TIME_LIMIT else NA
-            rows.append({
-                "action": int(action), "address": address, "bytes": size, "stream": _or_0(entry.get("stream")),
-                "time": time, "device_free": _number(entry.get("device_free")),
-                "frames": self._frames(entry.get("frames")),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "action": int(action),
+                    "address": address,
+                    "bytes": size,
+                    "stream": _or_0(entry.get("stream")),
+                    "time": time,
+                    "device_free": _number(entry.get("device_free")),
+                    "frames": self._frames(entry.get("frames")),
+                }
+            )
         self._add("allocator_events", rows, {"rank": self.rank, "source": source, "device": device})
 
     def _add(self, table: str, rows: Sequence[Mapping[str, Any]], common: Mapping[str, int]) -> int:

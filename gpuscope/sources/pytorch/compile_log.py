@@ -238,16 +238,22 @@ def _row(builder: TraceBuilder, log: Log, rank: int, frame: int, nth: int, one: 
     callers = [f"{file}:{line}" for file, line in stack[:-1] if not _TORCH_FILE.search(file)]
     line = told.get("co_firstlineno")
     return {
-        "rank": rank, "compile_id": code(f"{frame}/{nth}"), "frame": frame, "nth": nth,
-        "start": began, "end": began + spent if NA not in (began, spent) else NA,
+        "rank": rank,
+        "compile_id": code(f"{frame}/{nth}"),
+        "frame": frame,
+        "nth": nth,
+        "start": began,
+        "end": began + spent if NA not in (began, spent) else NA,
         "open": int(one.begun and not (told or one.failed or "E" in one.times)),
         "function": text(told.get("co_name") or (one.stack[-1].get("name") if one.stack else "")),
         "file": text(told.get("co_filename") or (stack[-1][0] if stack else "")),
         "line": line if isinstance(line, int) else NA,
         "called_at": text(callers[-1] if callers else ""),
         "reason": text(one.reason or _guard(str(told.get("recompile_reason") or ""))),
-        "failed": text(failed or one.failed), "cache": text(one.cache), "schedule": text(one.schedule),
-    }  # fmt: skip
+        "failed": text(failed or one.failed),
+        "cache": text(one.cache),
+        "schedule": text(one.schedule),
+    }
 
 
 def _time(told: dict[str, Any], us: str, seconds: str) -> int:

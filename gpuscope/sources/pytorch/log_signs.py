@@ -17,30 +17,51 @@ LONGEST = 1200
 _HARDWARE_XIDS = "48|63|64|74|79|94|95"
 """Errors of memory, NVLink and bus by NVIDIA's numbers; 13, 31, 43 and 45 follow from what a program did."""
 _SIGNS: tuple[tuple[str, str], ...] = (
-    ("watchdog_stuck", r"watchdog got stuck for|Heartbeat monitor timed out|detected no heartbeat of its watchdog"
-     r"|ProcessGroup\w+ watchdog hang\b"),
+    (
+        "watchdog_stuck",
+        r"watchdog got stuck for|Heartbeat monitor timed out|detected no heartbeat of its watchdog"
+        r"|ProcessGroup\w+ watchdog hang\b",
+    ),
     ("timed_out", r"[Ww]atchdog caught collective operation timeout|Timed out waiting \d+ ?ms for \w+ operation"),
     ("dump_signal", r"Received a dump signal due to a collective timeout|Observed flight recorder dump signal"),
     ("gil", r"Could not acquire GIL within"),
     ("lagging", r"are the lagging ranks|failed to pass monitoredBarrier"),
-    ("out_of_memory_host", r"Out of memory: Killed process|out of memory: Killed process|oom[-_]kill\b|oom_kill event"
-     r"|can't allocate memory: you tried to allocate|srun: error: .*Out Of Memory"),
+    (
+        "out_of_memory_host",
+        r"Out of memory: Killed process|out of memory: Killed process|oom[-_]kill\b|oom_kill event"
+        r"|can't allocate memory: you tried to allocate|srun: error: .*Out Of Memory",
+    ),
     ("out_of_memory", r"(?:CUDA|HIP|XPU|NPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError"),
-    ("gpu_error", r"NVRM: Xid \([^)]*\): (?:" + _HARDWARE_XIDS + r")\b|\b[Xx][Ii][Dd][ :=]+(?:error )?(?:"
-     + _HARDWARE_XIDS + r")\b|[Uu]ncorrectable (?:ECC|NVLink)|fallen off the bus|GPU is lost"),
-    ("driver_error", r"NVRM: Xid \([^)]*\): (?!(?:13|31|43|45)\b)\d|(?:CUDA|HIP) error: (?:initialization error|unkno"
-     r"wn error|no (?:CUDA-capable )?device|.*driver version is ins|system not yet initialized|.*busy or unavail)"),
-    ("program_error", r"NVRM: Xid|(?:CUDA|HIP)(?: driver)? error: (?!out of memory)|device-side assert triggered"
-     r"|Cuda failure (?:\d+ )?'(?!out of memory)|\.cu(?:h|da)?:\d+: .*block: \[.*Assertion .* failed"),
-    ("network", r"\bibv_\w+ failed|NET/IB ?:.*(?:Got completion .*(?:error|status)|port error|device fatal)"
-     r"|transport retry counter exceeded|IBV_WC_RETRY_EXC_ERR|No route to host|Network is unreachable"),
+    (
+        "gpu_error",
+        r"NVRM: Xid \([^)]*\): (?:"
+        + _HARDWARE_XIDS
+        + r")\b|\b[Xx][Ii][Dd][ :=]+(?:error )?(?:"
+        + _HARDWARE_XIDS
+        + r")\b|[Uu]ncorrectable (?:ECC|NVLink)|fallen off the bus|GPU is lost",
+    ),
+    (
+        "driver_error",
+        r"NVRM: Xid \([^)]*\): (?!(?:13|31|43|45)\b)\d|(?:CUDA|HIP) error: (?:initialization error|unkno"
+        r"wn error|no (?:CUDA-capable )?device|.*driver version is ins|system not yet initialized|.*busy or unavail)",
+    ),
+    (
+        "program_error",
+        r"NVRM: Xid|(?:CUDA|HIP)(?: driver)? error: (?!out of memory)|device-side assert triggered"
+        r"|Cuda failure (?:\d+ )?'(?!out of memory)|\.cu(?:h|da)?:\d+: .*block: \[.*Assertion .* failed",
+    ),
+    (
+        "network",
+        r"\bibv_\w+ failed|NET/IB ?:.*(?:Got completion .*(?:error|status)|port error|device fatal)"
+        r"|transport retry counter exceeded|IBV_WC_RETRY_EXC_ERR|No route to host|Network is unreachable",
+    ),
     ("peer_closed", r"[Cc]onnection (?:closed|reset) by (?:remote )?peer"),
     ("killed", r"^\S*\s*line \d+: +\d+ Killed\b|srun: error: .*\btasks? [\d,-]+: Killed"),
     ("crashed", r"Fatal Python error: (?!Aborted)|srun: error: .*(?:Segmentation fault|Bus error)"),
     ("debugger", r"^\(Pdb\)|^ipdb>|debugpy.*[Ww]aiting for client"),
     ("test_failed", r": Test (?:\w+ )?failure \S"),
     ("nccl_warning", r"\bNCCL WARN\b"),
-)  # fmt: skip
+)
 SIGNS = {name: when_used.pattern(pattern) for name, pattern in _SIGNS}
 REMARKS = frozenset({"nccl_warning", "test_failed", "last_line", "progress"})
 """Signs that a job may show that neither hung nor failed; they say more of one that did."""

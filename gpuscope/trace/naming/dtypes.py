@@ -8,11 +8,26 @@ from typing import Any
 from gpuscope.trace.schema import NA
 
 _OF_SCALAR_TYPES = {
-    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8",
-    "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool", "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128", "Float8_e4m3fn": "float8_e4m3fn", "Float8_e5m2": "float8_e5m2",
-    "float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32",
-}  # fmt: skip
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Bool": "bool",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+    "Float8_e4m3fn": "float8_e4m3fn",
+    "Float8_e5m2": "float8_e5m2",
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "long": "int64",
+    "int": "int32",
+}
 
 
 def dtype_name(text: str) -> str:
@@ -22,14 +37,41 @@ def dtype_name(text: str) -> str:
 
 
 _ITEM_BYTES = {
-    "bool": 1, "byte": 1, "char": 1, "uint8": 1, "int8": 1, "unsigned char": 1, "signed char": 1,
-    "short": 2, "half": 2, "bfloat16": 2, "float16": 2, "c10::half": 2, "c10::bfloat16": 2, "int16": 2,
-    "fp16": 2, "bf16": 2, "bfp16": 2,
-    "int": 4, "float": 4, "float32": 4, "int32": 4, "fp32": 4, "uint32": 4,
-    "long": 8, "double": 8, "long int": 8, "int64": 8, "float64": 8, "complexfloat": 8, "c10::complex<float>": 8,
-    "fp64": 8, "uint64": 8,
-    "complexdouble": 16, "c10::complex<double>": 16,
-}  # fmt: skip
+    "bool": 1,
+    "byte": 1,
+    "char": 1,
+    "uint8": 1,
+    "int8": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "short": 2,
+    "half": 2,
+    "bfloat16": 2,
+    "float16": 2,
+    "c10::half": 2,
+    "c10::bfloat16": 2,
+    "int16": 2,
+    "fp16": 2,
+    "bf16": 2,
+    "bfp16": 2,
+    "int": 4,
+    "float": 4,
+    "float32": 4,
+    "int32": 4,
+    "fp32": 4,
+    "uint32": 4,
+    "long": 8,
+    "double": 8,
+    "long int": 8,
+    "int64": 8,
+    "float64": 8,
+    "complexfloat": 8,
+    "c10::complex<float>": 8,
+    "fp64": 8,
+    "uint64": 8,
+    "complexdouble": 16,
+    "c10::complex<double>": 16,
+}
 
 
 LARGEST = 1 << 50

@@ -10,15 +10,18 @@ from gpuscope import when_used
 _MARKS = (
     # Servers name the ranges around their steps (serving_names.py), their operators, and the files of stacks.
     (
-        "sglang", ("step[", "sglang", "sgl_kernel", "scheduler."),
+        "sglang",
+        ("step[", "sglang", "sgl_kernel", "scheduler."),
         when_used.pattern(r"^step\[[A-Z_]+ bs=|\bsglang(/|::)|\bsgl_kernel\b|^scheduler\.run_batch$", re.MULTILINE),
     ),
     (
-        "tensorrt_llm", ("[Executor]", "tensorrt_llm"),
+        "tensorrt_llm",
+        ("[Executor]", "tensorrt_llm"),
         when_used.pattern(r"^\[Executor\] _forward_step|\btensorrt_llm(/|::)", re.MULTILINE),
     ),
     (
-        "vllm", ("execute_", "vllm", "gpu_model_runner"),
+        "vllm",
+        ("execute_", "vllm", "gpu_model_runner"),
         when_used.pattern(
             r"^execute_(\d+_)?context_\d+\(|^execute_new_\d+_cached_|\bvllm(/|::)|^gpu_model_runner: ", re.MULTILINE
         ),
@@ -26,12 +29,14 @@ _MARKS = (
     # DeepSpeed wraps its engine's methods in NVTX ranges and record_function (deepspeed/utils/nvtx.py).
     ("deepspeed", ("DeepSpeed", "deepspeed"), when_used.pattern(r"^DeepSpeed\w*\.|\bdeepspeed/", re.MULTILINE)),
     (
-        "megatron", ("megatron", "Megatron"),
+        "megatron",
+        ("megatron", "Megatron"),
         when_used.pattern(r"\bmegatron/|^megatron\.|^\w*MegatronModule", re.MULTILINE),
     ),
     ("torchtitan", ("torchtitan",), when_used.pattern(r"\btorchtitan/")),
     (
-        "lightning", ("lightning", "[pl]", "[Strategy]", "[Callback]", "[LightningModule]"),
+        "lightning",
+        ("lightning", "[pl]", "[Strategy]", "[Callback]", "[LightningModule]"),
         when_used.pattern(
             r"\b(pytorch_)?lightning/|^\[pl\]\[|^\[Strategy\]|^\[Callback\]|^\[LightningModule\]", re.MULTILINE
         ),
@@ -42,7 +47,7 @@ _MARKS = (
     ("fsdp2", ("FSDP::",), when_used.pattern(r"^FSDP::", re.MULTILINE)),
     ("fsdp", ("FullyShardedDataParallel.",), when_used.pattern(r"^FullyShardedDataParallel\.", re.MULTILINE)),
     ("ddp", ("DistributedDataParallel.",), when_used.pattern(r"^DistributedDataParallel\.", re.MULTILINE)),
-)  # fmt: skip
+)
 """By framework: texts one of which stands in every name that the pattern knows, which are looked for in a hundredth of
 its time; the pattern."""
 
@@ -74,9 +79,11 @@ itself gives these names to what it finds in them."""
 
 
 def frameworks(
-    names: Iterable[str], descriptions: Iterable[str] = (), formats: Collection[str] = (),
+    names: Iterable[str],
+    descriptions: Iterable[str] = (),
+    formats: Collection[str] = (),
     among: Collection[str] | None = None,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """The frameworks, of all or `among` these, that left a mark among the names of a trace's events or of its process
     groups, or its files."""
     lines = "\n".join(names)  # searched as one text: a trace may have 100,000 names
@@ -87,9 +94,10 @@ def frameworks(
     )
     marks = _MARKS if among is None else [one for one in _MARKS if one[0] in among]
     return [
-        mark for mark, parts, pattern in marks
+        mark
+        for mark, parts, pattern in marks
         if (any(part in lines for part in parts) and pattern.search(lines)) or (mark == "megatron" and megatron)
-    ]  # fmt: skip
+    ]
 
 
 def parallelism(groups: Iterable[tuple[str, int]]) -> dict[str, int]:

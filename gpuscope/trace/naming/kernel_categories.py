@@ -16,9 +16,21 @@ GEMM, ATTENTION, CONVOLUTION = "gemm", "attention", "convolution"
 OPTIMIZER, EMBEDDING, TRITON, OTHER = "optimizer", "embedding", "triton_fused", "other"
 NORMALISATION, SOFTMAX, COPY, ELEMENTWISE = "normalisation", "softmax", "copy", "elementwise"
 CATEGORIES = (
-    GEMM, ATTENTION, CONVOLUTION, NORMALISATION, SOFTMAX, EMBEDDING, "moe", OPTIMIZER, "reduction", "indexing",
-    COPY, ELEMENTWISE, TRITON, OTHER,
-)  # fmt: skip
+    GEMM,
+    ATTENTION,
+    CONVOLUTION,
+    NORMALISATION,
+    SOFTMAX,
+    EMBEDDING,
+    "moe",
+    OPTIMIZER,
+    "reduction",
+    "indexing",
+    COPY,
+    ELEMENTWISE,
+    TRITON,
+    OTHER,
+)
 """Of compute kernels. Communication and memory are known by their kind."""
 MULTIPLYING = (GEMM, ATTENTION, CONVOLUTION)
 """Categories whose floating-point operations are counted."""
@@ -85,22 +97,34 @@ _KERNELS = (
     _rule(EMBEDDING, _EMBEDDING),
     _rule(ATTENTION, rf"{_ATTENTION}|flash\w*|fmha\w*"),
     # cuDNN, CUTLASS and MIOpen (`igemm_fwd_gtc` is an implicit GEMM), Composable Kernel.
-    _rule(CONVOLUTION, rf"{_CONVOLUTION}|\w*scudnn|[hs]884cudnn|implicit_(gemm|convolve\w*)|igemm_(fwd|bwd|wrw)"
-        r"|im2col|col2im"),
+    _rule(
+        CONVOLUTION,
+        rf"{_CONVOLUTION}|\w*scudnn|[hs]884cudnn|implicit_(gemm|convolve\w*)|igemm_(fwd|bwd|wrw)"
+        r"|im2col|col2im",
+    ),
     _rule("moe", _MOE),
     # cuBLAS (`ampere_sgemm_128x64_tn`, `nvjet_tst_…`, `gemv2T`), CUTLASS (`…_s16816gemm_…`), Tensile (`Cijk_…`).
-    _rule(GEMM, r"([a-z]|[a-z]\d+|[a-z]{2}\d+|deep|grouped|splitk|tf32)?gem[mv](k\d+|n?\d?[tn]?|sn|ex)?|gemm\w{0,2}"
-        r"|nvjet|cijk|matmul|mat_mul|bmm|wgmma|split_?k_?reduce|xmma_gemm|cublas|marlin|gemmk1|dot_kernel"),
-    _rule(NORMALISATION, rf"{_NORMALISATION}|\w+(layer|rms|batch|group)norm|ln_(fwd|bwd)|rowwise_moments|"
-        r"gamma_beta_backward|apply_layer_norm|compute_grad_input|part_grad_gamma_beta"),
+    _rule(
+        GEMM,
+        r"([a-z]|[a-z]\d+|[a-z]{2}\d+|deep|grouped|splitk|tf32)?gem[mv](k\d+|n?\d?[tn]?|sn|ex)?|gemm\w{0,2}"
+        r"|nvjet|cijk|matmul|mat_mul|bmm|wgmma|split_?k_?reduce|xmma_gemm|cublas|marlin|gemmk1|dot_kernel",
+    ),
+    _rule(
+        NORMALISATION,
+        rf"{_NORMALISATION}|\w+(layer|rms|batch|group)norm|ln_(fwd|bwd)|rowwise_moments|"
+        r"gamma_beta_backward|apply_layer_norm|compute_grad_input|part_grad_gamma_beta",
+    ),
     _rule("softmax", r"(log_?)?soft_?max\w*"),
-    _rule(OPTIMIZER, rf"multi_tensor_apply|multi_tensor|({_OPTIMIZERS})(_?(stage|functor|kernel|step)\w*)?"
-        rf"|fused_?({_OPTIMIZERS})\w*"),
+    _rule(
+        OPTIMIZER,
+        rf"multi_tensor_apply|multi_tensor|({_OPTIMIZERS})(_?(stage|functor|kernel|step)\w*)?"
+        rf"|fused_?({_OPTIMIZERS})\w*",
+    ),
     _rule("indexing", rf"{_INDEXING}|index_elementwise|scatter_gather|device_radix_sort\w*"),
     _rule("reduction", rf"{_REDUCTION}|reduce_\w+|\w+_pool\w*|pooling\w*|nll_loss\w*|device_(scan|reduce)\w*"),
     _rule(COPY, rf"{_COPY}|cat_array\w*|batched_transpose|\w+to_\w+_kernel|transpose\w*"),
     _rule(ELEMENTWISE, rf"{_ELEMENTWISE}|op\dd|loop_\w*fusion|\w*fusion"),
-)  # fmt: skip
+)
 _INDUCTOR = when_used.pattern(r"triton_([a-z]+)_fused_?(.*)|triton_(mm|bmm)\w*")
 _LOOPS = ("poi", "per", "red", "for", "spl")
 """Inductor's pointwise, persistent-reduction, reduction, foreach and scan kernels; others are templates."""

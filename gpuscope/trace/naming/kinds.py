@@ -59,8 +59,9 @@ _DEVICE_WAIT = when_used.pattern(
     r"(event|sem(aphore)?|fence|barrier|stream)[_ ]?wait([_ ]event)?|wait[_ ](for[_ ])?(event|sem(aphore)?|fence)",
     re.IGNORECASE,
 )
-_DMA = when_used.pattern(r"([a-z0-9]+[_ ])*(s|h|e|i|o)?dma([_ ](in|out|copy|read|write|load|store|transfer|[0-9]+))*",
-                     re.IGNORECASE)  # fmt: skip
+_DMA = when_used.pattern(
+    r"([a-z0-9]+[_ ])*(s|h|e|i|o)?dma([_ ](in|out|copy|read|write|load|store|transfer|[0-9]+))*", re.IGNORECASE
+)
 _LOADER = when_used.pattern(
     r"enumerate\(DataLoader\)|torch/utils/data/(dataloader|_utils/fetch)\.py|data[ _-]?load(er|ing)?\b"
     r"|\b(next|get|fetch|load)[ _]?batch\b|\bbatch[ _]load|(^|[:./ ])data$|^(input|fetch)[ _]data$",

@@ -74,18 +74,29 @@ def _atom(found: re.Match[str]) -> Batch:
 _NAMES: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], Batch | None]], ...] = (
     # execute_context_1(512)_generation_32(32); with detailed_trace_annotation
     # execute_8192_context_9(sq8155sk8430sqsq…sqsk…)_generation_37(sq37sk34489…)
-    ("vLLM",
-     when_used.pattern(r"execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^)]*\)_generation_(\d+)\((?:sq)?(\d+)[^)]*\)$"),
-     _vllm),
+    (
+        "vLLM",
+        when_used.pattern(
+            r"execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^)]*\)_generation_(\d+)\((?:sq)?(\d+)[^)]*\)$"
+        ),
+        _vllm,
+    ),
     ("vLLM", when_used.pattern(r"execute_new_(\d+)_cached_(\d+)$"), _older_vllm),  # 0.11.1 to 0.13
-    ("vLLM", when_used.pattern(r"capture_(\d+)_(?:FULL|PIECEWISE|\w*(?:decode|prefill))$"),
-     lambda found: Batch("capture", decode_tokens=int(found[1]))),
+    (
+        "vLLM",
+        when_used.pattern(r"capture_(\d+)_(?:FULL|PIECEWISE|\w*(?:decode|prefill))$"),
+        lambda found: Batch("capture", decode_tokens=int(found[1])),
+    ),
     ("SGLang", when_used.pattern(r"step\[([A-Z]+(?:_[A-Z0-9]+)*) bs=(\d+)(?: toks=(\d+))?([^\]]*)\]$"), _sglang),
-    ("TensorRT-LLM",
-     when_used.pattern(r"\[Executor\] _forward_step(?: \d+)?: (\d+) ctx reqs, (?:(\d+) ctx tokens, )?(\d+) gen reqs"),
-     _tensorrt_llm),
+    (
+        "TensorRT-LLM",
+        when_used.pattern(
+            r"\[Executor\] _forward_step(?: \d+)?: (\d+) ctx reqs, (?:(\d+) ctx tokens, )?(\d+) gen reqs"
+        ),
+        _tensorrt_llm,
+    ),
     ("ATOM", when_used.pattern(r"(prefill|decode)\[(bs=\d+.*)\]$"), _atom),
-)  # fmt: skip
+)
 
 
 _BEGIN = ("execute_", "capture_", "step[", "[Executor] ", "prefill[", "decode[")
@@ -118,8 +129,11 @@ def is_server_step(name: str) -> bool:
 
 
 # Attention over a cache in pages, which training has none of, and the kernels that write it.
-_CACHED = when_used.pattern(r"paged|kv_?cache|reshape_and_cache|batch_?(decode|prefill)|unified_attention|mla_decode"
-                     r"|masked_multihead|flash_?mla|decode_attention|extend_attention", re.IGNORECASE)  # fmt: skip
+_CACHED = when_used.pattern(
+    r"paged|kv_?cache|reshape_and_cache|batch_?(decode|prefill)|unified_attention|mla_decode"
+    r"|masked_multihead|flash_?mla|decode_attention|extend_attention",
+    re.IGNORECASE,
+)
 _DECODES = when_used.pattern(r"decode|paged_attention|masked_multihead|splitkv_combine|attention_3d", re.IGNORECASE)
 _PREFILLS = when_used.pattern(r"prefill|extend_attention|context", re.IGNORECASE)
 

@@ -135,8 +135,10 @@ def kind_of(frames: Sequence[str]) -> StackKind:
         return StackKind.LOADING
     if any(name in ("forward", "_call_impl") for name in names):
         return StackKind.ATTENTION_SCORES if _scores(names, files) else StackKind.FORWARD
-    if any(name in ("_apply", "load_state_dict", "reset_parameters") or file.endswith("/nn/init.py")
-           for name, file in zip(names, files, strict=True)):  # fmt: skip
+    if any(
+        name in ("_apply", "load_state_dict", "reset_parameters") or file.endswith("/nn/init.py")
+        for name, file in zip(names, files, strict=True)
+    ):
         return StackKind.SETUP
     return StackKind.OTHER
 

@@ -15,6 +15,14 @@ from gpuscope.instrumented_runtime.record.applied.suggested import from_suggesti
 from gpuscope.instrumented_runtime.record.applied.table import KNOBS, checked, knob
 
 __all__ = [
-    "KNOBS", "Change", "Knob", "checked", "framework_arguments", "from_suggestion", "in_environment", "install", "knob",
+    "KNOBS",
+    "Change",
+    "Knob",
+    "checked",
+    "framework_arguments",
+    "from_suggestion",
+    "in_environment",
+    "install",
+    "knob",
     "observed",
-]  # fmt: skip
+]

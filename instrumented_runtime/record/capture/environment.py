@@ -23,8 +23,21 @@ from gpuscope.recorded_environment import kept
 from gpuscope.trace.naming.frameworks import parallelism as degrees_by_kind
 from gpuscope.version import __version__
 
-PACKAGES = ("torch", "nvtx", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "megatron-core",
-            "triton", "flash-attn", "transformer-engine", "nvidia-nccl-cu12", "nvidia-nccl-cu13")  # fmt: skip
+PACKAGES = (
+    "torch",
+    "nvtx",
+    "numpy",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "deepspeed",
+    "megatron-core",
+    "triton",
+    "flash-attn",
+    "transformer-engine",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
 
 MOST_LANES = 32
 """Of a PCIe link."""

@@ -72,8 +72,11 @@ class OnDemand:
         if self._leads:
             Path(self._window_file).write_bytes(_NO_WINDOW)
         if not listen(folder.path):
-            folder.problem("signal_taken", f"{SIGNAL} has a handler of the script's own: `touch RUN/{REQUEST}` instead",
-                           severity="info")  # fmt: skip
+            folder.problem(
+                "signal_taken",
+                f"{SIGNAL} has a handler of the script's own: `touch RUN/{REQUEST}` instead",
+                severity="info",
+            )
 
     def step(self, step: int) -> None:
         """Go on with an open window; else look for a request."""
@@ -115,13 +118,16 @@ class OnDemand:
     def _unanswered(self) -> None:
         """Say why a request led to no window."""
         if self._leads:
-            self._folder.problem("window_too_late", f"the script ended before the window that {REQUEST} asked for",
-                                 severity="data_loss")  # fmt: skip
+            self._folder.problem(
+                "window_too_late", f"the script ended before the window that {REQUEST} asked for", severity="data_loss"
+            )
         elif not (self._folder.path / PARTS / "rank0.json").exists() and self._folder.part.local_rank == 0:
             self._folder.problem(
-                "window_not_shared", "no window: rank 0, which names its steps, records into another folder; windows "
-                "on demand need one run folder for all ranks", severity="data_loss",
-            )  # fmt: skip
+                "window_not_shared",
+                "no window: rank 0, which names its steps, records into another folder; windows "
+                "on demand need one run folder for all ranks",
+                severity="data_loss",
+            )
 
     def _announce(self, step: int, now: float) -> None:
         """Turn a request into a window, once it is known how long a step takes."""
@@ -158,9 +164,11 @@ class OnDemand:
         active = self._until - first - self._warmup + 1
         if active < window.active:
             self._folder.problem(
-                "window_late", f"window {window.number} begins with step {window.first}, this rank saw it in step "
-                f"{step}: it records {max(active, 0)} of {window.active} steps", severity="data_loss",
-            )  # fmt: skip
+                "window_late",
+                f"window {window.number} begins with step {window.first}, this rank saw it in step "
+                f"{step}: it records {max(active, 0)} of {window.active} steps",
+                severity="data_loss",
+            )
         if active < 1:
             return
         capture = self._make(first, active)

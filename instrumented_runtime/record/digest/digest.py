@@ -66,8 +66,14 @@ class Digest:
         self._marks.hook()
         LOG.keep(last_calls.page(folder.path / PARTS, self._rank), self._issues)
         path = folder.file(f"digest/rank{self._rank}.digest")
-        header = {"rank": self._rank, "world_size": folder.part.world_size, "host": socket.gethostname(),
-                  "pid": os.getpid(), "cores": cores(), "threads": torch.get_num_threads()}  # fmt: skip
+        header = {
+            "rank": self._rank,
+            "world_size": folder.part.world_size,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "cores": cores(),
+            "threads": torch.get_num_threads(),
+        }
         self._file = DigestFile(path, header)
         folder.add_file(path, self.name)
 
@@ -106,13 +112,21 @@ class Digest:
         phases = step_line.phases(marks)
         off = step_line.blocked(marks, [*done, *running])
         line: dict[str, Any] = {
-            "step": step, "rank": self._rank, "first": step == 0, "end_ns": end, "step_ns": end - begin,
+            "step": step,
+            "rank": self._rank,
+            "first": step == 0,
+            "end_ns": end,
+            "step_ns": end - begin,
             "exposed_communication_ns": None if on_device is not None else sum(off.exposed.values()),
             "data_wait_ns": step_line.time_in(INPUT, phases),
             "gc_ns": step_line.time_in(GC, phases),
-            "ran_ns": marks[-1][1] - marks[0][1], "core_wait_ns": marks[-1][2] - marks[0][2], **memory,
-            "phases": phases, "waits": off.waits, "pauses": off.others,
-        }  # fmt: skip
+            "ran_ns": marks[-1][1] - marks[0][1],
+            "core_wait_ns": marks[-1][2] - marks[0][2],
+            **memory,
+            "phases": phases,
+            "waits": off.waits,
+            "pauses": off.others,
+        }
         if row is not None:
             line["gpu"] = dict(zip(COLUMNS[1:], row[1:], strict=True))
         self._file.rotate_if_full()

@@ -61,8 +61,15 @@ class DigestFile:
         key = one.op, one.group.name, one.bytes
         if key not in self._kinds:
             self._kinds[key] = len(self._kinds)
-            self.line({"kind": self._kinds[key], "op": one.op, "group": one.group.name, "bytes": one.bytes,
-                       "dtype": one.dtype})  # fmt: skip
+            self.line(
+                {
+                    "kind": self._kinds[key],
+                    "op": one.op,
+                    "group": one.group.name,
+                    "bytes": one.bytes,
+                    "dtype": one.dtype,
+                }
+            )
         return self._kinds[key]
 
     def _group(self, group: Group) -> None:

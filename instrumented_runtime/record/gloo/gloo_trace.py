@@ -265,8 +265,18 @@ def _work_class() -> Any:
         return lambda self, *args, **kwargs: getattr(self.inner, name)(*args, **kwargs)
 
     leave_uncompiled(LoggedWork.wait)
-    for name in ("is_completed", "is_success", "exception", "result", "synchronize", "get_future",
-                 "source_rank", "_source_rank", "block_current_stream", "boxed"):  # fmt: skip
+    for name in (
+        "is_completed",
+        "is_success",
+        "exception",
+        "result",
+        "synchronize",
+        "get_future",
+        "source_rank",
+        "_source_rank",
+        "block_current_stream",
+        "boxed",
+    ):
         if hasattr(Work, name):
             method = forwarding(name)
             leave_uncompiled(method)

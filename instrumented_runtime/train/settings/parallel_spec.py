@@ -118,11 +118,18 @@ _NEEDS = (
     Need(("model.experts_per_token",), lambda plan: plan.config.model.experts > 0, "model.experts"),
     Need(("checkpoint.keep", "checkpoint.folder"), lambda plan: plan.config.checkpoint.every > 0, "checkpoint.every"),
     Need(
-        ("capture.wait", "capture.warmup", "capture.active", "capture.record_shapes", "capture.with_stack",
-         "capture.profile_memory"),
-        lambda plan: plan.config.capture.profile, "capture.profile=true",
+        (
+            "capture.wait",
+            "capture.warmup",
+            "capture.active",
+            "capture.record_shapes",
+            "capture.with_stack",
+            "capture.profile_memory",
+        ),
+        lambda plan: plan.config.capture.profile,
+        "capture.profile=true",
     ),
-)  # fmt: skip
+)
 
 
 def refuse_unused(settings: Iterable[str], config: TrainConfig, degrees: Degrees) -> None:

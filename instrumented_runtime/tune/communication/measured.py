@@ -72,10 +72,12 @@ class Searched:
                 sums[row.candidate][place] += ns * row.calls
         first = self.rows[0].candidate if self.rows else ""  # the default
         whole = [
-            name for name, own in rows.items()
-            if len(own) == len(rows[first]) and all(row.settings and row.pieces == 1 for row in own)
+            name
+            for name, own in rows.items()
+            if len(own) == len(rows[first])
+            and all(row.settings and row.pieces == 1 for row in own)
             and sums[name][2] < sums[first][0]
-        ]  # fmt: skip
+        ]
         return rows[min(whole, key=lambda name: sums[name][1])][0].settings if whole else {}
 
 

@@ -127,9 +127,13 @@ def _all_rounds(
             try:
                 with _environment(candidate.settings):
                     found = run_processes(
-                        _measured, target.ranks, options.backend, replace(asked, check=number == 0), candidate.pieces,
+                        _measured,
+                        target.ranks,
+                        options.backend,
+                        replace(asked, check=number == 0),
+                        candidate.pieces,
                         limit_s=left_s(),
-                    )  # fmt: skip
+                    )
             except GpuscopeError as error:
                 if left_s() <= 0:
                     return _of_all_rounds(times, failed)
@@ -225,9 +229,21 @@ def _rows(
             gain = 1 - median(own) / median(default)
             certain = max(own) < min(default) and gain >= LEAST_GAIN_FRAC
             yield Tried(
-                target.op, target.ranks, size, calls, candidate.name, dict(candidate.settings), candidate.pieces,
-                round(median(own)), tuple(own), gain, certain, algorithm, protocol, candidate.channels or now[2],
-            )  # fmt: skip
+                target.op,
+                target.ranks,
+                size,
+                calls,
+                candidate.name,
+                dict(candidate.settings),
+                candidate.pieces,
+                round(median(own)),
+                tuple(own),
+                gain,
+                certain,
+                algorithm,
+                protocol,
+                candidate.channels or now[2],
+            )
 
 
 NCCL_CHOICES: Mapping[str, tuple[tuple[str, str], ...]] = {

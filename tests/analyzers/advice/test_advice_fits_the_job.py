@@ -213,9 +213,9 @@ def test_garbage_given_back_counts_as_a_wait() -> None:
 def test_of_what_is_equally_good_segments_that_grow_are_taken() -> None:
     now = Baseline(outcome(1000), outcome(1000), 1000 * MIB, None, "")
     grow, rounded = (
-        Change(option, "", outcome(peak)) for option, peak in
-        (("expandable_segments", 604), ("roundup_power2_divisions", 599))
-    )  # fmt: skip
+        Change(option, "", outcome(peak))
+        for option, peak in (("expandable_segments", 604), ("roundup_power2_divisions", 599))
+    )
     assert best([grow, rounded], now) == grow
     less = Change("max_split_size_mb", "64", outcome(500))
     assert best([grow, rounded, less], now) == less
@@ -229,23 +229,27 @@ def test_the_setup_is_read_from_the_run_folder(tmp_path: Path) -> None:
     (tmp_path / "environment").mkdir()
     for rank in range(ranks):
         told = {
-            "versions": {"torch": "2.8.0"}, "platform": {"affinity": list(range(6)), "cpus": 6},
+            "versions": {"torch": "2.8.0"},
+            "platform": {"affinity": list(range(6)), "cpus": 6},
             "variables": {"NCCL_ALGO": "Ring", "WANDB_API_KEY": "secret", "RANK": str(rank)},
-        }  # fmt: skip
+        }
         (tmp_path / f"environment/rank{rank}.json").write_text(json.dumps(told))
     assert gpuscope.analyze(tmp_path, advice=False).report["trace"]["setup"] == {
-        "versions": {"cuda runtime": "12.4", "torch": "2.8.0"}, "variables": {"NCCL_ALGO": "Ring"},
-        "cores_per_rank": 6 // ranks, "stacks": False,
-    }  # fmt: skip
+        "versions": {"cuda runtime": "12.4", "torch": "2.8.0"},
+        "variables": {"NCCL_ALGO": "Ring"},
+        "cores_per_rank": 6 // ranks,
+        "stacks": False,
+    }
 
 
 @pytest.mark.parametrize(("world", "gpus", "each"), [(1, 8, 16), (8, 8, 2), (8, 4, 4), (2, 1, 16)])
 def test_ranks_that_are_not_at_hand_have_cores_too(tmp_path: Path, world: int, gpus: int, each: int) -> None:
     """16 cores counted in one rank's process, on a host of that many GPUs."""
     header = {
-        "deviceProperties": [{"id": number, "name": "NVIDIA A100"} for number in range(gpus)], "host_name": "a",
+        "deviceProperties": [{"id": number, "name": "NVIDIA A100"} for number in range(gpus)],
+        "host_name": "a",
         "gpuscope_cores": {"cores": 16, "columns": ["step", "ran_ns", "waited_ns"], "steps": [[1, 5, 5]]},
-    }  # fmt: skip
+    }
     path = write(tmp_path / "t.json", call(0, 5, 1), kernel(10, 50, 1), world_size=world, **header)
     assert gpuscope.analyze(path, advice=False).report["trace"]["setup"]["cores_per_rank"] == each
 

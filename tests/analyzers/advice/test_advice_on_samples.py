@@ -64,11 +64,13 @@ def test_a_rank_that_comes_last_again_and_again_is_answered(tmp_path: Path) -> N
         for step in range(6):
             at = 640 * step
             events += [
-                note(at, 640, f"ProfilerStep#{step}"), call(at, 2, 2 * step + 1), kernel(at + 5, busy, 2 * step + 1),
+                note(at, 640, f"ProfilerStep#{step}"),
+                call(at, 2, 2 * step + 1),
+                kernel(at + 5, busy, 2 * step + 1),
                 call(at + 3, 2, 2 * step + 2),
                 collective(at + 5 + busy, 630 - busy, 1 << 20, step, launch=2 * step + 2),
                 call(at + 6, 632, 100 + step, name="cudaDeviceSynchronize"),
-            ]  # fmt: skip
+            ]
         write(tmp_path / f"rank{rank}.json", *events, rank=rank, world_size=2)
     report = gpuscope.analyze(tmp_path).report
     (late,) = report["stragglers"]

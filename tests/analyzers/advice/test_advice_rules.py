@@ -36,8 +36,11 @@ def test_the_fewest_workers_that_do_are_suggested() -> None:
 
     [suggestion], advice = advise(report(finding("input")), predict)
     assert suggestion["setting"] == {
-        "kind": "python", "name": "DataLoader.num_workers", "value": "2", "besides": "persistent_workers=True",
-    }  # fmt: skip
+        "kind": "python",
+        "name": "DataLoader.num_workers",
+        "value": "2",
+        "besides": "persistent_workers=True",
+    }
     assert suggestion["predicted"]["step_ns_after"] == 70_000_000
     assert advice == {"why": "", "unpredicted": [], "nothing_gains": []}
 
@@ -59,9 +62,13 @@ def test_workers_are_enough_for_a_step_whose_communication_is_mended(others: Seq
 
 @pytest.mark.parametrize(
     ("iterators", "now"),
-    [(["_SingleProcessDataLoaderIter"], "0"), (["_MultiProcessingDataLoaderIter"], None),
-     (["_SingleProcessDataLoaderIter", "my_loader"], None), ([], None)],
-)  # fmt: skip
+    [
+        (["_SingleProcessDataLoaderIter"], "0"),
+        (["_MultiProcessingDataLoaderIter"], None),
+        (["_SingleProcessDataLoaderIter", "my_loader"], None),
+        ([], None),
+    ],
+)
 def test_no_workers_are_named_where_every_wait_is_in_their_absence(iterators: list[str], now: str | None) -> None:
     late = finding("input")
     late["evidence"] = [
@@ -197,10 +204,13 @@ def test_a_loader_that_has_workers_is_given_more_not_one() -> None:
     waiting = finding("input")
     waiting["evidence"] = [
         {
-            "rank": 0, "start_ns": 0, "dur_ns": 1, "note": "",
+            "rank": 0,
+            "start_ns": 0,
+            "dur_ns": 1,
+            "note": "",
             "name": "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
         }
-    ]  # fmt: skip
+    ]
     _, advice = advise(report(waiting), lambda _: Refused("not recorded"))
     [one] = advice["unpredicted"]
     assert "times as many worker processes" in one["action"]
@@ -217,9 +227,18 @@ def test_what_saves_memory_alone_is_kept() -> None:
 
 
 ANSWERED = {
-    "input", "sync", "launch", "gc", "host_other", "straggler", "latency", "bandwidth", "pipeline_bubble", "copy",
+    "input",
+    "sync",
+    "launch",
+    "gc",
+    "host_other",
+    "straggler",
+    "latency",
+    "bandwidth",
+    "pipeline_bubble",
+    "copy",
     "allocator",
-}  # fmt: skip
+}
 
 
 def test_these_causes_have_a_rule() -> None:

@@ -33,8 +33,14 @@ Simulate = Callable[..., Report]
 def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Simulate:
     """The report on a job whose kernels have these names, on this GPU."""
 
-    def run(job: Job, gemm: str = BF16, small: str = FUSED, optimizer: str = APEX, gpu: str = "NVIDIA A100-SXM4-80GB",
-            shapes: bool = False) -> Report:  # fmt: skip
+    def run(
+        job: Job,
+        gemm: str = BF16,
+        small: str = FUSED,
+        optimizer: str = APEX,
+        gpu: str = "NVIDIA A100-SXM4-80GB",
+        shapes: bool = False,
+    ) -> Report:
         monkeypatch.setattr(simulator.training, "GEMM", gemm)
         monkeypatch.setattr(simulator.training, "SMALL", small)
         monkeypatch.setattr(simulator.training, "FOREACH", optimizer)
@@ -237,9 +243,14 @@ def test_sizes_that_tensor_cores_handle_badly(
     assert predicted["low_ns"] <= step(aligned) <= predicted["high_ns"]
 
 
-@pytest.mark.parametrize(("gpu", "share", "expected"), [
-    ("NVIDIA H100 80GB HBM3", 0.7, True), ("NVIDIA H100 80GB HBM3", 0.3, False), ("NVIDIA A100-SXM4-80GB", 0.7, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpu", "share", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", 0.7, True),
+        ("NVIDIA H100 80GB HBM3", 0.3, False),
+        ("NVIDIA A100-SXM4-80GB", 0.7, False),
+    ],
+)
 def test_fp8_where_16_bits_are_near_their_peak(
     gpu: str, share: float, expected: bool, simulated: Simulate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

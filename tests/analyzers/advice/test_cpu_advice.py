@@ -30,9 +30,18 @@ def by_hand_or_trial(case: Report) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("threads", "cores", "ranks", "value"),
-    [(16, 2, 1, "2"), (3, 2, 1, "2"), (2, 2, 1, None), (None, 2, 1, None), (16, None, 1, None), (2, 2, 2, "1"),
-     (1, 2, 2, None), (1, 1, 2, None), (4, 2, 4, "1")],
-)  # fmt: skip
+    [
+        (16, 2, 1, "2"),
+        (3, 2, 1, "2"),
+        (2, 2, 1, None),
+        (None, 2, 1, None),
+        (16, None, 1, None),
+        (2, 2, 2, "1"),
+        (1, 2, 2, None),
+        (1, 1, 2, None),
+        (4, 2, 4, "1"),
+    ],
+)
 def test_no_more_threads_than_cores(
     tmp_path: Path, threads: int | None, cores: int | None, ranks: int, value: str | None
 ) -> None:
@@ -42,8 +51,9 @@ def test_no_more_threads_than_cores(
     counted: dict[str, Any] = {
         "columns": ["step", "ran_ns", "waited_ns"],
         "steps": [[number, 0, 50_000_000] for number in range(2, 8)],
-        "threads": threads, "cores": cores,
-    }  # fmt: skip
+        "threads": threads,
+        "cores": cores,
+    }
     for rank in range(ranks):
         info = {"backend": "gloo", "rank": rank, "world_size": ranks}
         write(tmp_path / f"rank{rank}.json", *steps, *busy, rank=None, gpuscope_cores=counted, distributedInfo=info)
@@ -69,9 +79,11 @@ def test_an_optimizer_of_many_operators_on_a_cpu() -> None:
     fused = ("torch.optim.AdamW.fused", "True")
     assert by_hand_or_trial(optimizing(adam, 0.5, "aten::addcdiv_"))["fused_optimizer"] == fused
     for other in (
-        optimizing(adam, 0.05, "aten::addcdiv_"), optimizing(adam, 0.5, "aten::_fused_adamw_"),
-        optimizing("Optimizer.step#Rprop.step", 0.5, "aten::addcdiv_"), optimizing(adam, 0.5, "aten::mul_", device=0),
-    ):  # fmt: skip
+        optimizing(adam, 0.05, "aten::addcdiv_"),
+        optimizing(adam, 0.5, "aten::_fused_adamw_"),
+        optimizing("Optimizer.step#Rprop.step", 0.5, "aten::addcdiv_"),
+        optimizing(adam, 0.5, "aten::mul_", device=0),
+    ):
         assert "fused_optimizer" not in by_hand_or_trial(other)
 
 

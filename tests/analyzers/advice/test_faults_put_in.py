@@ -102,13 +102,22 @@ def test_memory_is_allocated_once_in_cpp(tmp_path: Path) -> None:
 def short_of_memory(folder: Path, free_on_device: int) -> Report:
     """A snapshot: two segments of 120 MiB, each half in use, and a request of 100 MiB that fails, or does not."""
     first, second = 0x1000_0000, 0x2000_0000
-    taken = [("segment_alloc", first, 120 * MIB), ("alloc", first, 120 * MIB), ("segment_alloc", second, 120 * MIB),
-             ("alloc", second, 120 * MIB), ("free", first, 120 * MIB), ("free", second, 120 * MIB),
-             ("alloc", first, 60 * MIB), ("alloc", second, 61 * MIB)]  # fmt: skip
+    taken = [
+        ("segment_alloc", first, 120 * MIB),
+        ("alloc", first, 120 * MIB),
+        ("segment_alloc", second, 120 * MIB),
+        ("alloc", second, 120 * MIB),
+        ("free", first, 120 * MIB),
+        ("free", second, 120 * MIB),
+        ("alloc", first, 60 * MIB),
+        ("alloc", second, 61 * MIB),
+    ]
     if free_on_device:
         taken.append(("oom", free_on_device, 100 * MIB))
-    halves = [segment(first, (60 * MIB, "active_allocated"), (60 * MIB, "inactive")),
-              segment(second, (61 * MIB, "active_allocated"), (59 * MIB, "inactive"))]  # fmt: skip
+    halves = [
+        segment(first, (60 * MIB, "active_allocated"), (60 * MIB, "inactive")),
+        segment(second, (61 * MIB, "active_allocated"), (59 * MIB, "inactive")),
+    ]
     return gpuscope.analyze(snapshot(folder / f"s{free_on_device}.pickle", halves, events(*taken))).report
 
 

@@ -115,8 +115,9 @@ def blocked(*calls: Any, program: str = "pytorch", **given: Any) -> Report:
 
 
 def test_a_small_pageable_copy_is_named_with_its_place_and_count() -> None:
-    small = blocking("cudaStreamSynchronize", operator="aten::copy_", within="aten::to", copy="HtoD pageable", bytes=8,
-                     per_step=15.0)  # fmt: skip
+    small = blocking(
+        "cudaStreamSynchronize", operator="aten::copy_", within="aten::to", copy="HtoD pageable", bytes=8, per_step=15.0
+    )
     [one], _ = advise(blocked(small), gains)
     assert one["code"] == "remove_syncs"
     assert one["action"].startswith("Build the small tensor on the device")
@@ -224,8 +225,13 @@ def once(code: str, *work: str, share: float = 0.0, **trace: Any) -> Report:
     """A finding of what is paid once, with what the host did longest."""
     case = report(finding("launch"))
     note = f"the device idles longest in: {', '.join(f'{name} 5 ms' for name in work)}"
-    case["findings"].append({**finding(code), "share_frac": share, "evidence": [
-        {"rank": 0, "start_ns": 0, "dur_ns": 5, "name": "step 0", "note": note}]})  # fmt: skip
+    case["findings"].append(
+        {
+            **finding(code),
+            "share_frac": share,
+            "evidence": [{"rank": 0, "start_ns": 0, "dur_ns": 5, "name": "step 0", "note": note}],
+        }
+    )
     case["trace"] |= trace  # type: ignore[typeddict-item]
     case["host_calls"] = [host_calls()]
     return case
@@ -254,9 +260,13 @@ def test_what_is_paid_once_has_no_predicted_step(code: str, work: str, settings:
 
 @pytest.mark.parametrize(
     ("cuda", "variables", "expected"),
-    [("", {"CUDA_MODULE_LOADING": "EAGER"}, True), ("11.8", {}, True), ("12.4", {}, False),
-     ("11.8", {"CUDA_MODULE_LOADING": "LAZY"}, False)],
-)  # fmt: skip
+    [
+        ("", {"CUDA_MODULE_LOADING": "EAGER"}, True),
+        ("11.8", {}, True),
+        ("12.4", {}, False),
+        ("11.8", {"CUDA_MODULE_LOADING": "LAZY"}, False),
+    ],
+)
 def test_lazy_loading_is_advised_where_it_is_off(cuda: str, variables: dict[str, str], expected: bool) -> None:
     setup = {"versions": {"cuda": cuda}, "variables": variables, "cores_per_rank": None, "stacks": False}
     _, advice = advise(once("startup", "cuLibraryLoadData", setup=setup), gains)

@@ -29,11 +29,16 @@ def small_messages(folder: Path, *log: str) -> Path:
         end, own = at + 110, []
         for number in range(27):
             size, launch = SIZES[number % 3], 100 * step + 2 + number
-            own += [call(at + 4 + 3 * number, 2, launch),
-                    collective(end, 60 + size // 10_000, size, 27 * step + number, launch=launch)]  # fmt: skip
+            own += [
+                call(at + 4 + 3 * number, 2, launch),
+                collective(end, 60 + size // 10_000, size, 27 * step + number, launch=launch),
+            ]
             end += 60 + size // 10_000
-        own += [call(at + 1, 2, 100 * step + 1), kernel(at + 10, 100, 100 * step + 1),
-                call(at + 90, end - at - 88, 100 * step + 50, "cudaDeviceSynchronize")]  # fmt: skip
+        own += [
+            call(at + 1, 2, 100 * step + 1),
+            kernel(at + 10, 100, 100 * step + 1),
+            call(at + 90, end - at - 88, 100 * step + 50, "cudaDeviceSynchronize"),
+        ]
         events += [note(at, end + 5 - at, f"ProfilerStep#{step}"), *own]
         at = end + 5
     run_of(folder, events, events, compute=False)
@@ -84,15 +89,26 @@ def nccl(transports: tuple[tuple[str, bool], ...] = (), **environment: str) -> d
 
 
 def row(**changed: Any) -> dict[str, Any]:
-    usual = {"tool": "trace", "op": "all_reduce", "group": "dp", "dur_ns": 1, "count": 1, "algorithm": "ring",
-             "peak_gbps": None, "link": None,
-             "protocol": "ll", "channels": 16}  # fmt: skip
+    usual = {
+        "tool": "trace",
+        "op": "all_reduce",
+        "group": "dp",
+        "dur_ns": 1,
+        "count": 1,
+        "algorithm": "ring",
+        "peak_gbps": None,
+        "link": None,
+        "protocol": "ll",
+        "channels": 16,
+    }
     return usual | changed
 
 
 def test_alternatives_for_bandwidth() -> None:
-    found = {one.setting["name"] + "=" + one.setting["value"]: one for one in told("bandwidth", bandwidth=[row()],
-             nccl=nccl())}  # fmt: skip
+    found = {
+        one.setting["name"] + "=" + one.setting["value"]: one
+        for one in told("bandwidth", bandwidth=[row()], nccl=nccl())
+    }
     assert set(found) == {"NCCL_ALGO=allreduce:Tree", "NCCL_PROTO=allreduce:Simple", "NCCL_MIN_CTAS=32"}
     assert found["NCCL_MIN_CTAS=32"].changes == (Algorithm(channels=32, op="all_reduce"),)
 

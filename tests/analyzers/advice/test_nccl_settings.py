@@ -23,8 +23,11 @@ def report(*paths: Path) -> Report:
 
 def unset(found: Report) -> dict[str, str]:
     """What is to be unset, with the codes."""
-    return {one["setting"]["name"]: one["code"] for one in found["advice"]["unpredicted"]
-            if one["setting"]["value"] == "unset"}  # fmt: skip
+    return {
+        one["setting"]["name"]: one["code"]
+        for one in found["advice"]["unpredicted"]
+        if one["setting"]["value"] == "unset"
+    }
 
 
 INSIDE = [said("Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct", pid=100)]
@@ -43,10 +46,12 @@ INSIDE = [said("Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct", pid=100)]
         ({"NCCL_TOPO_FILE": "/opt/microsoft/ndv5-topo.xml", "NCCL_NET_GDR_LEVEL": "0"}, set()),
         ({"NCCL_NET": "FasTrak", "NCCL_P2P_DISABLE": "1", "NCCL_PROTO": "Simple"}, {"NCCL_P2P_DISABLE"}),
         ({"NCCL_NET": "Socket", "NCCL_FASTRAK_CTRL_DEV": "eth0", "NCCL_ALGO": "Ring"}, {"NCCL_NET", "NCCL_ALGO"}),
-        ({"NCCL_SOCKET_IFNAME": "eth0", "NCCL_PROTO": "Simple", "NCCL_IB_DISABLE": "1"},
-         {"NCCL_PROTO", "NCCL_IB_DISABLE"}),
+        (
+            {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_PROTO": "Simple", "NCCL_IB_DISABLE": "1"},
+            {"NCCL_PROTO", "NCCL_IB_DISABLE"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_the_vendor_of_the_network_sets_is_left(tmp_path: Path, set_to: dict[str, str], taken: set[str]) -> None:
     """Two hosts of two ranks."""
     found = report(write(tmp_path, "nccl.log", variables(**set_to), communicator(4, 2), nccl_tests({MIB: 99.0})))
@@ -62,9 +67,13 @@ def test_what_the_vendor_of_the_network_sets_is_left(tmp_path: Path, set_to: dic
         ({"NCCL_P2P_DISABLE": "0", "NCCL_IB_DISABLE": "0"}, 2, {}, "off already"),
         ({"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}, 1, {}, "one host has no network to use"),
         (
-            {"NCCL_IB_DISABLE": "1", "NCCL_NET_GDR_LEVEL": "LOC", "NCCL_PXN_DISABLE": "1"}, 2,
-            {"NCCL_IB_DISABLE": "nccl_transport", "NCCL_NET_GDR_LEVEL": "nccl_gpu_direct",
-             }, "",
+            {"NCCL_IB_DISABLE": "1", "NCCL_NET_GDR_LEVEL": "LOC", "NCCL_PXN_DISABLE": "1"},
+            2,
+            {
+                "NCCL_IB_DISABLE": "nccl_transport",
+                "NCCL_NET_GDR_LEVEL": "nccl_gpu_direct",
+            },
+            "",
         ),
         ({"NCCL_P2P_DISABLE": "1"}, 2, {}, "one rank per host"),
         ({"NCCL_NVLS_ENABLE": "0"}, 1, {}, "A100 has no NVLS"),
@@ -74,7 +83,7 @@ def test_what_the_vendor_of_the_network_sets_is_left(tmp_path: Path, set_to: dic
         ({"NCCL_TOPO_FILE": "/etc/topo.xml", "NCCL_CHECK_POINTERS": "1"}, 1, {}, "what they cost nothing tells"),
         ({"NCCL_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "INFO", "NCCL_TOPO_DUMP_FILE": "t.xml"}, 2, {}, "no loss"),
     ],
-)  # fmt: skip
+)
 def test_what_a_log_shows_to_be_forced_is_unset(
     tmp_path: Path, set_to: dict[str, str], nodes: int, taken: dict[str, str], left: str
 ) -> None:
@@ -149,11 +158,16 @@ def job(folder: Path, nbytes: int, us: int) -> Path:
         end, own = at + 110, []
         for number in range(10):
             launch = 100 * step + 2 + number
-            own += [call(at + 4 + 3 * number, 2, launch),
-                    collective(end, us, nbytes, 10 * step + number, launch=launch)]  # fmt: skip
+            own += [
+                call(at + 4 + 3 * number, 2, launch),
+                collective(end, us, nbytes, 10 * step + number, launch=launch),
+            ]
             end += us
-        own += [call(at + 1, 2, 100 * step + 1), kernel(at + 10, 100, 100 * step + 1),
-                call(at + 90, end - at - 88, 100 * step + 50, "cudaDeviceSynchronize")]  # fmt: skip
+        own += [
+            call(at + 1, 2, 100 * step + 1),
+            kernel(at + 10, 100, 100 * step + 1),
+            call(at + 90, end - at - 88, 100 * step + 50, "cudaDeviceSynchronize"),
+        ]
         events += [note(at, end + 5 - at, f"ProfilerStep#{step}"), *own]
         at = end + 5
     return run_of(folder, events, events, compute=False, gpu="NVIDIA A100-SXM4-80GB")

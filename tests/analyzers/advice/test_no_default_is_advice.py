@@ -19,9 +19,19 @@ from gpuscope.catalogue.cause_table import NAMED
 from gpuscope.schema.document import Report, Setting
 
 FRAMEWORKS = (
-    "ddp", "fsdp", "fsdp2", "deepspeed", "megatron", "torchtitan", "transformers", "accelerate", "lightning", "horovod",
-    "vllm", "sglang",
-)  # fmt: skip
+    "ddp",
+    "fsdp",
+    "fsdp2",
+    "deepspeed",
+    "megatron",
+    "torchtitan",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "horovod",
+    "vllm",
+    "sglang",
+)
 NOTHING_KNOWN: Callable[[object], Refused] = lambda _: Refused("a test")  # noqa: E731
 
 
@@ -64,14 +74,17 @@ def test_a_default_is_advice_where_the_replay_shows_other_buckets() -> None:
     assert [one["setting"] for one in suggestions] == [setting]
 
 
-@pytest.mark.parametrize(("name", "value", "version", "default"), [
-    ("DistributedDataParallel.bucket_cap_mb", "25", (), True),
-    ("DistributedDataParallel.bucket_cap_mb", "50", (), False),
-    ("zero_optimization.reduce_bucket_size", "5e8", (), True),
-    ("TrainingArguments.optim", '"adamw_torch_fused"', (5, 1), True),
-    ("TrainingArguments.optim", '"adamw_torch_fused"', (4, 40), False),
-    ("NCCL_ALGO", "Ring", (), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "version", "default"),
+    [
+        ("DistributedDataParallel.bucket_cap_mb", "25", (), True),
+        ("DistributedDataParallel.bucket_cap_mb", "50", (), False),
+        ("zero_optimization.reduce_bucket_size", "5e8", (), True),
+        ("TrainingArguments.optim", '"adamw_torch_fused"', (5, 1), True),
+        ("TrainingArguments.optim", '"adamw_torch_fused"', (4, 40), False),
+        ("NCCL_ALGO", "Ring", (), False),
+    ],
+)
 def test_what_is_a_default(name: str, value: str, version: tuple[int, ...], default: bool) -> None:
     assert KNOWN[name].is_default(value, version) is default
 
@@ -92,10 +105,14 @@ def reduced(frameworks: Sequence[str], times: int) -> Report:
     return asked
 
 
-@pytest.mark.parametrize(("frameworks", "name"), [
-    (["ddp"], "DistributedDataParallel.bucket_cap_mb"), (["lightning", "ddp"], "DDPStrategy.bucket_cap_mb"),
-    (["transformers", "ddp"], "TrainingArguments.ddp_bucket_cap_mb"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("frameworks", "name"),
+    [
+        (["ddp"], "DistributedDataParallel.bucket_cap_mb"),
+        (["lightning", "ddp"], "DDPStrategy.bucket_cap_mb"),
+        (["transformers", "ddp"], "TrainingArguments.ddp_bucket_cap_mb"),
+    ],
+)
 def test_buckets_are_no_advice_where_one_may_hold_all_gradients(frameworks: list[str], name: str) -> None:
     few, many = ({one["name"]: one["value"] for one in advised(reduced(frameworks, times))} for times in (2, 9))
     assert name not in few

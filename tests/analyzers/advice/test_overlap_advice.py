@@ -44,9 +44,13 @@ def test_gradients_reduced_in_each_micro_batch(profiler: Profiler, tmp_path: Pat
     assert "no_sync" not in suggested(after)
 
 
-@pytest.mark.parametrize(("fsdp1", "name"), [
-    (False, "FSDPModule.set_requires_gradient_sync"), (True, "FullyShardedDataParallel.no_sync"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fsdp1", "name"),
+    [
+        (False, "FSDPModule.set_requires_gradient_sync"),
+        (True, "FullyShardedDataParallel.no_sync"),
+    ],
+)
 def test_shards_reduced_in_each_micro_batch(fsdp1: bool, name: str, tmp_path: Path) -> None:
     job = replace(MICRO, parallel="fsdp", fsdp1=fsdp1, rate=12.0)
     report = analysed(job, tmp_path)
@@ -91,8 +95,10 @@ def data_parallel(path: Path, forward: str = "DataParallel.forward") -> Report:
         at = 10_000 * number
         events += [note(at, 9_900, f"ProfilerStep#{number}"), note(at, 2_000, forward)]
         for device in (0, 1):
-            events += [call(at + 10 + device, 1, 10 * number + device),
-                       kernel(at + 100, 4_000, 10 * number + device, device=device)]  # fmt: skip
+            events += [
+                call(at + 10 + device, 1, 10 * number + device),
+                kernel(at + 100, 4_000, 10 * number + device, device=device),
+            ]
         events += [
             call(at + 20, 1, 10 * number + 5),
             kernel(at + 4_100, 1_000, 10 * number + 5, name="gather", stream=9),
@@ -155,12 +161,33 @@ def with_memory(folder: Path, job: Job, reserved: int, name: str = "CheckpointFu
     for event in steps:
         at = event["ts"] + 1
         document["traceEvents"] += [
-            {"ph": "i", "s": "t", "name": "[memory]", "pid": event["pid"], "tid": event["tid"], "ts": at, "args": {
-                "Device Type": 1, "Device Id": 0, "Addr": 1, "Bytes": 1 << 20, "Total Allocated": reserved // 2,
-                "Total Reserved": reserved}},
-            {"ph": "X", "cat": "cpu_op", "name": name, "pid": event["pid"], "tid": event["tid"], "ts": at, "dur": 0.1,
-             "args": {}},
-        ]  # fmt: skip
+            {
+                "ph": "i",
+                "s": "t",
+                "name": "[memory]",
+                "pid": event["pid"],
+                "tid": event["tid"],
+                "ts": at,
+                "args": {
+                    "Device Type": 1,
+                    "Device Id": 0,
+                    "Addr": 1,
+                    "Bytes": 1 << 20,
+                    "Total Allocated": reserved // 2,
+                    "Total Reserved": reserved,
+                },
+            },
+            {
+                "ph": "X",
+                "cat": "cpu_op",
+                "name": name,
+                "pid": event["pid"],
+                "tid": event["tid"],
+                "ts": at,
+                "dur": 0.1,
+                "args": {},
+            },
+        ]
     path.write_text(json.dumps(document))
     return gpuscope.analyze(path).report
 
@@ -186,9 +213,15 @@ def test_a_full_step_gets_no_larger_batch(tmp_path: Path) -> None:
 
 
 def test_copies_outside_the_exchange_are_left_alone(tmp_path: Path) -> None:
-    events = [event for n in range(4) for event in (
-        call(1_000 * n, 2, n), copy(1_000 * n + 5, 50, n), call(1_000 * n + 60, 2, n + 50),
-        kernel(1_000 * n + 70, 800, n + 50),
-    )]  # fmt: skip
+    events = [
+        event
+        for n in range(4)
+        for event in (
+            call(1_000 * n, 2, n),
+            copy(1_000 * n + 5, 50, n),
+            call(1_000 * n + 60, 2, n + 50),
+            kernel(1_000 * n + 70, 800, n + 50),
+        )
+    ]
     report = gpuscope.analyze(write(tmp_path / "rank0.json", *events)).report
     assert "host_staged_exchange" not in {finding["code"] for finding in report["findings"]}

@@ -181,8 +181,11 @@ def test_a_gain_beyond_what_its_finding_costs_says_where_it_comes_from() -> None
     case = _of_200(launch=30)
     [one], _ = advise(case, lambda _: told, rule(("sync", proposal("remove_syncs", SYNCS))))
     assert one["beyond"] == {
-        "ns": 150, "cost_ns": 200, "saved_ns": {"exposed_communication": 50}, "causes": ["launch"],
-    }  # fmt: skip
+        "ns": 150,
+        "cost_ns": 200,
+        "saved_ns": {"exposed_communication": 50},
+        "causes": ["launch"],
+    }
     assert prediction_sentences.besides(one).startswith(
         "; 150 ns of it beyond what blocking synchronisation costs (200 ns): what counts as"
     )

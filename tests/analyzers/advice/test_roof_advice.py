@@ -10,10 +10,16 @@ from helpers.analysed import report
 from simulator.kernel_faults import FAULTS, Case, cases
 
 CODES = {
-    "few_tiles": "more_tiles", "odd_sizes": "aligned_sizes", "tall_and_skinny": "wider_products",
-    "short_sequence": "packed_sequences", "narrow_head": "wider_heads", "channels_last": "channels_last_images",
-    "wrong_precision": "tensor_cores", "strided_input": "one_layout", "": "tuned_kernel",
-}  # fmt: skip
+    "few_tiles": "more_tiles",
+    "odd_sizes": "aligned_sizes",
+    "tall_and_skinny": "wider_products",
+    "short_sequence": "packed_sequences",
+    "narrow_head": "wider_heads",
+    "channels_last": "channels_last_images",
+    "wrong_precision": "tensor_cores",
+    "strided_input": "one_layout",
+    "": "tuned_kernel",
+}
 ON_H100 = {case.reason: case for case in reversed([*cases()][: len(FAULTS)])}
 
 

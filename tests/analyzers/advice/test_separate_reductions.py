@@ -17,8 +17,18 @@ from gpuscope.analyzers.advice.rules.communication.separate_reduction_rules impo
 from gpuscope.analyzers.changes import BucketSize, Predicted
 from gpuscope.schema.document import Report
 
-DDP = replace(COMPUTE, gemms=8, layers=6, gemm_ns=80_000, small_ns=15_000, layer_bytes=8 * MIB, bias_bytes=16 << 10,
-              alpha_ns=60_000, rate=60.0, steps=5)  # fmt: skip
+DDP = replace(
+    COMPUTE,
+    gemms=8,
+    layers=6,
+    gemm_ns=80_000,
+    small_ns=15_000,
+    layer_bytes=8 * MIB,
+    bias_bytes=16 << 10,
+    alpha_ns=60_000,
+    rate=60.0,
+    steps=5,
+)
 LOOP = replace(DDP, wrapped=False, overlap=False, bucket_bytes=1)
 """96 all-reduces behind the backward pass, waited for at the end."""
 WAITING = replace(LOOP, each_waited=True)
@@ -73,13 +83,19 @@ def test_without_shapes_it_has_a_bound(tmp_path: Path) -> None:
     assert bound["step_ns_low"] <= step(analysed(replace(WAITING, bucket_bytes=WHOLE), tmp_path))
 
 
-@pytest.mark.parametrize("job", [
-    replace(LOOP, wrapped=True),  # DDP with buckets of a byte: its own size is what is wrong
-    replace(LOOP, layer_bytes=64 << 10, bias_bytes=256),  # fewer bytes than any model's gradients
-    replace(LOOP, bucket_bytes=8 * MIB),  # a message for each layer
-    replace(COMPUTE, parallel="tensor", ranks=4, layers=12, gemms=1, tensor_bytes=48 * MIB),  # between layers' products
-    replace(LOOP, alpha_ns=200, rate=8_000.0),  # that cost nothing
-], ids=["ddp", "metrics", "messages by layer", "tensor parallel", "fast"])  # fmt: skip
+@pytest.mark.parametrize(
+    "job",
+    [
+        replace(LOOP, wrapped=True),  # DDP with buckets of a byte: its own size is what is wrong
+        replace(LOOP, layer_bytes=64 << 10, bias_bytes=256),  # fewer bytes than any model's gradients
+        replace(LOOP, bucket_bytes=8 * MIB),  # a message for each layer
+        replace(
+            COMPUTE, parallel="tensor", ranks=4, layers=12, gemms=1, tensor_bytes=48 * MIB
+        ),  # between layers' products
+        replace(LOOP, alpha_ns=200, rate=8_000.0),  # that cost nothing
+    ],
+    ids=["ddp", "metrics", "messages by layer", "tensor parallel", "fast"],
+)
 def test_other_all_reduces_are_no_such_loop(job: Job, tmp_path: Path) -> None:
     assert "separate_reductions" not in found(analysed(job, tmp_path))
 

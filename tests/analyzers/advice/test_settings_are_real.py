@@ -131,9 +131,17 @@ def test_compile_and_checkpoint_have_what_is_proposed() -> None:
 
 
 FRAMEWORKS: tuple[tuple[str, ...], ...] = (
-    (), ("ddp",), ("fsdp",), ("fsdp2",), ("deepspeed",), ("megatron",), ("torchtitan",), ("transformers",),
-    ("accelerate", "ddp"), ("horovod",),
-)  # fmt: skip
+    (),
+    ("ddp",),
+    ("fsdp",),
+    ("fsdp2",),
+    ("deepspeed",),
+    ("megatron",),
+    ("torchtitan",),
+    ("transformers",),
+    ("accelerate", "ddp"),
+    ("horovod",),
+)
 OF_A_FRAMEWORK = re.compile(
     r"--[a-z]|[A-Z]+_[A-Z_]+$|(DistributedDataParallel|FullyShardedDataParallel|DataLoader|FSDPModule|fully_shard|"
     r"TrainingArguments|Accelerator|zero_optimization|parallelism|torch\.(?!distributed collectives))\b"
@@ -154,9 +162,10 @@ def test_names_are_written_once() -> None:
     of_advice = Path(next(iter(package.__path__))).parent
     nodes = [
         node
-        for path in of_advice.rglob("*.py") if path.parent.name != "settings"
+        for path in of_advice.rglob("*.py")
+        if path.parent.name != "settings"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    ]  # fmt: skip
+    ]
     spelled = {node.value for node in nodes if isinstance(node, ast.Constant) and node.value in KNOWN}
     taken = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     noted = {name for table in TABLES for name, one in vars(table).items() if isinstance(one, Known)}
@@ -171,12 +180,15 @@ def torch_owner(name: str) -> object | None:
 
     owner = name.rpartition(".")[0]
     of = {
-        "DistributedDataParallel": nn.parallel.DistributedDataParallel, "DataLoader": utils.data.DataLoader,
+        "DistributedDataParallel": nn.parallel.DistributedDataParallel,
+        "DataLoader": utils.data.DataLoader,
         "FullyShardedDataParallel": distributed.fsdp.FullyShardedDataParallel,
-        "fully_shard": distributed.fsdp.fully_shard, "torch.compile": torch.compile,
-        "torch.profiler.profile": profiler.profile, "init_device_mesh": distributed.init_device_mesh,
+        "fully_shard": distributed.fsdp.fully_shard,
+        "torch.compile": torch.compile,
+        "torch.profiler.profile": profiler.profile,
+        "init_device_mesh": distributed.init_device_mesh,
         "torch.utils.checkpoint.checkpoint": utils.checkpoint.checkpoint,
-    }  # fmt: skip
+    }
     return getattr(optim, owner.rpartition(".")[2]) if owner.startswith("torch.optim.") else of.get(owner)
 
 
@@ -249,9 +261,15 @@ def test_deepspeed_has_these_keys_and_defaults() -> None:
 )
 def test_no_default_and_nothing_that_the_version_lacks(name: str, value: str, version: str, fits: bool) -> None:
     record = suggestion("try_it", "launch")
-    rule = Rule("a", (type(record),), lambda _, found: [Proposal(
-        found, record, {"kind": "config", "name": name, "value": value}, outcome=Predicted(100, 50, 50, 50, "")
-    )])  # fmt: skip
+    rule = Rule(
+        "a",
+        (type(record),),
+        lambda _, found: [
+            Proposal(
+                found, record, {"kind": "config", "name": name, "value": value}, outcome=Predicted(100, 50, 50, 50, "")
+            )
+        ],
+    )
     asked = report(finding("launch"), cause="launch")
     versions = {KNOWN[name].package: version} if version else {}
     asked["trace"]["setup"] = {"versions": versions, "variables": {}, "cores_per_rank": None, "stacks": False}

@@ -15,9 +15,17 @@ GATHER = "_allgather_base"
 
 
 def job(
-    folder: Path, *, gathers: int = 20, nbytes: int = 80_000, steps: int = 5, wait: str = "cudaStreamSynchronize",
-    name: str = GATHER, mark: str = "", group: str = "default_pg", ranks: int = 2,
-) -> Report:  # fmt: skip
+    folder: Path,
+    *,
+    gathers: int = 20,
+    nbytes: int = 80_000,
+    steps: int = 5,
+    wait: str = "cudaStreamSynchronize",
+    name: str = GATHER,
+    mark: str = "",
+    group: str = "default_pg",
+    ranks: int = 2,
+) -> Report:
     """A step is so many times a collective of 300 µs, waited for, and a product of 200 µs."""
     KERNELS.setdefault(GATHER, "ncclDevKernel_AllGather_RING_LL(x)")
     for rank in range(ranks):
@@ -29,9 +37,10 @@ def job(
                 number += 2
                 events += [
                     call(at, 5, number, "cudaLaunchKernelExC"),
-                    collective(at + 10, 300, nbytes, number, ranks, name, launch=number,
-                               **{"Process Group Description": group}),
-                ]  # fmt: skip
+                    collective(
+                        at + 10, 300, nbytes, number, ranks, name, launch=number, **{"Process Group Description": group}
+                    ),
+                ]
                 if wait:
                     events.append(call(at + 8, 303, -number, wait))
                 at += 315 if wait else 12
@@ -39,8 +48,13 @@ def job(
                 at += 215 if wait else 515
             events.append(note(begin - 5, at - begin, f"ProfilerStep#{step}"))
             events += [op(begin, 5, mark)] if mark else []
-        write(folder / f"rank{rank}.json", *events, rank=rank, world_size=ranks,
-              deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}])  # fmt: skip
+        write(
+            folder / f"rank{rank}.json",
+            *events,
+            rank=rank,
+            world_size=ranks,
+            deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}],
+        )
     return gpuscope.analyze(folder).report
 
 
@@ -49,12 +63,17 @@ def advice(report: Report) -> dict[str, str]:
     return {one["code"]: f"{one['setting']['name']} {one['setting']['value']}" for one in found}
 
 
-@pytest.mark.parametrize(("mark", "setting"), [
-    ("", "stage3_param_persistence_threshold"), ("", "fully_shard"), ("", "auto_wrap_policy"),
-    ("DeepSpeedEngine.forward", "zero_optimization.stage3_param_persistence_threshold 1000000"),
-    ("FullyShardedDataParallel.forward", "FullyShardedDataParallel.auto_wrap_policy"),
-    ("MegatronModule.forward", "--overlap-param-gather"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mark", "setting"),
+    [
+        ("", "stage3_param_persistence_threshold"),
+        ("", "fully_shard"),
+        ("", "auto_wrap_policy"),
+        ("DeepSpeedEngine.forward", "zero_optimization.stage3_param_persistence_threshold 1000000"),
+        ("FullyShardedDataParallel.forward", "FullyShardedDataParallel.auto_wrap_policy"),
+        ("MegatronModule.forward", "--overlap-param-gather"),
+    ],
+)
 @pytest.mark.parametrize("wait", ["cudaStreamSynchronize", "cudaEventSynchronize"])
 def test_small_gathers_are_put_together(tmp_path: Path, mark: str, setting: str, wait: str) -> None:
     report = job(tmp_path, mark=mark, wait=wait)
@@ -67,10 +86,18 @@ def test_small_gathers_are_put_together(tmp_path: Path, mark: str, setting: str,
     assert "bound" in entry
 
 
-@pytest.mark.parametrize("given", [
-    {"name": "allreduce"}, {"gathers": 4}, {"nbytes": 64 << 20}, {"mark": "FSDP::pre_forward"},
-    {"group": "TENSOR_MODEL_PARALLEL_GROUP"}, {"group": "mesh_tp"},
-], ids=["all-reduces", "few", "large", "FSDP2", "Megatron's activations", "a mesh's activations"])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"name": "allreduce"},
+        {"gathers": 4},
+        {"nbytes": 64 << 20},
+        {"mark": "FSDP::pre_forward"},
+        {"group": "TENSOR_MODEL_PARALLEL_GROUP"},
+        {"group": "mesh_tp"},
+    ],
+    ids=["all-reduces", "few", "large", "FSDP2", "Megatron's activations", "a mesh's activations"],
+)
 def test_other_messages_are_not_gathers_of_small_parameters(tmp_path: Path, given: dict[str, object]) -> None:
     assert "small_gathers" not in advice(job(tmp_path, **given))  # type: ignore[arg-type]
 

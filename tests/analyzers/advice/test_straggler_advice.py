@@ -20,11 +20,21 @@ def gains(changes: Sequence[Change]) -> Predicted:
 def late(reason: str | None, recurrent: bool = True, ranks: int = 2, cause: str = "gc") -> Report:
     """Rank 1 of so many is late, with the reason `host` for a cause."""
     case = report(finding("straggler", ranks=(1,)), bound_by="communication", cause="straggler")
-    case["stragglers"] = [{"rank": 1, "caused_wait_ns": 9, "phase": None, "recurrent": recurrent, "reason": reason,
-                           "root_wait_ns": 9, "reason_why": "so it is"}]  # type: ignore[list-item]  # fmt: skip
+    case["stragglers"] = [
+        {
+            "rank": 1,
+            "caused_wait_ns": 9,
+            "phase": None,
+            "recurrent": recurrent,
+            "reason": reason,
+            "root_wait_ns": 9,
+            "reason_why": "so it is",
+        }
+    ]  # type: ignore[list-item]
     first = case["ranks"][0]
-    case["ranks"] = [{**first, "rank": rank, "stall_ns": {**first["stall_ns"], "cpu": {"launch": 5}}}
-                     for rank in range(ranks)]  # fmt: skip
+    case["ranks"] = [
+        {**first, "rank": rank, "stall_ns": {**first["stall_ns"], "cpu": {"launch": 5}}} for rank in range(ranks)
+    ]
     if reason == "host":
         case["stragglers"][0]["host_cause"] = cause
     return case
@@ -33,8 +43,9 @@ def late(reason: str | None, recurrent: bool = True, ranks: int = 2, cause: str 
 def test_a_slow_device_is_checked_and_drained() -> None:
     [one], _ = advise(late("device"), gains)
     assert (one["code"], one["setting"]) == (
-        "slow_rank", {"kind": "config", "name": "node of rank 1", "value": "drained until it is checked"},
-    )  # fmt: skip
+        "slow_rank",
+        {"kind": "config", "name": "node of rank 1", "value": "drained until it is checked"},
+    )
     assert one["predicted"]["step_ns_after"] == 40
 
 
@@ -83,10 +94,14 @@ def test_a_late_host_gets_the_advice_of_its_own_cause(cause: str, begins: str) -
     assert one["action"].endswith("on rank 1")
 
 
-@pytest.mark.parametrize(("trouble", "both", "told"), [
-    ("sync", 30, ["remove_syncs"]), ("sync", 20, ["late_host", "remove_syncs"]),
-    ("straggler", 30, ["late_host", "remove_syncs"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("trouble", "both", "told"),
+    [
+        ("sync", 30, ["remove_syncs"]),
+        ("sync", 20, ["late_host", "remove_syncs"]),
+        ("straggler", 30, ["late_host", "remove_syncs"]),
+    ],
+)
 def test_a_late_host_goes_without_saying_where_its_cause_is_mended_on_all(
     trouble: str, both: int, told: list[str]
 ) -> None:
@@ -148,9 +163,20 @@ def test_work_besides_a_pipeline_is_taken_off_its_rank() -> None:
     case = report(finding("work_outside_pipeline", ranks=(1,)), bound_by="communication", cause="pipeline_bubble")
     assert not advise(case, gains)[0]  # what waits for the rank is not seen
     case["collectives"] = [
-        {"op": "send", "group": "pp", "count": 2, "bytes": 8, "size_basis": None, "dur_ns": 2, "wait_ns": 1,
-         "transfer_ns": 1, "algbw_gbps": None, "busbw_gbps": None, "lower_bound": False}
-    ]  # fmt: skip
+        {
+            "op": "send",
+            "group": "pp",
+            "count": 2,
+            "bytes": 8,
+            "size_basis": None,
+            "dur_ns": 2,
+            "wait_ns": 1,
+            "transfer_ns": 1,
+            "algbw_gbps": None,
+            "busbw_gbps": None,
+            "lower_bound": False,
+        }
+    ]
     [one], _ = advise(case, gains)
     assert one["code"] == "outside_work"
     assert "replace" not in one["action"]
@@ -166,8 +192,9 @@ def test_what_answers_a_late_stage_comes_before_what_gains_more_elsewhere() -> N
         return Predicted(100, 100, 100, 100, "a test")
 
     def codes() -> list[str]:
-        case = report(finding("slow_stage", ranks=(1,)), finding("few_micro_batches"), bound_by="communication",
-                      cause="straggler")  # fmt: skip
+        case = report(
+            finding("slow_stage", ranks=(1,)), finding("few_micro_batches"), bound_by="communication", cause="straggler"
+        )
         return [one["code"] for one in advise(case, of_trace)[0]]
 
     best = 55

@@ -133,11 +133,15 @@ def synthetic_history(folder: Path) -> Path:
     last finds none large enough."""
     a, b, c = 0x1000_0000, 0x2000_0000, 0x4000_0000
     history = events(
-        ("segment_alloc", a, 120 * MIB), ("alloc", a, 120 * MIB),
-        ("segment_alloc", b, 120 * MIB), ("alloc", b, 120 * MIB),
-        ("free", a, 120 * MIB), ("alloc", a, 60 * MIB),
-        ("segment_alloc", c, 200 * MIB), ("alloc", c, 200 * MIB),
-    )  # fmt: skip
+        ("segment_alloc", a, 120 * MIB),
+        ("alloc", a, 120 * MIB),
+        ("segment_alloc", b, 120 * MIB),
+        ("alloc", b, 120 * MIB),
+        ("free", a, 120 * MIB),
+        ("alloc", a, 60 * MIB),
+        ("segment_alloc", c, 200 * MIB),
+        ("alloc", c, 200 * MIB),
+    )
     left = [
         segment(a, (60 * MIB, "active_allocated"), (60 * MIB, "inactive")),
         segment(b, (120 * MIB, "active_allocated")),
@@ -160,10 +164,13 @@ def test_synthetic_expandable_segments_of_ascend(tmp_path: Path) -> None:
     at, small = 0x1000_0000, 0x8000_0000
     large = 30 * MIB + 512  # 30 MiB and 32 bytes, rounded up
     history = events(
-        ("segment_map", small, 2 * MIB), ("alloc", small, 1_000),
-        ("segment_map", at, 40 * MIB), ("alloc", at, 30 * MIB),
-        ("segment_map", at + 40 * MIB, 40 * MIB), ("alloc", at + large, 30 * MIB),
-    )  # fmt: skip
+        ("segment_map", small, 2 * MIB),
+        ("alloc", small, 1_000),
+        ("segment_map", at, 40 * MIB),
+        ("alloc", at, 30 * MIB),
+        ("segment_map", at + 40 * MIB, 40 * MIB),
+        ("alloc", at + large, 30 * MIB),
+    )
     for event in history:
         del event["time_us"]
     left = [
@@ -205,9 +212,11 @@ def test_expandable_segments_of_ascend(shared_traces: Path) -> None:
 
 def test_settings_of_a_snapshot() -> None:
     told: dict[str, Any] = {
-        "max_split_size": 64 * MIB, "garbage_collection_threshold": 0.8, "expandable_segments": True,
+        "max_split_size": 64 * MIB,
+        "garbage_collection_threshold": 0.8,
+        "expandable_segments": True,
         "roundup_power2_divisions": {str(1 << at): 4 for at in range(16)},
-    }  # fmt: skip
+    }
     settings = from_snapshot(told)
     assert (settings.max_split, settings.gc_threshold, settings.expandable) == (64 * MIB, 0.8, True)
     assert settings.divisions == (4,) * 16

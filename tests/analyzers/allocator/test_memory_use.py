@@ -30,11 +30,15 @@ def analysed(path: Path) -> tuple[MemoryEntry, list[FindingEntry]]:
 def grown_twice() -> list[Entry]:
     """120 and 120 MiB come and go; then 200 MiB are asked for, which no cached block of 120 can give."""
     return events(
-        ("segment_alloc", A, 120 * MIB), ("alloc", A, 120 * MIB),
-        ("segment_alloc", B, 120 * MIB), ("alloc", B, 120 * MIB),
-        ("free", A, 120 * MIB), ("free", B, 120 * MIB),
-        ("segment_alloc", C, 200 * MIB), ("alloc", C, 200 * MIB),
-    )  # fmt: skip
+        ("segment_alloc", A, 120 * MIB),
+        ("alloc", A, 120 * MIB),
+        ("segment_alloc", B, 120 * MIB),
+        ("alloc", B, 120 * MIB),
+        ("free", A, 120 * MIB),
+        ("free", B, 120 * MIB),
+        ("segment_alloc", C, 200 * MIB),
+        ("alloc", C, 200 * MIB),
+    )
 
 
 CACHED = [
@@ -73,10 +77,15 @@ def test_segments_that_grow_would_have_needed_less(tmp_path: Path) -> None:
 def test_a_cache_after_a_peak_is_no_fragmentation(tmp_path: Path) -> None:
     """440 MiB reserved and none in use: yet no request ever found free blocks it could not use."""
     told = events(
-        ("segment_alloc", A, 120 * MIB), ("alloc", A, 120 * MIB), ("segment_alloc", C, 200 * MIB),
-        ("alloc", C, 200 * MIB), ("free", A, 120 * MIB), ("free", C, 200 * MIB), ("alloc", A, 100 * MIB),
+        ("segment_alloc", A, 120 * MIB),
+        ("alloc", A, 120 * MIB),
+        ("segment_alloc", C, 200 * MIB),
+        ("alloc", C, 200 * MIB),
+        ("free", A, 120 * MIB),
+        ("free", C, 200 * MIB),
+        ("alloc", A, 100 * MIB),
         ("free", A, 100 * MIB),
-    )  # fmt: skip
+    )
     cached = [segment(A, (120 * MIB, "inactive")), segment(C, (200 * MIB, "inactive"))]
     entry, findings = analysed(snapshot(tmp_path / "s.pickle", cached, told))
     assert (entry["end_reserved_bytes"], entry["end_allocated_bytes"]) == (320 * MIB, 0)
@@ -87,11 +96,16 @@ def test_a_cache_after_a_peak_is_no_fragmentation(tmp_path: Path) -> None:
 def in_pieces(free_on_device: int) -> tuple[list[Entry], list[Entry]]:
     """Two segments of 120 MiB, each half in use, and a request of 100 MiB that fails."""
     told = events(
-        ("segment_alloc", A, 120 * MIB), ("alloc", A, 120 * MIB),
-        ("segment_alloc", B, 120 * MIB), ("alloc", B, 120 * MIB),
-        ("free", A, 120 * MIB), ("free", B, 120 * MIB),
-        ("alloc", A, 60 * MIB), ("alloc", B, 61 * MIB), ("oom", free_on_device, 100 * MIB),
-    )  # fmt: skip
+        ("segment_alloc", A, 120 * MIB),
+        ("alloc", A, 120 * MIB),
+        ("segment_alloc", B, 120 * MIB),
+        ("alloc", B, 120 * MIB),
+        ("free", A, 120 * MIB),
+        ("free", B, 120 * MIB),
+        ("alloc", A, 60 * MIB),
+        ("alloc", B, 61 * MIB),
+        ("oom", free_on_device, 100 * MIB),
+    )
     halves = [
         segment(A, (60 * MIB, "active_allocated"), (60 * MIB, "inactive")),
         segment(B, (61 * MIB, "active_allocated"), (59 * MIB, "inactive")),
@@ -112,9 +126,14 @@ def test_a_failed_request_tells_what_was_free(tmp_path: Path) -> None:
     assert entry["replay"] is not None
     assert entry["replay"]["failed"] == 1
     assert entry["replay"]["best"] == {
-        "option": "expandable_segments", "value": "True", "peak_reserved_bytes": 240 * MIB, "device_calls": 2,
-        "retries": 0, "collections": 0, "failed": 0,
-    }  # fmt: skip
+        "option": "expandable_segments",
+        "value": "True",
+        "peak_reserved_bytes": 240 * MIB,
+        "device_calls": 2,
+        "retries": 0,
+        "collections": 0,
+        "failed": 0,
+    }
 
 
 def test_a_full_device_is_no_fragmentation(tmp_path: Path) -> None:
@@ -155,9 +174,13 @@ def test_a_limit_of_the_process_is_told(tmp_path: Path) -> None:
 def test_retries(tmp_path: Path, stack: list[Entry], certain: list[bool]) -> None:
     """A cached segment is given back and a larger one allocated: by a retry, unless the stack says otherwise."""
     told = events(
-        ("segment_alloc", A, 120 * MIB), ("alloc", A, 120 * MIB), ("free", A, 120 * MIB),
-        ("segment_free", A, 120 * MIB), ("segment_alloc", C, 200 * MIB), ("alloc", C, 200 * MIB),
-    )  # fmt: skip
+        ("segment_alloc", A, 120 * MIB),
+        ("alloc", A, 120 * MIB),
+        ("free", A, 120 * MIB),
+        ("segment_free", A, 120 * MIB),
+        ("segment_alloc", C, 200 * MIB),
+        ("alloc", C, 200 * MIB),
+    )
     told[4]["frames"] = stack
     told[5]["time_us"] = EPOCH_US + 1_004  # the device gave its answer a millisecond after the first free
     path = snapshot(tmp_path / "s.pickle", [segment(C, (200 * MIB, "active_allocated"))], told)
@@ -195,8 +218,15 @@ def test_contradictions_are_counted_and_forbid_predictions(tmp_path: Path) -> No
 
 def suggested(entry: MemoryEntry, findings: list[FindingEntry]) -> list[Any]:
     verdict = {"abstained": True, "cause_abstained": False, "bound_by": None, "cause": None}
-    report: Any = {"memory": [entry], "findings": findings, "suggestions": [], "ranks": [], "step_time": None,
-                   "verdict": verdict, "trace": {"program": None}}  # fmt: skip
+    report: Any = {
+        "memory": [entry],
+        "findings": findings,
+        "suggestions": [],
+        "ranks": [],
+        "step_time": None,
+        "verdict": verdict,
+        "trace": {"program": None},
+    }
     return advise(report, lambda _: Refused("no timeline"), [RULE])[0]
 
 

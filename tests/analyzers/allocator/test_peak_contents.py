@@ -31,17 +31,23 @@ TRAIN = ("<module>", "/job/train.py", 90)
 RUNPY = ("_run_code", "/usr/lib/python3.11/runpy.py", 86)
 CALL = ("_call_impl", f"{TORCH}/nn/modules/module.py", 1739)
 SOFTMAX = stack(
-    ("softmax", f"{TORCH}/nn/functional.py", 2140), ("attention", "/job/model.py", 40), CALL,
-    ("forward", "/job/model.py", 80), TRAIN, RUNPY,
-)  # fmt: skip
+    ("softmax", f"{TORCH}/nn/functional.py", 2140),
+    ("attention", "/job/model.py", 40),
+    CALL,
+    ("forward", "/job/model.py", 80),
+    TRAIN,
+    RUNPY,
+)
 CALLED = stack(  # torch.softmax(scores, -1)
     ("at::_ops::_softmax::call(at::Tensor const&, long, bool)", "??", 0),
-    ("forward", "/job/attention.py", 44), CALL, TRAIN,
-)  # fmt: skip
+    ("forward", "/job/attention.py", 44),
+    CALL,
+    TRAIN,
+)
 PRODUCT = stack(("scaled_product_attention", "/job/model.py", 42), CALL, ("forward", "/job/model.py", 80), TRAIN, RUNPY)
 LINEAR = stack(
     ("forward", f"{TORCH}/nn/modules/linear.py", 125), CALL, ("forward", "/job/model.py", 81), CALL, TRAIN, RUNPY
-)  # fmt: skip
+)
 ADAM = f"{TORCH}/optim/adam.py"
 STATES = stack(("_init_group", ADAM, 174), ("step", ADAM, 234), ("train_step", "/job/train.py", 18), TRAIN)
 SECOND_STATES = stack(("_init_group", ADAM, 178), *((f["name"], f["filename"], f["line"]) for f in STATES[1:]))
@@ -49,8 +55,9 @@ COPIES = stack(("_multi_tensor_adam", ADAM, 703), *((f["name"], f["filename"], f
 GRADIENT = stack(
     ("c10::cuda::CUDACachingAllocator::malloc(unsigned long)", "??", 0),
     ("at::_ops::clone::call(at::Tensor const&)", "??", 0),
-    ("torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)", "??", 0), ("__clone", "??", 0),
-)  # fmt: skip
+    ("torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)", "??", 0),
+    ("__clone", "??", 0),
+)
 
 
 def held(path: Path, *blocks: tuple[int, list[Entry]]) -> Path:
@@ -96,15 +103,17 @@ def texts(frames: list[Entry]) -> list[str]:
         # Nothing of the user's own: the library that they run, rather than what started it.
         (
             stack(("forward", f"{TORCH}/nn/modules/linear.py", 1), ("forward", f"{PACKAGES}/vllm/llama.py", 7), RUNPY),
-            f"forward ({PACKAGES}/vllm/llama.py:7)", StackKind.FORWARD,
+            f"forward ({PACKAGES}/vllm/llama.py:7)",
+            StackKind.FORWARD,
         ),
         (
             stack(("f", "/opt/pytorch/torch/nn/functional.py", 1), ("g", "/home/me/torch/train.py", 2)),
-            "g (/home/me/torch/train.py:2)", StackKind.OTHER,
+            "g (/home/me/torch/train.py:2)",
+            StackKind.OTHER,
         ),
         ([], "", StackKind.NO_STACK),
     ],
-)  # fmt: skip
+)
 def test_a_stack_is_told_by_the_users_own_line(frames: list[Entry], line: str, kind: StackKind) -> None:
     assert (own_line(texts(frames)), kind_of(texts(frames))) == (line, kind)
 
@@ -136,8 +145,11 @@ def test_the_headline_is_what_holds_the_peak_and_what_would_shrink_it(tmp_path: 
     bounds = {one["code"]: one["memory_bound"] for one in report["advice"]["unpredicted"]}
     saved = {code: (one["peak_bytes_before"] - one["peak_bytes_low"]) // MIB for code, one in bounds.items()}
     assert saved == {
-        "fused_attention": 6144, "activation_checkpointing": 8192, "smaller_micro_batch": 4096, "shard_states": 2048,
-    }  # fmt: skip
+        "fused_attention": 6144,
+        "activation_checkpointing": 8192,
+        "smaller_micro_batch": 4096,
+        "shard_states": 2048,
+    }
     first = screen(report)
     assert "No verdict:" not in first.splitlines()[0]
     assert "6,144 MiB" in " ".join(first.split("\n\n")[0].split())

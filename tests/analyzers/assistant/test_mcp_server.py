@@ -75,9 +75,10 @@ def test_an_assistant_finds_the_late_rank_and_proves_the_gain(samples: Path) -> 
         columns = await ask("query", run="ddp_slow_rank")
         assert f"device_events ({rows_there:,} rows): row, rank, device, stream, start_ns" in columns
         rows = await ask(
-            "query", run="ddp_slow_rank",
+            "query",
+            run="ddp_slow_rank",
             sql="SELECT rank, sum(dur_ns) / 1000000 FROM device_events WHERE kind = 'compute' GROUP BY rank",
-        )  # fmt: skip
+        )
         ms = dict(map(int, line.split(" | ")) for line in rows.splitlines()[1:])
         assert ms[1] > 1.5 * ms[0]
         # What if it were like its peer?
@@ -102,8 +103,15 @@ def test_every_tool_says_what_it_does_and_that_it_only_reads(samples: Path) -> N
     async def script(ask: Ask) -> None:
         tools = (await ask.client.list_tools()).tools  # type: ignore[attr-defined]
         assert [tool.name for tool in tools] == [
-            "list_runs", "open_run", "verdict", "findings", "query", "what_if", "diff", "record_advice",
-        ]  # fmt: skip
+            "list_runs",
+            "open_run",
+            "verdict",
+            "findings",
+            "query",
+            "what_if",
+            "diff",
+            "record_advice",
+        ]
         for tool in tools:
             assert len(tool.description) > 40
             assert tool.annotations.read_only_hint

@@ -32,9 +32,21 @@ def test_what_lies_below_is_opened(root: Path, path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["../secret", "link", "link/*.json.gz", "mixed", "mixed/*", "../*", "mine/../../secret", "/etc/passwd", "/",
-     "s3://bucket/run", "file:///etc/passwd", "mine\0"],
-)  # fmt: skip
+    [
+        "../secret",
+        "link",
+        "link/*.json.gz",
+        "mixed",
+        "mixed/*",
+        "../*",
+        "mine/../../secret",
+        "/etc/passwd",
+        "/",
+        "s3://bucket/run",
+        "file:///etc/passwd",
+        "mine\0",
+    ],
+)
 def test_what_lies_elsewhere_is_not(root: Path, path: str) -> None:
     runs = OpenRuns([root], ReadOptions())
     with pytest.raises(UsageError, match="outside of what this server may open"):

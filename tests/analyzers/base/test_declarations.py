@@ -23,8 +23,22 @@ from gpuscope.trace.schema import SCHEMAS
 ANALYZERS: tuple[Analyzer, ...] = tuple(
     analyzer for kind in (FileAnalyzer, RunAnalyzer, WhatIfAnalyzer) for analyzer in analyzers_of(kind)
 )
-BUILT = {"schema_version", "gpuscope_version", "trace", "verdict", "ranks", "steps", "step_time",
-         "steps_basis", "steps_provenance", "set_apart", "findings", "ideal", "serving", "shared"}  # fmt: skip
+BUILT = {
+    "schema_version",
+    "gpuscope_version",
+    "trace",
+    "verdict",
+    "ranks",
+    "steps",
+    "step_time",
+    "steps_basis",
+    "steps_provenance",
+    "set_apart",
+    "findings",
+    "ideal",
+    "serving",
+    "shared",
+}
 """What `reporting` makes itself."""
 
 
@@ -77,10 +91,21 @@ def test_a_run_without_communication_is_no_doubt_but_one_without_a_device_is(tmp
 
 
 def entry(name: str, count: int, dur: int, rate: float | None, category: str = "matmul") -> KernelEntry:
-    return {"name": name, "category": category, "count": count, "dur_ns": dur, "mean_ns": dur // count,
-            "operator": f"op of {dur}", "known_by": None, "min_ns": dur // count - 1, "max_ns": dur // count + 1,
-            "share_frac": 1.0, "flops_per_s": rate,
-            "precision": "bf16" if rate else None, "peak_frac": rate / 10 if rate else None}  # fmt: skip
+    return {
+        "name": name,
+        "category": category,
+        "count": count,
+        "dur_ns": dur,
+        "mean_ns": dur // count,
+        "operator": f"op of {dur}",
+        "known_by": None,
+        "min_ns": dur // count - 1,
+        "max_ns": dur // count + 1,
+        "share_frac": 1.0,
+        "flops_per_s": rate,
+        "precision": "bf16" if rate else None,
+        "peak_frac": rate / 10 if rate else None,
+    }
 
 
 def of(section: Section[Any], value: Any) -> Sections:

@@ -191,8 +191,12 @@ def test_the_whole_window_is_named() -> None:
 def test_operations_alone(total: float, bound_by: str, cause: str | None, share: float) -> None:
     """A job known by its operations: bound by its stragglers from a slowdown of 1.1 on."""
     slowdown: Slowdown = {
-        "total": total, "provenance": "measured", "by_operation": {}, "by_rank": {}, "by_stage": {},
-    }  # fmt: skip
+        "total": total,
+        "provenance": "measured",
+        "by_operation": {},
+        "by_rank": {},
+        "by_stage": {},
+    }
     verdict = decide(dataclasses.replace(CLEAR, events=0, window=0, causes={}, idle=0, slowdown=slowdown))
     assert (verdict["bound_by"], verdict["cause"], verdict["abstained"]) == (bound_by, cause, False)
     assert verdict["share_frac"] == pytest.approx(share)
@@ -215,10 +219,15 @@ def test_the_cause_is_that_with_cores(waited: float, cause: str | None) -> None:
 @pytest.mark.parametrize("work", [copy, kernel])
 def test_idle_time_around_copies_holds_up_no_kernel(tmp_path: Path, work: Callable[..., Event]) -> None:
     """Start-up: memory is allocated and filled, and nothing is computed yet."""
-    events = [e for n in range(5) for e in (
-        call(1_000 * n, 800, 2 * n, "cudaMalloc"), call(1_000 * n + 810, 10, 2 * n + 1, "cudaMemcpyAsync"),
-        work(1_000 * n + 830, 20, 2 * n + 1),
-    )]  # fmt: skip
+    events = [
+        e
+        for n in range(5)
+        for e in (
+            call(1_000 * n, 800, 2 * n, "cudaMalloc"),
+            call(1_000 * n + 810, 10, 2 * n + 1, "cudaMemcpyAsync"),
+            work(1_000 * n + 830, 20, 2 * n + 1),
+        )
+    ]
     verdict = gpuscope.analyze(write(tmp_path / "rank0.json", *events)).report["verdict"]
     told = ("little_work", None) if work is copy else (None, "allocator")
     assert (verdict["abstain_reason"], verdict["cause"]) == told

@@ -72,8 +72,10 @@ def test_ranks_of_one_host_share_a_clock() -> None:
 
 
 def test_one_host_has_no_offset_however_far_apart_the_ends() -> None:
-    trace = run([coll(rank, n * 1000, n * 1000 + 500 + 400 * rank, seq=n) for n in range(20) for rank in (0, 1)],
-                hosts=("a", "a"))  # fmt: skip
+    trace = run(
+        [coll(rank, n * 1000, n * 1000 + 500 + 400 * rank, seq=n) for n in range(20) for rank in (0, 1)],
+        hosts=("a", "a"),
+    )
     found = clocks_of(trace)
     assert (found.offset, found.error) == ({0: 0, 1: 0}, 1_000)
 

@@ -18,10 +18,16 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 
 def collective(ts: int, dur: int, nbytes: int, seq: int, name: str = NCCL, ranks: int = 2, **told: Any) -> Any:
     arguments = {
-        "Collective name": "allreduce", "In msg nelems": nbytes // 4, "Out msg nelems": nbytes // 4, "dtype": "Float",
-        "Group size": ranks, "Process Group Name": "0", "Process Group Ranks": str(list(range(ranks))), "Seq": seq,
+        "Collective name": "allreduce",
+        "In msg nelems": nbytes // 4,
+        "Out msg nelems": nbytes // 4,
+        "dtype": "Float",
+        "Group size": ranks,
+        "Process Group Name": "0",
+        "Process Group Ranks": str(list(range(ranks))),
+        "Seq": seq,
         **told,
-    }  # fmt: skip
+    }
     return kernel(ts, dur, None, name, 13, **arguments)
 
 
@@ -89,21 +95,31 @@ def test_waiting_beside_a_transfer(tmp_path: Path, blocked: list[list[int]], tra
     120 and 300. The second makes rank 0 wait from 110 to 300 unless the first holds rank 1 up."""
     kind = {"kind": 0, "op": "all_reduce", "group": "0", "bytes": 100 << 20, "dtype": "float32"}
     for rank, first, second, waits in ((0, 100, 110, [[100, 220]]), (1, 120, 300, [*blocked, [300, 20]])):
-        lines: list[Any] = [{"gpuscope_digest": 2, "rank": rank, "world_size": 2, "host": "one"},
-                            {"group": "0", "ranks": [0, 1]}, kind]  # fmt: skip
+        lines: list[Any] = [
+            {"gpuscope_digest": 2, "rank": rank, "world_size": 2, "host": "one"},
+            {"group": "0", "ranks": [0, 1]},
+            kind,
+        ]
         for step in range(8):
             rows = [[0, 2 * step, first, 200 - first], [0, 1, second - first, 320 - second]]
-            lines.append({
-                "step": step, "rank": rank, "end_ns": 10**6 * (step + 1), "step_ns": 10**6,
-                "phases": [["backward", 10**6]], "waits": [[1000 * at, 1000 * ns] for at, ns in waits],
-                "collectives": [[*row[:2], 1000 * row[2], 1000 * row[3]] for row in rows],
-            })  # fmt: skip
+            lines.append(
+                {
+                    "step": step,
+                    "rank": rank,
+                    "end_ns": 10**6 * (step + 1),
+                    "step_ns": 10**6,
+                    "phases": [["backward", 10**6]],
+                    "waits": [[1000 * at, 1000 * ns] for at, ns in waits],
+                    "collectives": [[*row[:2], 1000 * row[2], 1000 * row[3]] for row in rows],
+                }
+            )
         (tmp_path / f"rank{rank}.digest").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     entry = gpuscope.analyze(tmp_path).report["ranks"][0]
     judged = 1000 * entry["steps"]
     assert entry["stall_ns"]["communication"] == {
-        "bandwidth": judged * transferred, "straggler": judged * (220 - transferred)
-    }  # fmt: skip
+        "bandwidth": judged * transferred,
+        "straggler": judged * (220 - transferred),
+    }
 
 
 def test_recurrent_from_two_judged_steps_on(tmp_path: Path) -> None:

@@ -19,9 +19,16 @@ from gpuscope.trace.merge import merge
 
 
 def nccl(ts: int, dur: int, seq: int, group: str = "0", ranks: tuple[int, ...] = (0, 1)) -> Any:
-    told = {"Collective name": "allreduce", "In msg nelems": 256, "Out msg nelems": 256, "dtype": "Float",
-            "Group size": len(ranks), "Process Group Name": group, "Process Group Ranks": str(list(ranks)),
-            "Seq": seq}  # fmt: skip
+    told = {
+        "Collective name": "allreduce",
+        "In msg nelems": 256,
+        "Out msg nelems": 256,
+        "dtype": "Float",
+        "Group size": len(ranks),
+        "Process Group Name": group,
+        "Process Group Ranks": str(list(ranks)),
+        "Seq": seq,
+    }
     return kernel(ts, dur, None, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 13, **told)
 
 

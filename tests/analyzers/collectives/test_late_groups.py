@@ -83,8 +83,11 @@ def test_ranks_that_take_turns_are_nobody_to_blame(tmp_path: Path) -> None:
         # Host b has a rank that is not late, but nobody else is.
         ({2: 10, 3: 9}, Places({0: "a", 1: "a", 2: "b", 3: "b", 4: "b"}, {}, {}), [((2, 3), "host", "b")]),
         # All of host b, and a rank of host a for the same reason.
-        ({0: 8, 2: 10, 3: 9}, Places({0: "a", 1: "a", 2: "b", 3: "b"}, {}, dict.fromkeys(range(4), "device")),
-         [((2, 3), "host", "b")]),
+        (
+            {0: 8, 2: 10, 3: 9},
+            Places({0: "a", 1: "a", 2: "b", 3: "b"}, {}, dict.fromkeys(range(4), "device")),
+            [((2, 3), "host", "b")],
+        ),
         # One host is no place to tell ranks apart by.
         ({0: 8, 2: 10}, Places(dict.fromkeys(range(4), "a"), {}, {}), []),
         ({0: 8, 2: 10}, Places({}, {0: 1, 1: 0, 2: 1, 3: 1}, {}), [((0, 2), "stage", "1")]),
@@ -93,7 +96,7 @@ def test_ranks_that_take_turns_are_nobody_to_blame(tmp_path: Path) -> None:
         # Far less late: another matter.
         ({0: 4, 2: 10}, Places({}, {}, {0: "data", 2: "data"}), []),
     ],
-)  # fmt: skip
+)
 def test_what_a_group_shares(usual: dict[int, int], places: Places, groups: list[Any]) -> None:
     found = late_groups({rank: Late(ns, 1) for rank, ns in usual.items()}, places)
     assert sorted({(one.ranks, one.by, one.name) for one in found.values()}) == groups

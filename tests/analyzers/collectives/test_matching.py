@@ -31,8 +31,10 @@ def steps(rank: int, which: range, ops: tuple[tuple[str, int], ...], jitter: boo
 
 def test_numbers_tell_through_unequal_windows() -> None:
     """Rank 0 recorded 1–3, rank 1 2–4: two are matched, and one of each rank is outside the other's window."""
-    trace = run([coll(0, n * 100, n * 100 + 50, seq=n) for n in (1, 2, 3)]
-                + [coll(1, n * 100 + 5, n * 100 + 50, seq=n) for n in (2, 3, 4)])  # fmt: skip
+    trace = run(
+        [coll(0, n * 100, n * 100 + 50, seq=n) for n in (1, 2, 3)]
+        + [coll(1, n * 100 + 5, n * 100 + 50, seq=n) for n in (2, 3, 4)]
+    )
     assert met(trace) == [[(0, 200), (1, 205)], [(0, 300), (1, 305)]]
     assert match(trace).unmatched == {"outside_window": 2}
 
@@ -47,8 +49,14 @@ def test_a_missing_rank_leaves_its_group_unmatched() -> None:
 
 def test_groups_that_share_members_and_numbers() -> None:
     """Rank 0 is in a group with 1 and in one with 2; all call theirs number 1."""
-    trace = run([coll(0, 100, 150, "tp:0,1", seq=1), coll(1, 110, 150, "tp:0,1", seq=1),
-                 coll(0, 200, 250, "dp:0,2", seq=1), coll(2, 190, 250, "dp:0,2", seq=1)])  # fmt: skip
+    trace = run(
+        [
+            coll(0, 100, 150, "tp:0,1", seq=1),
+            coll(1, 110, 150, "tp:0,1", seq=1),
+            coll(0, 200, 250, "dp:0,2", seq=1),
+            coll(2, 190, 250, "dp:0,2", seq=1),
+        ]
+    )
     assert sorted(met(trace)) == [[(0, 100), (1, 110)], [(0, 200), (2, 190)]]
 
 
@@ -66,9 +74,16 @@ def test_one_of_two_coalesced_calls_is_not_told_apart() -> None:
 def test_messages_pair_by_sender_and_receiver() -> None:
     """In one group of three, 0 sends to 1 twice and 1 to 2 once; all numbers are those of the collectives."""
     group = "pp:0,1,2"
-    trace = run([coll(0, 100, 120, group, "send", 0, peer=1), coll(0, 200, 220, group, "send", 0, peer=1),
-                 coll(1, 90, 120, group, "recv", 0, peer=0), coll(1, 150, 170, group, "send", 0, peer=2),
-                 coll(1, 180, 220, group, "recv", 0, peer=0), coll(2, 140, 170, group, "recv", 0, peer=1)])  # fmt: skip
+    trace = run(
+        [
+            coll(0, 100, 120, group, "send", 0, peer=1),
+            coll(0, 200, 220, group, "send", 0, peer=1),
+            coll(1, 90, 120, group, "recv", 0, peer=0),
+            coll(1, 150, 170, group, "send", 0, peer=2),
+            coll(1, 180, 220, group, "recv", 0, peer=0),
+            coll(2, 140, 170, group, "recv", 0, peer=1),
+        ]
+    )
     assert sorted(met(trace)) == [[(0, 100), (1, 90)], [(0, 200), (1, 180)], [(1, 150), (2, 140)]]
 
 
@@ -89,8 +104,12 @@ def test_uneven_all_to_all_is_one_operation() -> None:
 def test_order_tells_where_a_capture_began_late() -> None:
     """No numbers; rank 1's capture begins with the second operation of step 1: sizes fit at one shift alone."""
     ops = (("all_gather", 4), ("all_reduce", 8), ("all_reduce", 16))
-    trace = run(steps(0, range(1), ops) + steps(0, range(1, 2), ops)[:1] + steps(1, range(1), ops)[1:]
-                + steps(1, range(1, 2), ops)[:1])  # fmt: skip
+    trace = run(
+        steps(0, range(1), ops)
+        + steps(0, range(1, 2), ops)[:1]
+        + steps(1, range(1), ops)[1:]
+        + steps(1, range(1, 2), ops)[:1]
+    )
     assert met(trace)[0] == [(0, 100_000), (1, 100_010)]
     assert match(trace).unmatched == {"outside_window": 1}
 

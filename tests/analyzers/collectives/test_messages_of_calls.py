@@ -57,10 +57,11 @@ def checked(ts: int, until: int, ranks: int, rank: int, name: str = "c10d::allre
     400 µs on gloo's threads, then the operation itself, 200 µs."""
     peers = ranks - 1 if rank == 0 else 1
     kinds = ["recv", "send"] if rank == 0 else ["send", "recv"]
-    waits = [gloo(ts + 10 + place, until - ts - 20, kind, [1], "long int")
-             for kind in kinds for place in range(peers)]  # fmt: skip
-    gathers = [gloo(until + 10 + 400 * place, 380, "all_gather", [1 + 7 * place], "long int", tid=20 + place)
-               for place in range(2)]  # fmt: skip
+    waits = [gloo(ts + 10 + place, until - ts - 20, kind, [1], "long int") for kind in kinds for place in range(peers)]
+    gathers = [
+        gloo(until + 10 + 400 * place, 380, "all_gather", [1 + 7 * place], "long int", tid=20 + place)
+        for place in range(2)
+    ]
     return [op(ts, until - ts + 820, name), *waits, *gathers, gloo(until + 830, 200, "all_reduce", [4096], tid=22)]
 
 
@@ -91,8 +92,10 @@ def test_a_monitored_barrier_waits_as_a_barrier_does(tmp_path: Path) -> None:
         def step(at: int) -> list[Event]:
             begin = at + busy + 20
             kinds = ("recv", "send") if rank == 0 else ("send", "recv")
-            barrier = [op(begin, at + 6120 - begin, "c10d::monitored_barrier_"),
-                       *(gloo(begin + 10, at + 6100 - begin, kind, [1], "long int") for kind in kinds)]  # fmt: skip
+            barrier = [
+                op(begin, at + 6120 - begin, "c10d::monitored_barrier_"),
+                *(gloo(begin + 10, at + 6100 - begin, kind, [1], "long int") for kind in kinds),
+            ]
             return [op(at + 10, busy), *barrier, op(at + 6200, 3700)]
 
         return step
@@ -118,8 +121,13 @@ def halo(rank: int) -> Callable[[int], list[Event]]:
         here = at + busy + 20
         first, second = ("send", "recv") if rank == 0 else ("recv", "send")
         border = [op(at + 6130, 2, "aten::select")] if rank else []
-        return [op(at + 10, busy), *message(here, at + 6120 - here, first), *border, *message(at + 6140, 50, second),
-                op(at + 6200, 3700)]  # fmt: skip
+        return [
+            op(at + 10, busy),
+            *message(here, at + 6120 - here, first),
+            *border,
+            *message(at + 6140, 50, second),
+            op(at + 6200, 3700),
+        ]
 
     return step
 
@@ -131,8 +139,13 @@ def gossip(rank: int) -> Callable[[int], list[Event]]:
     def step(at: int) -> list[Event]:
         here, node = at + busy + 20, "autograd::engine::evaluate_function: MmBackward0"
         sent = [op(here, 5, "c10d::send"), gloo(here + 1, at + 6200 - here, "send", [1024])]
-        return [op(at + 10, busy // 2), op(at + 20 + busy // 2, busy // 2 - 20, node), *sent,
-                *message(here + 10, at + 6180 - here, "recv"), op(at + 6300, 3600)]  # fmt: skip
+        return [
+            op(at + 10, busy // 2),
+            op(at + 20 + busy // 2, busy // 2 - 20, node),
+            *sent,
+            *message(here + 10, at + 6180 - here, "recv"),
+            op(at + 6300, 3600),
+        ]
 
     return step
 
@@ -143,8 +156,12 @@ def objects(rank: int) -> Callable[[int], list[Event]]:
 
     def step(at: int) -> list[Event]:
         here = at + busy + 20
-        return [op(at + 10, busy), *message(here, at + 6120 - here, kind, [1], "long int"),
-                *message(at + 6130, 50, kind, [21], "unsigned char"), op(at + 6200, 3700)]  # fmt: skip
+        return [
+            op(at + 10, busy),
+            *message(here, at + 6120 - here, kind, [1], "long int"),
+            *message(at + 6130, 50, kind, [21], "unsigned char"),
+            op(at + 6200, 3700),
+        ]
 
     return step
 
@@ -154,8 +171,12 @@ def server(rank: int) -> Callable[[int], list[Event]]:
     node = "autograd::engine::evaluate_function: MmBackward0"
 
     def worker(at: int) -> list[Event]:
-        return [op(at + 10, 2000), op(at + 2020, 3980, node), *message(at + 6020, 100, "send"),
-                *message(at + 6200, 3000, "recv")]  # fmt: skip
+        return [
+            op(at + 10, 2000),
+            op(at + 2020, 3980, node),
+            *message(at + 6020, 100, "send"),
+            *message(at + 6200, 3000, "recv"),
+        ]
 
     def of_server(at: int) -> list[Event]:
         return [*message(at + 10, 6110, "recv"), op(at + 6140, 3000), *message(at + 9150, 50, "send")]
@@ -177,14 +198,28 @@ def stage(rank: int) -> Callable[[int], list[Event]]:
     node = "autograd::engine::evaluate_function: MmBackward0"
 
     def first(at: int) -> list[Event]:
-        return [op(at + 10, 1000), *message(at + 1020, 30, "send"), op(at + 1060, 1000),
-                *message(at + 2070, 30, "send"), *message(at + 2110, 2990, "recv"), op(at + 5110, 2000, node),
-                *message(at + 7120, 20, "recv"), op(at + 7150, 2000, node)]  # fmt: skip
+        return [
+            op(at + 10, 1000),
+            *message(at + 1020, 30, "send"),
+            op(at + 1060, 1000),
+            *message(at + 2070, 30, "send"),
+            *message(at + 2110, 2990, "recv"),
+            op(at + 5110, 2000, node),
+            *message(at + 7120, 20, "recv"),
+            op(at + 7150, 2000, node),
+        ]
 
     def last(at: int) -> list[Event]:
-        return [*message(at + 10, 1040, "recv"), op(at + 1060, 1000), *message(at + 2070, 30, "recv"),
-                op(at + 2110, 1000), op(at + 3120, 1950, node), *message(at + 5080, 20, "send"),
-                op(at + 5110, 1950, node), *message(at + 7070, 70, "send")]  # fmt: skip
+        return [
+            *message(at + 10, 1040, "recv"),
+            op(at + 1060, 1000),
+            *message(at + 2070, 30, "recv"),
+            op(at + 2110, 1000),
+            op(at + 3120, 1950, node),
+            *message(at + 5080, 20, "send"),
+            op(at + 5110, 1950, node),
+            *message(at + 7070, 70, "send"),
+        ]
 
     return (first, last)[rank]
 
@@ -205,9 +240,18 @@ def test_of_a_pipeline_known_in_part_nothing_else_is_told(tmp_path: Path) -> Non
 
 def nccl(at: int, dur: int, kind: str, seq: int, peer: tuple[int, int], number: int) -> list[Event]:
     """A message by NCCL: the call at `at`, its kernel from there on."""
-    told = {"Collective name": kind, "In msg nelems": 1024, "Out msg nelems": 1024, "dtype": "Float", "Group size": 2,
-            "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": seq, "Src Rank": peer[0],
-            "Dst Rank": peer[1]}  # fmt: skip
+    told = {
+        "Collective name": kind,
+        "In msg nelems": 1024,
+        "Out msg nelems": 1024,
+        "dtype": "Float",
+        "Group size": 2,
+        "Process Group Name": "0",
+        "Process Group Ranks": "[0, 1]",
+        "Seq": seq,
+        "Src Rank": peer[0],
+        "Dst Rank": peer[1],
+    }
     name = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
     return [call(at, 5, number), kernel(at + 5, dur, number, name, 20, **told)]
 
@@ -253,8 +297,12 @@ def test_python_beside_a_message_is_not_in_it(tmp_path: Path) -> None:
     """Posted at the step's begin and waited for at its end: between two products Python runs, not gloo:recv."""
 
     def program(at: int) -> list[Event]:
-        posted = [op(at + 5, 5, "c10d::send"), gloo(at + 6, 9900, "send", [64]),
-                  op(at + 12, 5, "c10d::recv_"), gloo(at + 13, 9880, "recv", [64])]  # fmt: skip
+        posted = [
+            op(at + 5, 5, "c10d::send"),
+            gloo(at + 6, 9900, "send", [64]),
+            op(at + 12, 5, "c10d::recv_"),
+            gloo(at + 13, 9880, "recv", [64]),
+        ]
         return [*posted, op(at + 20, 3000, "aten::matmul"), op(at + 6000, 3800, "aten::matmul")]
 
     report = job(tmp_path, program, program)

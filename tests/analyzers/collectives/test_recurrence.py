@@ -54,10 +54,13 @@ def lognormal(chance: Rng, steps: int, ranks: int) -> Taken:
 
 
 HEALTHY = {
-    "0.3 %": (gaussian(0.003), 0.01), "1 %": (gaussian(0.01), 0.01), "3 %": (gaussian(0.03), 0.01),
-    "a pause, 0.3 %": (with_a_pause(0.003), 0.01), "a pause, 3 %": (with_a_pause(0.03), 0.01),
+    "0.3 %": (gaussian(0.003), 0.01),
+    "1 %": (gaussian(0.01), 0.01),
+    "3 %": (gaussian(0.03), 0.01),
+    "a pause, 0.3 %": (with_a_pause(0.003), 0.01),
+    "a pause, 3 %": (with_a_pause(0.03), 0.01),
     "lognormal": (lognormal, 0.05),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("noise", HEALTHY)

@@ -30,16 +30,19 @@ def rank(
         at, first = 1000 * step, 10 * step
         events += [
             note(at, 1000, f"ProfilerStep#{step}"),
-            call(at + 1, 1, first), kernel(at + 5, 10, first, "elementwise"),
+            call(at + 1, 1, first),
+            kernel(at + 5, 10, first, "elementwise"),
             op(at + begin - 5, 4, "aten::mm", **{"Input Dims": [[rows, 64], [64, 64]], "Input type": ["float"] * 2}),
-            call(at + begin - 4, 2, first + 1), kernel(at + begin, dur, first + 1),
+            call(at + begin - 4, 2, first + 1),
+            kernel(at + begin, dur, first + 1),
             collective(at + begin + dur, 400 - begin - dur, 1 << 20, step),
-        ]  # fmt: skip
+        ]
         if extra:
             events += [
                 op(at + 20, 8, "aten::bmm", **{"Input Dims": [[2, 64, 64]] * 2, "Input type": ["float"] * 2}),
-                call(at + 21, 2, first + 3), kernel(at + begin - extra, extra, first + 3),
-            ]  # fmt: skip
+                call(at + 21, 2, first + 3),
+                kernel(at + begin - extra, extra, first + 3),
+            ]
         if loads:
             events.append(note(at + 10, loads, "enumerate(DataLoader)#x"))
     write(folder / f"rank{number}.json", *events, rank=number, world_size=world, **header)

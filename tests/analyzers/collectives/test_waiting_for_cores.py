@@ -17,8 +17,14 @@ STEPS = 8
 
 
 def rank(
-    folder: Path, number: int, late: list[int], *, products: int = 1, waited: int = 0, ran: int = 200,
-) -> None:  # fmt: skip
+    folder: Path,
+    number: int,
+    late: list[int],
+    *,
+    products: int = 1,
+    waited: int = 0,
+    ran: int = 200,
+) -> None:
     """A product of 100 (or several in its place), the first `late[step]` longer; the all-reduce ends at 400 for all.
     In each step its thread runs `ran` and waits `waited` for a core."""
     events: list[Event] = []
@@ -32,8 +38,10 @@ def rank(
             events += [call(begin - 4, 2, number_of), kernel(begin, 100 + (0 if turn else delay), number_of)]
         end = 15 + delay + 100 * products
         events.append(collective(at + end, 400 - end, 1 << 20, step))
-    counted = {"columns": ["step", "ran_ns", "waited_ns"],
-               "steps": [[step, ran * 1000, waited * 1000] for step in range(len(late))]}  # fmt: skip
+    counted = {
+        "columns": ["step", "ran_ns", "waited_ns"],
+        "steps": [[step, ran * 1000, waited * 1000] for step in range(len(late))],
+    }
     write(folder / f"rank{number}.json", *events, rank=number, world_size=2, gpuscope_cores=counted)
 
 
@@ -66,9 +74,14 @@ def test_who_waits_for_each_other_as_long_as_for_cores_is_no_straggler(tmp_path:
     ids=["more to compute", "no core for longer", "runs longer", "no waits for cores"],
 )
 def test_why_rank_1_is_late(
-    tmp_path: Path, other: dict[str, int], late: dict[str, int], delay: int, recurrent: bool, reason: str,
+    tmp_path: Path,
+    other: dict[str, int],
+    late: dict[str, int],
+    delay: int,
+    recurrent: bool,
+    reason: str,
     cause: str | None,
-) -> None:  # fmt: skip
+) -> None:
     rank(tmp_path, 0, [0] * STEPS, **other)
     rank(tmp_path, 1, [delay] * STEPS, **late)
     report = analysed(tmp_path)

@@ -44,8 +44,15 @@ def test_batches_beside_the_optimizer(norm: int, adam: int, expected: tuple[floa
     """Of rank 1; rank 0 takes 100 and 30 (none where rank 1 takes none), and its products are left out."""
     builder = TraceBuilder()
     codes = builder.names.codes(["layer_norm_kernel", "multi_tensor_apply_kernel", "gemm"])
-    columns = {"operation": [*codes] * 2, "rank": [0, 0, 0, 1, 1, 1], "dims": NO_NAME, "elements": NA, "count": 1,
-               "dur": [200, 60 if adam else 0, 80, 2 * norm, 2 * adam, 800], "steps": 2}  # fmt: skip
+    columns = {
+        "operation": [*codes] * 2,
+        "rank": [0, 0, 0, 1, 1, 1],
+        "dims": NO_NAME,
+        "elements": NA,
+        "count": 1,
+        "dur": [200, 60 if adam else 0, 80, 2 * norm, 2 * adam, 800],
+        "steps": 2,
+    }
     work = WorkOfRanks(Table.build(SCHEMAS["work"], 6, columns))
     assert work.beside_optimizer(builder.names, 1) == (expected and pytest.approx(expected))
 

@@ -43,8 +43,14 @@ class Op:
 MM = Op("aten::mm", ((M, K), (K, N)), 60.0, "Linear", "sm90_gemm")
 ADD = Op("aten::add", ((M, N), (M, N)), 20.0, "Block", "vectorized_elementwise")
 MUL = Op("aten::mul", ((M, N), (M, N)), 30.0, "Block", "vectorized_mul")
-SDPA = Op("aten::scaled_dot_product_attention", ((8, 16, 512, 64),) * 3, 100.0, "Attention", "flash_fwd_kernel",
-          "aten::_flash_attention_forward")  # fmt: skip
+SDPA = Op(
+    "aten::scaled_dot_product_attention",
+    ((8, 16, 512, 64),) * 3,
+    100.0,
+    "Attention",
+    "flash_fwd_kernel",
+    "aten::_flash_attention_forward",
+)
 FALLBACK = (
     replace(SDPA, inside="aten::bmm", us=150.0, kernel="Cijk_bmm"),
     replace(SDPA, inside="aten::_softmax", us=90.0, kernel="softmax_warp"),
@@ -123,20 +129,23 @@ FASTER = {"mm": 0.5, "add": 1.5, "mul": 1.2, "scaled_dot_product_attention": 2.0
     ("after", "expected"),
     [
         # Per step: attention +100 · 4, products −30 · 4, elementwise (+10 + 6) · 4 µs.
-        (Machine(MI300X, scaled(BASE, "Cijk_", **FASTER)),
-         [("attention", 400), ("gemm", -120), ("elementwise", 64)]),
+        (Machine(MI300X, scaled(BASE, "Cijk_", **FASTER)), [("attention", 400), ("gemm", -120), ("elementwise", 64)]),
         (Machine(MI300X, scaled(BASE, "x"), idle_us=650.0), [("idle", 600)]),
         (Machine(MI300X, scaled(BASE, "x", mm=1.1), reduce_us=90.0), [("exposed_communication", 90), ("gemm", 24)]),
         # Two products and a softmax where one kernel was.
         (Machine(MI300X, (MM, ADD, MUL, *FALLBACK)), [("attention", 560)]),
         # Two elementwise kernels became one of another operator, in the same module.
-        (Machine(MI300X, (MM, replace(ADD, name="aten::add_mul_fused", kernel="triton_poi", us=22.0), SDPA)),
-         [("elementwise", -112)]),
+        (
+            Machine(MI300X, (MM, replace(ADD, name="aten::add_mul_fused", kernel="triton_poi", us=22.0), SDPA)),
+            [("elementwise", -112)],
+        ),
         # Twice as many calls, and an operator that only one of them has.
-        (Machine(MI300X, (MM, MM, ADD, MUL, SDPA, Op("aten::gelu", ((M, N),), 10.0, "Gelu", "gelu"))),
-         [("gemm", 240), ("unmatched", 40)]),
+        (
+            Machine(MI300X, (MM, MM, ADD, MUL, SDPA, Op("aten::gelu", ((M, N),), 10.0, "Gelu", "gelu"))),
+            [("gemm", 240), ("unmatched", 40)],
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_explains_the_difference(tmp_path: Path, after: Machine, expected: list[tuple[str, int]]) -> None:
     """In their order, with their amounts; what did not change is not named."""
     _, found = compared(tmp_path, Machine(), after)
@@ -169,11 +178,15 @@ def test_how_much_is_work_peak_and_speed(tmp_path: Path) -> None:
         (lambda m: replace(m, shapes=False), ["module", "operator"], True, "shapes are not recorded in both"),
         (lambda m: replace(m, modules=False), ["operator", "shapes"], True, ""),
         (lambda m: replace(m, operators=False, modules=False), ["operator"], False, "recorded no operators"),
-        (lambda m: replace(m, ops=tuple(replace(o, dims=((7, 7),) * 3, module="Other") for o in m.ops)),
-         ["module", "operator", "shapes"], False, "another model, batch or sequence length"),
+        (
+            lambda m: replace(m, ops=tuple(replace(o, dims=((7, 7),) * 3, module="Other") for o in m.ops)),
+            ["module", "operator", "shapes"],
+            False,
+            "another model, batch or sequence length",
+        ),
         (lambda m: replace(m, device=UNKNOWN), ["module", "operator", "shapes"], True, ""),
     ],
-)  # fmt: skip
+)
 def test_what_a_recording_lacks(
     tmp_path: Path, change: Callable[[Machine], Machine], by: list[str], comparable: bool, words: str
 ) -> None:
@@ -189,8 +202,9 @@ def test_versions_are_told_and_predictions_of_another_platform_are_not(tmp_path:
     after = Machine(MI300X, scaled(BASE, "x"), header=(("hip_runtime_version", "60443483"),))
     diff, found = compared(tmp_path, before, after)
     assert {row["name"]: (row["before"], row["after"]) for row in found["versions"]} == {
-        "cuda runtime": ("12.4", None), "hip runtime": (None, "6.4.43483"),
-    }  # fmt: skip
+        "cuda runtime": ("12.4", None),
+        "hip runtime": (None, "6.4.43483"),
+    }
     assert not diff["suggestions"]
     newer = replace(before, header=(("cuda_runtime_version", "13000"),))
     assert compared(tmp_path, before, newer)[1]["changed"]
@@ -201,8 +215,9 @@ def test_every_front_shows_it(tmp_path: Path) -> None:
     """The terminal, a notebook's cell and the dashboard, names in the trace as text."""
     hostile = replace(MM, module="<b>Linear")
     after = Machine(MI300X, scaled((hostile, *BASE[1:]), "x", mm=2.0))
-    comparison = gpuscope.diff(trace(tmp_path / "a.json", replace(Machine(), ops=(hostile, *BASE[1:]))),
-                               trace(tmp_path / "b.json", after))  # fmt: skip
+    comparison = gpuscope.diff(
+        trace(tmp_path / "a.json", replace(Machine(), ops=(hostile, *BASE[1:]))), trace(tmp_path / "b.json", after)
+    )
     shown = StringIO()
     render(comparison.document, Writer(Console(file=shown, width=140)))
     cell = comparison._repr_html_()

@@ -27,11 +27,18 @@ def logged(path: Path, *compiles: dict[str, Any], breaks: tuple[tuple[str, int, 
     for one in compiles:
         frame, nth = one["id"]
         ids = {"frame_id": frame, "frame_compile_id": nth, "attempt": 0}
-        add(compilation_metrics={
-            "co_name": one.get("name", "f"), "co_filename": "/a/train.py", "co_firstlineno": one.get("line", 3),
-            "start_time_us": one["at"], "duration_us": one["dur"], "fail_type": one.get("fails"),
-            "fail_reason": one.get("fails_for"),
-        }, **ids)  # fmt: skip
+        add(
+            compilation_metrics={
+                "co_name": one.get("name", "f"),
+                "co_filename": "/a/train.py",
+                "co_firstlineno": one.get("line", 3),
+                "start_time_us": one["at"],
+                "duration_us": one["dur"],
+                "fail_type": one.get("fails"),
+                "fail_reason": one.get("fails_for"),
+            },
+            **ids,
+        )
         if "why" in one:
             add(f"{frame}/0: {one['why']}", artifact={"name": "recompile_reasons", "encoding": "json"}, **ids)
         if "schedule" in one:
@@ -43,8 +50,13 @@ def logged(path: Path, *compiles: dict[str, Any], breaks: tuple[tuple[str, int, 
     for compile_id, line, reason in breaks:
         frame, nth = map(int, compile_id.split("/"))
         text = f"Graph break in user code at /a/train.py:{line}\nGraph Break Reason: {reason}\n  Hint: Take it out.\n"
-        add(text, artifact={"name": "dynamo_graph_break_reason", "encoding": "string"}, frame_id=frame,
-            frame_compile_id=nth, attempt=0)  # fmt: skip
+        add(
+            text,
+            artifact={"name": "dynamo_graph_break_reason", "encoding": "string"},
+            frame_id=frame,
+            frame_compile_id=nth,
+            attempt=0,
+        )
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -55,21 +67,27 @@ def steps(count: int = 6) -> list[Event]:
     for k in range(count):
         at = 1000 * k
         events += [
-            note(at, 1000, f"ProfilerStep#{k}"), op(at + 10, 900, "Torch-Compiled Region: 0/0"),
-            op(at + 20, 100, "## Call CompiledFxGraph a ##"), call(at + 30, 5, 2 * k + 1),
+            note(at, 1000, f"ProfilerStep#{k}"),
+            op(at + 10, 900, "Torch-Compiled Region: 0/0"),
+            op(at + 20, 100, "## Call CompiledFxGraph a ##"),
+            call(at + 30, 5, 2 * k + 1),
             kernel(at + 40, 180, 2 * k + 1, "triton_poi_fused_sin_0"),
-            op(at + 400, 300, "Torch-Compiled Region: 1/0"), op(at + 420, 100, "## Call CompiledFxGraph b ##"),
-            call(at + 425, 5, 2 * k + 2), kernel(at + 430, 560, 2 * k + 2, "gemm"),
-        ]  # fmt: skip
+            op(at + 400, 300, "Torch-Compiled Region: 1/0"),
+            op(at + 420, 100, "## Call CompiledFxGraph b ##"),
+            call(at + 425, 5, 2 * k + 2),
+            kernel(at + 430, 560, 2 * k + 2, "gemm"),
+        ]
     return events
 
 
 def test_the_idle_time_between_broken_graphs_is_the_cost_of_the_line(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", *steps())
-    logged(tmp_path / "dedicated_log_torch_trace_rank_0_x.log",
-           {"id": (0, 0), "at": 1, "dur": 1},
-           {"id": (1, 0), "at": 2, "dur": 1, "name": "torch_dynamo_resume_in_f_at_5"},
-           breaks=(("0/0", 5, "Data-dependent branching"),))  # fmt: skip
+    logged(
+        tmp_path / "dedicated_log_torch_trace_rank_0_x.log",
+        {"id": (0, 0), "at": 1, "dur": 1},
+        {"id": (1, 0), "at": 2, "dur": 1, "name": "torch_dynamo_resume_in_f_at_5"},
+        breaks=(("0/0", 5, "Data-dependent branching"),),
+    )
     report = gpuscope.analyze(tmp_path).report
     (broken,) = report["compilation"]["graph_breaks"]
     assert (broken["line"], broken["per_step"], broken["host_ns_per_step"]) == (5, 1, 300 * US)
@@ -109,39 +127,59 @@ def test_ranks_that_compile_unlike_are_named(tmp_path: Path) -> None:
     assert "alike_compiled" in {one["code"] for one in report["advice"]["unpredicted"]}
 
 
-@pytest.mark.parametrize("guard", [
-    "___check_obj_id(L['self'].act(x, 2), {address})", "___check_type_id(L['x'], {address}), type=<class 'int'>",
-    "id(G['f']) == {address}", "L['f'] is <function f at 0x{address:x}>", "___dict_version(G) == {address}",
-    "tensor 'x' device mismatch. expected cuda:{rank}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "guard",
+    [
+        "___check_obj_id(L['self'].act(x, 2), {address})",
+        "___check_type_id(L['x'], {address}), type=<class 'int'>",
+        "id(G['f']) == {address}",
+        "L['f'] is <function f at 0x{address:x}>",
+        "___dict_version(G) == {address}",
+        "tensor 'x' device mismatch. expected cuda:{rank}",
+    ],
+)
 def test_addresses_do_not_tell_ranks_apart(tmp_path: Path, guard: str) -> None:
     for rank, address in enumerate((140439264606080, 139645370122560, 94371840)):
         why = guard.format(address=address, rank=rank)
-        logged(tmp_path / f"dedicated_log_torch_trace_rank_{rank}_x.log", {"id": (0, 0), "at": 100, "dur": 200},
-               {"id": (0, 1), "at": 500, "dur": 100, "why": why})  # fmt: skip
+        logged(
+            tmp_path / f"dedicated_log_torch_trace_rank_{rank}_x.log",
+            {"id": (0, 0), "at": 100, "dur": 200},
+            {"id": (0, 1), "at": 500, "dur": 100, "why": why},
+        )
     report = gpuscope.analyze(tmp_path).report
     assert report["compilation"]["divergence"] == []
     (finding,) = (one for one in report["findings"] if one["code"] == "recompiling")
     assert finding["ranks"] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("guards", [
-    ("tensor 'x' size mismatch at index 0. expected 65536, actual 131072",
-     "tensor 'x' size mismatch at index 0. expected 65536, actual 262144"),
-    ("___check_obj_id(f, 140439264606080)", "___check_obj_id(g, 140439264606080)"),
-    ("L['n'] == 100000", "L['n'] == 200000"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "guards",
+    [
+        (
+            "tensor 'x' size mismatch at index 0. expected 65536, actual 131072",
+            "tensor 'x' size mismatch at index 0. expected 65536, actual 262144",
+        ),
+        ("___check_obj_id(f, 140439264606080)", "___check_obj_id(g, 140439264606080)"),
+        ("L['n'] == 100000", "L['n'] == 200000"),
+    ],
+)
 def test_other_guards_and_numbers_still_tell_ranks_apart(tmp_path: Path, guards: tuple[str, str]) -> None:
     for rank, why in enumerate(guards):
-        logged(tmp_path / f"dedicated_log_torch_trace_rank_{rank}_x.log", {"id": (0, 0), "at": 100, "dur": 200},
-               {"id": (0, 1), "at": 500, "dur": 100, "why": why})  # fmt: skip
+        logged(
+            tmp_path / f"dedicated_log_torch_trace_rank_{rank}_x.log",
+            {"id": (0, 0), "at": 100, "dur": 200},
+            {"id": (0, 1), "at": 500, "dur": 100, "why": why},
+        )
     assert len(gpuscope.analyze(tmp_path).report["compilation"]["divergence"]) == 1
 
 
 def test_a_break_that_names_an_address_is_one_line(tmp_path: Path) -> None:
     for rank in range(2):
-        logged(tmp_path / f"dedicated_log_torch_trace_rank_{rank}_x.log", {"id": (0, 0), "at": 1, "dur": 1},
-               breaks=(("0/0", 5, f"Unsupported: <F object at 0x7f{rank}a>"),))  # fmt: skip
+        logged(
+            tmp_path / f"dedicated_log_torch_trace_rank_{rank}_x.log",
+            {"id": (0, 0), "at": 1, "dur": 1},
+            breaks=(("0/0", 5, f"Unsupported: <F object at 0x7f{rank}a>"),),
+        )
     (broken,) = gpuscope.analyze(tmp_path).report["compilation"]["graph_breaks"]
     assert broken["ranks"] == [0, 1]
 
@@ -177,13 +215,21 @@ def test_alike_ranks_and_whole_graphs_are_no_finding(tmp_path: Path) -> None:
     assert report["compilation"]["divergence"] == []
 
 
-@pytest.mark.parametrize(("guard", "setting"), [
-    ("s == 0.1", "torch._dynamo.config.specialize_float"), ("GLOBAL_STATE changed: grad_mode", "torch.no_grad"),
-    ("tensor 'x' dtype mismatch. expected Double, actual Float", "inputs"), ("n == 3", "torch.compile.dynamic"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("guard", "setting"),
+    [
+        ("s == 0.1", "torch._dynamo.config.specialize_float"),
+        ("GLOBAL_STATE changed: grad_mode", "torch.no_grad"),
+        ("tensor 'x' dtype mismatch. expected Double, actual Float", "inputs"),
+        ("n == 3", "torch.compile.dynamic"),
+    ],
+)
 def test_each_guard_has_its_setting(tmp_path: Path, guard: str, setting: str) -> None:
-    path = logged(tmp_path / "dedicated_log_torch_trace_x.log", {"id": (0, 0), "at": 1, "dur": 1},
-                  {"id": (0, 1), "at": 5, "dur": 1, "why": guard})  # fmt: skip
+    path = logged(
+        tmp_path / "dedicated_log_torch_trace_x.log",
+        {"id": (0, 0), "at": 1, "dur": 1},
+        {"id": (0, 1), "at": 5, "dur": 1, "why": guard},
+    )
     (advice,) = gpuscope.analyze(path).report["advice"]["unpredicted"]
     assert advice["setting"]["name"] == setting
 
@@ -208,7 +254,12 @@ def test_generated_kernels_are_led_to_their_line(tmp_path: Path) -> None:
 
 def test_compiling_is_no_compute_on_a_cpu(tmp_path: Path) -> None:
     """What runs while a frame is compiled, and what only leads to a graph, computes nothing of the step."""
-    events = [note(0, 1000, "ProfilerStep#0"), op(0, 700, "entire_frame_compile"), op(100, 300, "aten::mm"),
-              op(710, 280, "Torch-Compiled Region: 0/0"), op(720, 200, "## Call CompiledFxGraph a ##")]  # fmt: skip
+    events = [
+        note(0, 1000, "ProfilerStep#0"),
+        op(0, 700, "entire_frame_compile"),
+        op(100, 300, "aten::mm"),
+        op(710, 280, "Torch-Compiled Region: 0/0"),
+        op(720, 200, "## Call CompiledFxGraph a ##"),
+    ]
     report = gpuscope.analyze(write(tmp_path / "rank0.json", *events, rank=None)).report
     assert report["ranks"][0]["breakdown_ns"]["compute"] == 200 * US

@@ -14,9 +14,16 @@ STEP = 40_000
 
 
 def worker(
-    folder: Path, *, layers: int = 10, step: int = STEP, steps: int = 6, around: str = "", frame: str = "",
-    trains: bool = False, ops_between: int = 0,
-) -> Report:  # fmt: skip
+    folder: Path,
+    *,
+    layers: int = 10,
+    step: int = STEP,
+    steps: int = 6,
+    around: str = "",
+    frame: str = "",
+    trains: bool = False,
+    ops_between: int = 0,
+) -> Report:
     """A server's worker: in each step `layers` kernels of 1.9 ms launched at once, a copy of the token, a synchronise,
     then nothing until the next step."""
     events: list[Event] = []
@@ -33,9 +40,11 @@ def worker(
             events += [op(launched - 5, 15, name), call(launched, 5, first + layer)]
             events.append(kernel(at + 100 + 1910 * layer, 1900, first + layer, f"gemm_{layer}" if layer else "embed"))
         done = at + 100 + 1910 * layers
-        events += [call(at + 800, 8, first + layers, "cudaMemcpyAsync"),
-                   copy(done, 3, first + layers, "Memcpy DtoH (Device -> Pinned)"),
-                   call(at + 830, done + 10 - at - 830, first + layers + 1, "cudaStreamSynchronize")]  # fmt: skip
+        events += [
+            call(at + 800, 8, first + layers, "cudaMemcpyAsync"),
+            copy(done, 3, first + layers, "Memcpy DtoH (Device -> Pinned)"),
+            call(at + 830, done + 10 - at - 830, first + layers + 1, "cudaStreamSynchronize"),
+        ]
         gap = (step - (done + 10 - at)) // (ops_between + 1)
         events += [op(done + 10 + gap * place, gap - 20, "aten::topk") for place in range(ops_between)]
     return gpuscope.analyze(write(folder / "rank0.json", *events)).report

@@ -25,7 +25,7 @@ def test_waits_by_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "counted",
     [7, {}, {"columns": ["step"], "steps": [[1]]}, {"columns": ["step", "waited_ns"], "steps": [[1], 5, [2, -3]]}],
-)  # fmt: skip
+)
 def test_what_can_not_be_read_counts_nothing(tmp_path: Path, counted: Any) -> None:
     assert told(tmp_path, gpuscope_cores=counted) == {}
 

@@ -30,8 +30,9 @@ def product(
     return [
         op(at, 8, "aten::linear", **{"Input Dims": [[1000, 2000], [3000, 2000]], "Input type": [dtype, dtype]}),
         op(at + 1, 6, "aten::mm", **{"Input Dims": [[1000, 2000], [2000, 3000]], "Input type": [dtype, dtype]}),
-        call(at + 2, 2, correlation), kernel(at + 10, dur, correlation, name),
-    ]  # fmt: skip
+        call(at + 2, 2, correlation),
+        kernel(at + 10, dur, correlation, name),
+    ]
 
 
 def look(path: Path, *events: Event, gpu: str | None = H100) -> tuple[list[KernelEntry], list[EfficiencyEntry]]:
@@ -113,11 +114,15 @@ def test_convolution_gradients_share_their_operators_flops_by_time(tmp_path: Pat
     scalars = ["", "", "", "[0]", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[True, True, False]"]
     told = {"Input Dims": dims, "Input type": ["c10::BFloat16"] * 3, "Concrete Inputs": scalars}
     kernels, _ = look(
-        tmp_path, op(100, 20, "aten::convolution_backward", **told), call(101, 2, 1), call(104, 2, 2), call(107, 2, 3),
+        tmp_path,
+        op(100, 20, "aten::convolution_backward", **told),
+        call(101, 2, 1),
+        call(104, 2, 2),
+        call(107, 2, 3),
         kernel(110, 30, 1, "sm90_xmma_dgrad_implicit_gemm_bf16"),
         kernel(140, 10, 2, "sm90_xmma_wgrad_implicit_gemm_bf16"),
         kernel(150, 40, 3, "batched_transpose_32x32_half"),
-    )  # fmt: skip
+    )
     both = 2 * 2 * 2 * 64 * 4 * 6 * 9
     rates = {entry["name"]: entry["flops_per_s"] for entry in kernels}
     assert {entry["category"] for entry in kernels} == {"convolution"}, "its layout copies are the convolution's"
@@ -130,9 +135,12 @@ def test_categories_go_by_the_operator_first(tmp_path: Path) -> None:
     same = "void at::native::vectorized_elementwise_kernel<4, at::native::f(int)::{lambda(float)#1}>(int)"
     events: list[Event] = []
     ops = (
-        ("aten::mul", 1), ("aten::embedding", 1), ("MyFunctionBackward", 2), ("aten::native_layer_norm_backward", 2),
+        ("aten::mul", 1),
+        ("aten::embedding", 1),
+        ("MyFunctionBackward", 2),
+        ("aten::native_layer_norm_backward", 2),
         ("aten::_foreach_mul_", 1),
-    )  # fmt: skip
+    )
     for index, (name, thread) in enumerate(ops):
         at = 100 + 50 * index
         events += [
@@ -149,8 +157,11 @@ def test_categories_go_by_the_operator_first(tmp_path: Path) -> None:
     events += [op(102, 5, "aten::native_layer_norm_backward", tid=3), op(151, 5, "aten::index_select")]
     kernels, _ = look(tmp_path, *events)
     assert {entry["category"]: entry["count"] for entry in kernels} == {
-        "elementwise": 2, "embedding": 1, "normalisation": 1, "optimizer": 2,
-    }  # fmt: skip
+        "elementwise": 2,
+        "embedding": 1,
+        "normalisation": 1,
+        "optimizer": 2,
+    }
 
 
 def test_the_optimizers_products_are_no_model_flops(tmp_path: Path) -> None:
@@ -212,8 +223,9 @@ def test_what_is_computed_again_is_no_model_work(tmp_path: Path, node: str, runs
     own = [
         op(161, 12, "autograd::engine::evaluate_function: MmBackward0"),
         op(162, 6, "aten::mm", **{"Input Dims": [[1000, 2000], [2000, 3000]], "Input type": BF16}),
-        call(163, 2, 3), kernel(172, 20, 3, GEMM),
-    ]  # fmt: skip
+        call(163, 2, 3),
+        kernel(172, 20, 3, GEMM),
+    ]
     steps = [note(100, 98, "ProfilerStep#1"), note(200, 98, "ProfilerStep#2")]
     events = [*steps, *product(101, 1), *again(131, 2, node), *own, *product(201, 4)]
     _, (found,) = look(tmp_path, *events)

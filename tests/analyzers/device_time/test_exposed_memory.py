@@ -29,11 +29,19 @@ def test_migrations_are_paging_where_exposed(tmp_path: Path) -> None:
     code = builder.names.code
     source = builder.source(tmp_path, "test", "", 4, {})
     builder.add("ranks", 1, {"rank": 0, "device": 0, "source": source})
-    builder.add("device_events", 4, {
-        "rank": 0, "device": 0, "start": np.array([0, 50, 20, 50]), "end": np.array([30, 60, 40, 55]),
-        "kind": np.array([Kind.MEMORY, Kind.MEMORY, Kind.COMPUTE, Kind.MEMORY]), "name": code("x"),
-        "copy_kind": np.array([code("migration HtoD")] * 2 + [-1, code("memset")]),
-    })  # fmt: skip
+    builder.add(
+        "device_events",
+        4,
+        {
+            "rank": 0,
+            "device": 0,
+            "start": np.array([0, 50, 20, 50]),
+            "end": np.array([30, 60, 40, 55]),
+            "kind": np.array([Kind.MEMORY, Kind.MEMORY, Kind.COMPUTE, Kind.MEMORY]),
+            "name": code("x"),
+            "copy_kind": np.array([code("migration HtoD")] * 2 + [-1, code("memset")]),
+        },
+    )
     trace = builder.finish()
     (causes,) = exposed_memory.run(trace, views(trace)).causes.values()
     assert {cause: found.total for cause, found in causes.items()} == {"copy": 5, "paging": 25}

@@ -16,8 +16,9 @@ from gpuscope.schema.document import Report
 MS = 1_000_000
 
 
-def native(folder: Path, grid: int = 1, block: int = 1, name: str = "add(int*)", lasts: int = 2 * MS,
-           beside: bool = False) -> Report:  # fmt: skip
+def native(
+    folder: Path, grid: int = 1, block: int = 1, name: str = "add(int*)", lasts: int = 2 * MS, beside: bool = False
+) -> Report:
     """Six rounds of this kernel and of one of 1 ms that fills the device, `beside` it or behind it."""
     export, at = Export(), MS
     for number in range(0, 60, 10):
@@ -48,9 +49,15 @@ def test_one_thread_of_one_block(tmp_path: Path) -> None:
     assert 1 - bound["step_ns_low"] / bound["step_ns_before"] == pytest.approx(found["share_frac"], rel=0.02)
 
 
-@pytest.mark.parametrize("given", [
-    {"grid": 64}, {"grid": 8, "lasts": 100_000}, {"beside": True},
-], ids=["enough blocks", "short", "beside others"])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"grid": 64},
+        {"grid": 8, "lasts": 100_000},
+        {"beside": True},
+    ],
+    ids=["enough blocks", "short", "beside others"],
+)
 def test_kernels_that_leave_little_idle(given: dict[str, int], tmp_path: Path) -> None:
     assert "few_blocks" not in codes(native(tmp_path, **given))  # type: ignore[arg-type]
 
@@ -63,11 +70,16 @@ def test_a_library_chooses_its_own_grid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("grid", "expected"), [([2, 2, 1], True), ([64, 1, 1], False), ("2", False), ([2, 2], False)])
 def test_torch_profilers_grids(grid: object, expected: bool, tmp_path: Path) -> None:
-    events = [event for n in range(4) for event in (
-        call(2_000 * n, 2, 2 * n), kernel(2_000 * n + 10, 900, 2 * n, "my_scan", grid=grid, block=[32, 1, 1]),
-        call(2_000 * n + 5, 2, 2 * n + 1),
-        kernel(2_000 * n + 910, 900, 2 * n + 1, "gemm", grid=[512, 1, 1], block=[128, 1, 1]),
-    )]  # fmt: skip
+    events = [
+        event
+        for n in range(4)
+        for event in (
+            call(2_000 * n, 2, 2 * n),
+            kernel(2_000 * n + 10, 900, 2 * n, "my_scan", grid=grid, block=[32, 1, 1]),
+            call(2_000 * n + 5, 2, 2 * n + 1),
+            kernel(2_000 * n + 910, 900, 2 * n + 1, "gemm", grid=[512, 1, 1], block=[128, 1, 1]),
+        )
+    ]
     assert ("few_blocks" in codes(gpuscope.analyze(write(tmp_path / "rank0.json", *events)).report)) is expected
 
 
@@ -83,9 +95,16 @@ def test_torch_profilers_grids(grid: object, expected: bool, tmp_path: Path) -> 
 )
 def test_a_tenth_of_the_kernels_counts_too(code: str, spent: int, kernels: int, found: bool) -> None:
     entry: ComputeEntry = {
-        "rank": 0, "device": 0, "device_name": None, "generation": None, "steps": 2, "window_ns": 1_000, "why": "",
+        "rank": 0,
+        "device": 0,
+        "device_name": None,
+        "generation": None,
+        "steps": 2,
+        "window_ns": 1_000,
+        "why": "",
         "parts": [{"category": "other", "dur_ns": kernels // 2, "known_ns": 0, "floor_ns": 0}],
-        "reducible": [{"code": code, "dur_ns": spent, "count": 2, "detail": "", "name": "k", "start_ns": 0,
-                       "longest_ns": 1}],
-    }  # fmt: skip
+        "reducible": [
+            {"code": code, "dur_ns": spent, "count": 2, "detail": "", "name": "k", "start_ns": 0, "longest_ns": 1}
+        ],
+    }
     assert bool(list(compute_findings([entry]))) == found

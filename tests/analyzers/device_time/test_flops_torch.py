@@ -105,9 +105,14 @@ def test_the_math_path_is_its_two_products() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["aten::_flash_attention_forward", "aten::_efficient_attention_forward", "flash_attn::_flash_attn_forward",
-             "FlashAttnFunc"],
-)  # fmt: skip
+    "name",
+    [
+        "aten::_flash_attention_forward",
+        "aten::_efficient_attention_forward",
+        "flash_attn::_flash_attn_forward",
+        "FlashAttnFunc",
+    ],
+)
 def test_flash_has_heads_inside(name: str) -> None:
     assert ours(name, *HEADS_INSIDE, None, None, None, None) == FORWARD
 

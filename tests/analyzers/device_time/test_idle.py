@@ -126,11 +126,16 @@ def shown(tmp_path: Path, *during: tuple[int, int, str]) -> list[Evidence]:
     for number in range(6):
         at, first = 10_000 * number, 10 * number
         events += [
-            note(at, 9_990, f"ProfilerStep#{number}"), op(at + 10, 20, "aten::zero_"), call(at + 12, 5, first + 1),
-            kernel(at + 20, 50, first + 1, name="fill"), note(at + 3_100, 1_000, "DistributedDataParallel.forward"),
-            op(at + 3_110, 20, "aten::mm"), call(at + 3_112, 5, first + 2), kernel(at + 3_120, 6_800, first + 2),
+            note(at, 9_990, f"ProfilerStep#{number}"),
+            op(at + 10, 20, "aten::zero_"),
+            call(at + 12, 5, first + 1),
+            kernel(at + 20, 50, first + 1, name="fill"),
+            note(at + 3_100, 1_000, "DistributedDataParallel.forward"),
+            op(at + 3_110, 20, "aten::mm"),
+            call(at + 3_112, 5, first + 2),
+            kernel(at + 3_120, 6_800, first + 2),
             *(note(at + since, lasts, name) for since, lasts, name in during),
-        ]  # fmt: skip
+        ]
     report = gpuscope.analyze(write(tmp_path / "r.json", *events)).report
     finding = next(one for one in report["findings"] if one["code"] == "host_other")
     return list(finding["evidence"])

@@ -16,10 +16,11 @@ import gpuscope
 from gpuscope.schema.document import Report
 
 SINGLE, TENSOR, ELEMENTWISE, ADAM = (
-    "ampere_sgemm_128x64_tn", "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn",
+    "ampere_sgemm_128x64_tn",
+    "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn",
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >",
     "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::BinaryOpListAlphaFunctor<float>>",
-)  # fmt: skip
+)
 GPU = {"deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]}
 
 

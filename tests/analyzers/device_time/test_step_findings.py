@@ -51,8 +51,12 @@ def test_what_is_paid_once(tmp_path: Path) -> None:
     # Set-up and all steps; the last one ends with its kernel, 950 after it began.
     assert rank["recorded_ns"] == 1000 * (500 + 2200 + 1000 + 1000 + 3000 + 3 * 1000 + 950)
     assert report["step_time"] == {
-        "median_ns": 1_000_000, "p90_ns": 1_000_000, "min_ns": 1_000_000, "max_ns": 1_000_000, "steps": 5,
-    }  # fmt: skip
+        "median_ns": 1_000_000,
+        "p90_ns": 1_000_000,
+        "min_ns": 1_000_000,
+        "max_ns": 1_000_000,
+        "steps": 5,
+    }
 
 
 @pytest.mark.parametrize(
@@ -67,9 +71,17 @@ def test_the_longest_outlier_is_told_with_its_place(
 ) -> None:
     """3 s on all ranks, or on rank 0 while the others wait for it in their first all-reduce."""
     job = replace(
-        COMPUTE, name="paused", ranks=4, layers=2, steps=14, items=1, outlier_step=4, outlier_ns=3_000 * MS,
-        outlier_work="evaluate", outlier_ranks=ranks,
-    )  # fmt: skip
+        COMPUTE,
+        name="paused",
+        ranks=4,
+        layers=2,
+        steps=14,
+        items=1,
+        outlier_step=4,
+        outlier_ns=3_000 * MS,
+        outlier_work="evaluate",
+        outlier_ranks=ranks,
+    )
     report = gpuscope.analyze(Case(job, "").write(tmp_path)).report
     outlier = found(report, "outlier_steps")
     assert (outlier["facts"]["shape"], outlier["facts"]["ranks"]) == shape

@@ -77,8 +77,9 @@ def halved(kernel_us: float, copy_us: float, gap_us: float, *, lacking: bool = T
             number = 1000 * step + 2 * place
             lacks = lacking and place % 2 == 1
             events += [
-                call(at, 0.5, number + 500_000 if lacks else number), kernel(at + gap_us, kernel_us, number),
-            ]  # fmt: skip
+                call(at, 0.5, number + 500_000 if lacks else number),
+                kernel(at + gap_us, kernel_us, number),
+            ]
             if copy_us:
                 events += [
                     call(at + 0.5, 0.5, number + 1, "cudaMemcpyAsync"),

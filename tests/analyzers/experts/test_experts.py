@@ -66,8 +66,11 @@ def job(
         end = max(at) + 5 + SENDING * most
         for rank, (sent, received) in enumerate(elements):
             counts: dict[str, Any] = {"In msg nelems": sent, "Out msg nelems": received}
-            events[rank].append(collective(round(at[rank]), round(end) - round(at[rank]), 0, seq, RANKS, "alltoall",
-                                           launch(rank), **counts))  # fmt: skip
+            events[rank].append(
+                collective(
+                    round(at[rank]), round(end) - round(at[rank]), 0, seq, RANKS, "alltoall", launch(rank), **counts
+                )
+            )
             at[rank] = round(end)
         seq += 1
 
@@ -92,8 +95,7 @@ def job(
         end = max(at)
         for rank in range(RANKS):
             launched[rank] += 1
-            events[rank].append(call(host[rank], round(end) - host[rank], launched[rank],
-                                     "cudaDeviceSynchronize"))  # fmt: skip
+            events[rank].append(call(host[rank], round(end) - host[rank], launched[rank], "cudaDeviceSynchronize"))
             events[rank].append(note(round(begun), round(end - begun), f"ProfilerStep#{step}"))
         lengths.append(end - begun)
     return events, lengths
@@ -203,11 +205,13 @@ def exchanged(*own: list[tuple[int, int]]) -> list[list[Event]]:
     return [
         [
             note(0, 100 * len(of_rank), "ProfilerStep#0"),
-            *(collective(100 * seq, 50, 0, seq, op="alltoall", **{"In msg nelems": sent, "Out msg nelems": received})
-              for seq, (sent, received) in enumerate(of_rank)),
+            *(
+                collective(100 * seq, 50, 0, seq, op="alltoall", **{"In msg nelems": sent, "Out msg nelems": received})
+                for seq, (sent, received) in enumerate(of_rank)
+            ),
         ]
         for of_rank in own
-    ]  # fmt: skip
+    ]
 
 
 def test_overlapping_micro_batches_are_told(tmp_path: Path) -> None:

@@ -18,10 +18,17 @@ def message(ts: int, dur: int, kind: str, seq: int, size: int = SIZE) -> Any:
     """gloo's annotation of a message from rank 0 to rank 1, as gpuscope's recorder completes it."""
     event = note(ts, dur, f"gloo:{kind}", tid=2)
     event["args"] = {
-        "Collective name": kind, "In msg nelems": size // 4, "Out msg nelems": size // 4, "dtype": "Float",
-        "Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": seq,
-        "Src Rank": 0, "Dst Rank": 1,
-    }  # fmt: skip
+        "Collective name": kind,
+        "In msg nelems": size // 4,
+        "Out msg nelems": size // 4,
+        "dtype": "Float",
+        "Group size": 2,
+        "Process Group Name": "0",
+        "Process Group Ranks": "[0, 1]",
+        "Seq": seq,
+        "Src Rank": 0,
+        "Dst Rank": 1,
+    }
     return event
 
 

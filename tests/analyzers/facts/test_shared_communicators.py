@@ -24,9 +24,15 @@ from gpuscope.trace.trace import Trace
 
 CASE = {case.name: case for case in CASES}
 TOLD = (
-    "bandwidth_strong", "latency_strong", "bubble_strong", "slow_device_strong", "late_host_logging",
-    "long_batches", "fsdp_no_prefetch", "tensor_parallel",
-)  # fmt: skip
+    "bandwidth_strong",
+    "latency_strong",
+    "bubble_strong",
+    "slow_device_strong",
+    "late_host_logging",
+    "long_batches",
+    "fsdp_no_prefetch",
+    "tensor_parallel",
+)
 
 
 def judged(folder: Path, case: Case, **payloads: object) -> Verdict:
@@ -87,8 +93,19 @@ def internode_kernel(builder: TraceBuilder) -> None:
 def ports(sent: int) -> Callable[[TraceBuilder], None]:
     def add(builder: TraceBuilder) -> None:
         code = builder.names.code
-        builder.add("counters", 1, {"source": 0, "place": code("mlx5_0"), "counter": code("Bytes sent"),
-                                    "unit": code("bytes"), "start": 0, "end": 10, "value": sent})  # fmt: skip
+        builder.add(
+            "counters",
+            1,
+            {
+                "source": 0,
+                "place": code("mlx5_0"),
+                "counter": code("Bytes sent"),
+                "unit": code("bytes"),
+                "start": 0,
+                "end": 10,
+                "value": sent,
+            },
+        )
 
     return add
 
@@ -109,8 +126,19 @@ def test_what_shows_a_network(seen: Callable[[TraceBuilder], None], why: str) ->
     source = builder.source(Path("x"), "hand", "", 0, {})
     for rank in (0, 1):
         builder.add("ranks", 1, {"rank": rank, "source": source, "device": rank, "host": code("n0")})
-        event = builder.add("device_events", 1, {"rank": rank, "device": rank, "stream": 3, "start": 1, "end": 2,
-                                                 "kind": Kind.COMMUNICATION, "name": code("nccl")})  # fmt: skip
+        event = builder.add(
+            "device_events",
+            1,
+            {
+                "rank": rank,
+                "device": rank,
+                "stream": 3,
+                "start": 1,
+                "end": 2,
+                "kind": Kind.COMMUNICATION,
+                "name": code("nccl"),
+            },
+        )
         builder.add("collectives", 1, {"rank": rank, "event": event, "op": code("all_reduce"), "bytes": 10_000})
     seen(builder)
     found = against_whole_job(builder.finish())
@@ -124,14 +152,26 @@ def shared(transfers: list[int], listed: str | None = "GPU-0,GPU-1") -> Trace:
     source = builder.source(Path("x"), "hand", "", 0, {})
     ends = np.cumsum([10_000 + took for took in transfers]).tolist()
     for rank in (0, 1):
-        builder.add("ranks", 1, {"rank": rank, "source": source, "device": rank, "host": code("n0"),
-                                 "device_id": code(f"GPU-{rank}"),
-                                 "host_devices": code(listed) if listed else None})  # fmt: skip
+        builder.add(
+            "ranks",
+            1,
+            {
+                "rank": rank,
+                "source": source,
+                "device": rank,
+                "host": code("n0"),
+                "device_id": code(f"GPU-{rank}"),
+                "host_devices": code(listed) if listed else None,
+            },
+        )
         for end, took in zip(ends, transfers, strict=True):
             values = {"rank": rank, "device": rank, "stream": 3, "start": end - took, "end": end, "name": code("nccl")}
             event = builder.add("device_events", 1, {**values, "kind": Kind.COMMUNICATION})
-            builder.add("collectives", 1, {"rank": rank, "event": event, "op": code("all_reduce"), "bytes": 64,
-                                           "group": code("0xabc")})  # fmt: skip
+            builder.add(
+                "collectives",
+                1,
+                {"rank": rank, "event": event, "op": code("all_reduce"), "bytes": 64, "group": code("0xabc")},
+            )
     return builder.finish()
 
 

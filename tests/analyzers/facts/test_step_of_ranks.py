@@ -20,9 +20,13 @@ STEP, STEPS = 1_000, 9
 
 
 def run_of_ranks(
-    folder: Path, late: Callable[[int, int], int], ranks: int = 2, joined: Callable[[int], bool] = lambda _: True,
-    every: Sequence[int] = (STEP,) * STEPS, clock: Sequence[int] = (0, 0, 0, 0),
-) -> Report:  # fmt: skip
+    folder: Path,
+    late: Callable[[int, int], int],
+    ranks: int = 2,
+    joined: Callable[[int], bool] = lambda _: True,
+    every: Sequence[int] = (STEP,) * STEPS,
+    clock: Sequence[int] = (0, 0, 0, 0),
+) -> Report:
     """Ranks that begin to compute so late in each step and meet in an all-reduce at its end, µs."""
     for rank in range(ranks):
         events: list[Event] = []
@@ -31,9 +35,11 @@ def run_of_ranks(
             at, first, second = begin + clock[rank], 10 * number + 1, 10 * number + 2
             first_kernel = at + 100 + late(rank, number)
             events += [
-                note(at, lasts, f"ProfilerStep#{number}"), call(at + 5, 2, first),
-                kernel(first_kernel, 200, first), call(at + 10, 2, second),
-            ]  # fmt: skip
+                note(at, lasts, f"ProfilerStep#{number}"),
+                call(at + 5, 2, first),
+                kernel(first_kernel, 200, first),
+                call(at + 10, 2, second),
+            ]
             if joined(number):
                 start = first_kernel + 210
                 events.append(collective(start, at + lasts - 20 - start, 4_096, number, ranks, launch=second))
@@ -93,7 +99,7 @@ def test_of_an_even_number_of_steps_the_lower_one(tmp_path: Path) -> None:
 @given(late=st.lists(st.tuples(*[st.integers(0, 400)] * 2), min_size=STEPS, max_size=STEPS))
 def test_steps_never_exceed_what_was_recorded(
     late: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:  # fmt: skip
+) -> None:
     """Whoever is late when: the step is at most the median of the largest durations, and all steps from begin to begin
     add up to the window."""
     report = run_of_ranks(tmp_path_factory.mktemp("late"), lambda rank, k: late[k][rank])

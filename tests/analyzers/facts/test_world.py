@@ -31,8 +31,17 @@ def recorded(ranks: int, communicator: int | None = None, **sizes: int) -> Trace
     source = builder.source(Path("x"), "hand", "", 0, {})
     for rank in range(ranks):
         basis, size = list(sizes.items())[rank % len(sizes)] if sizes else ("", None)
-        builder.add("ranks", 1, {"rank": rank, "source": source, "device": 0, "world_size": size,
-                                 "world_basis": code(basis) if basis else None})  # fmt: skip
+        builder.add(
+            "ranks",
+            1,
+            {
+                "rank": rank,
+                "source": source,
+                "device": 0,
+                "world_size": size,
+                "world_basis": code(basis) if basis else None,
+            },
+        )
     if communicator is not None:
         builder.add("communicators", 1, {"communicator": code("c"), "size": communicator})
     return builder.finish()
@@ -80,8 +89,9 @@ def node(folder: Path, host: str, pids: tuple[int, ...], listed: int, late: dict
         for step in range(10):
             begin = skew + 10 * MS * step + 100_000 * step**2
             export.call(begin - 1000, begin - 900, step + 1, pid=pid)
-            export.kernel(begin, begin + MS + late[pid], step + 1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", pid,
-                          ordinal)  # fmt: skip
+            export.kernel(
+                begin, begin + MS + late[pid], step + 1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", pid, ordinal
+            )
     export.write(folder, name=host)
 
 
@@ -147,13 +157,22 @@ def pipeline_rank(folder: Path, host: str, place: int, op: str, peer: int) -> No
     """One of three stages on hosts of their own, in a communicator of all three; it sends or receives ten times."""
     export = Export(EXPORT_PARAM_INCLUDE_BLOBS="true")
     export.host(host)
-    fields = {INIT: [("NCCL communicator ID", 18), ("No. of ranks", 5), ("Rank", 5)],
-              PEER: [("NCCL communicator ID", 18), ("Message size [bytes]", 22), ("Peer rank", 5)]}  # fmt: skip
+    fields = {
+        INIT: [("NCCL communicator ID", 18), ("No. of ranks", 5), ("Rank", 5)],
+        PEER: [("NCCL communicator ID", 18), ("Message size [bytes]", 22), ("Peer rank", 5)],
+    }
     for schema, columns in fields.items():
         offset = 0
         for index, (name, kind) in enumerate(columns):
-            export.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", domainId=1, schemaId=schema, idx=index, type=kind, name=name,
-                       offset=offset or None)  # fmt: skip
+            export.add(
+                "NVTX_PAYLOAD_SCHEMA_ENTRIES",
+                domainId=1,
+                schemaId=schema,
+                idx=index,
+                type=kind,
+                name=name,
+                offset=offset or None,
+            )
             offset += 4 if kind == 5 else 8
 
     def said(start: int, end: int, name: str, schema: int, body: bytes) -> None:

@@ -41,8 +41,11 @@ EXTENSION = [
 ]
 TRITON = [("/x/site-packages/triton/backends/nvidia/compiler.py", 300, "make_cubin"), ("/job/ops.py", 9, "fused")]
 SAVE = [(f"{SITE}/serialization.py", 900, "_save"), ("/job/train.py", 60, "checkpoint")]
-PDB = [("/usr/lib/python3.12/pdb.py", 1200, "cmdloop"), ("/usr/lib/python3.12/bdb.py", 90, "trace_dispatch"),
-       ("/job/train.py", 41, "step")]  # fmt: skip
+PDB = [
+    ("/usr/lib/python3.12/pdb.py", 1200, "cmdloop"),
+    ("/usr/lib/python3.12/bdb.py", 90, "trace_dispatch"),
+    ("/job/train.py", 41, "step"),
+]
 SYNC = [(f"{SITE}/cuda/__init__.py", 980, "synchronize"), ("/job/train.py", 44, "step")]
 LOCK = [("/usr/lib/python3.12/threading.py", 359, "wait"), ("/job/train.py", 45, "flush")]
 NEW_GROUP = [(f"{SITE}/distributed/distributed_c10d.py", 5100, "new_group"), ("/job/train.py", 12, "setup")]
@@ -61,8 +64,10 @@ def py_spy(folder: Path, rank: int, frames: Frames) -> None:
     """As `py-spy dump --pid PID` prints it: files without the folder that they are imported from."""
     lines = [f"Process {7000 + rank}: python train.py", "Python v3.12.3 (/usr/bin/python3.12)", ""]
     lines += [f'Thread {7000 + rank} (idle): "MainThread"']
-    lines += [f"    {name} ({file.rpartition('site-packages/')[2].rpartition('python3.12/')[2]}:{line})"
-              for file, line, name in frames]  # fmt: skip
+    lines += [
+        f"    {name} ({file.rpartition('site-packages/')[2].rpartition('python3.12/')[2]}:{line})"
+        for file, line, name in frames
+    ]
     lines += [f'Thread {7100 + rank} (active+gil): "helper"' if frames is GIL else "", "    spin (helper.py:4)"]
     (folder / f"node0_{rank}.stack").write_text("\n".join(line for line in lines if line) + "\n")
 
@@ -72,10 +77,20 @@ GIL: Frames = [("/job/train.py", 50, "log")]
 
 def py_spy_json(folder: Path, rank: int, frames: Frames) -> None:
     """As `py-spy dump --json` prints it."""
-    told = [{"name": name, "filename": file, "short_filename": file, "module": None, "line": line, "locals": None}
-            for file, line, name in frames]  # fmt: skip
-    thread = {"pid": 7000 + rank, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": 7000 + rank,
-              "active": False, "owns_gil": False, "frames": told, "process_info": None}  # fmt: skip
+    told = [
+        {"name": name, "filename": file, "short_filename": file, "module": None, "line": line, "locals": None}
+        for file, line, name in frames
+    ]
+    thread = {
+        "pid": 7000 + rank,
+        "thread_id": 1,
+        "thread_name": "MainThread",
+        "os_thread_id": 7000 + rank,
+        "active": False,
+        "owns_gil": False,
+        "frames": told,
+        "process_info": None,
+    }
     (folder / f"spy.{rank}.json").write_text(json.dumps([thread], indent=2))
 
 
@@ -98,13 +113,20 @@ def ras(folder: Path, launched: Mapping[int, int], missing: Mapping[int, bool]) 
 
     status = {"init_state": 0, "async_error": 0, "finalize_called": False, "destroy_flag": False, "abort_flag": False}
     comm = {
-        "hash": "0xae94423cfbb2ef4a", "secondary_hash": "0xb7:0xb8", "size": len(launched) + len(missing),
-        "ranks_count": len(launched), "missing_ranks_count": len(missing),
-        "ranks": [process(rank) | {"status": status, "collective_counts": {"Broadcast": 1, "AllReduce": count}}
-                  for rank, count in launched.items()],
-        "missing_ranks": [process(rank) | {"status": {"unresponsive": True, "considered_dead": dead}}
-                          for rank, dead in missing.items()],
-    }  # fmt: skip
+        "hash": "0xae94423cfbb2ef4a",
+        "secondary_hash": "0xb7:0xb8",
+        "size": len(launched) + len(missing),
+        "ranks_count": len(launched),
+        "missing_ranks_count": len(missing),
+        "ranks": [
+            process(rank) | {"status": status, "collective_counts": {"Broadcast": 1, "AllReduce": count}}
+            for rank, count in launched.items()
+        ],
+        "missing_ranks": [
+            process(rank) | {"status": {"unresponsive": True, "considered_dead": dead}}
+            for rank, dead in missing.items()
+        ],
+    }
     whole = {"nccl_version": "2.29.1", "communicators_count": 1, "communicators": [comm], "ras": {"timeouts_count": 0}}
     (folder / "ras.json").write_text(json.dumps(whole, indent=2))
 
@@ -112,28 +134,47 @@ def ras(folder: Path, launched: Mapping[int, int], missing: Mapping[int, bool]) 
 def watchdog(folder: Path) -> None:
     """As torch's NCCL watchdog logs it: three ranks time out, the fourth is told to dump."""
     what = "[PG ID 0 PG GUID 0(default_pg) Rank {0}] "
-    lines = [f"[rank{rank}]:[E1125 16:00:00.1 ProcessGroupNCCL.cpp:683] {what.format(rank)}Watchdog caught collective "
-             "operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran "
-             "for 600003 milliseconds before timing out." for rank in (0, 2, 3)]  # fmt: skip
-    lines += [f"[rank{rank}]:[E1125 16:00:01.1 ProcessGroupNCCL.cpp:1785] {what.format(rank)}Exception (either an "
-              f"error or timeout) detected by watchdog at work: 12, last enqueued NCCL work: {12 - (rank == 1)}, last "
-              "completed NCCL work: 11." for rank in range(4)]  # fmt: skip
+    lines = [
+        f"[rank{rank}]:[E1125 16:00:00.1 ProcessGroupNCCL.cpp:683] {what.format(rank)}Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran "
+        "for 600003 milliseconds before timing out."
+        for rank in (0, 2, 3)
+    ]
+    lines += [
+        f"[rank{rank}]:[E1125 16:00:01.1 ProcessGroupNCCL.cpp:1785] {what.format(rank)}Exception (either an "
+        f"error or timeout) detected by watchdog at work: 12, last enqueued NCCL work: {12 - (rank == 1)}, last "
+        "completed NCCL work: 11."
+        for rank in range(4)
+    ]
     log(folder, *lines)
 
 
-FINGERPRINT = ("[rank{0}]: RuntimeError: Detected mismatch between collectives on ranks. Rank {0} is running collective"
-               ": CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[4], TensorDtypes=Float, "
-               "TensorDeviceTypes=TensorOptions(dtype=float)), but Rank 1 is running collective: CollectiveFingerPrint("
-               "SequenceNumber=3, OpType=BROADCAST, TensorShape=[4], TensorDtypes=Float, TensorDeviceTypes="
-               "TensorOptions(dtype=float)).Collectives differ in the following aspects:")  # fmt: skip
-TORCHRUN = ("Root Cause (first observed failure):", "[0]:", "  time      : 2026-11-25_16:08:36", "  host      : node0",
-            "  rank      : 1 (local_rank: 1)", "  exitcode  : {0} (pid: 7001)", "  error_file: <N/A>")  # fmt: skip
-IBV = ("node1:7001:7301 [1] NCCL INFO comm 0x55 rank 1 nranks 4 cudaDev 1 nvmlDev 1 busId 41000 commId 0xab - Init "
-       "COMPLETE",
-       "node1:7001:7321 [1] transport/net_ib.cc:2010 NCCL WARN NET/IB: Got completion from peer 10.0.0.2<4791> with "
-       "status=12 opcode=0 len=0 vendor err 129 (Send)")  # fmt: skip
-COMPILE_BEGIN = ('V1125 16:00:00.000000 7001 torch/_dynamo/convert_frame.py:1 {{"{0}": {1}, "rank": {2}, '
-                 '"frame_id": 0, "frame_compile_id": 0, "attempt": 0}}')  # fmt: skip
+FINGERPRINT = (
+    "[rank{0}]: RuntimeError: Detected mismatch between collectives on ranks. Rank {0} is running collective"
+    ": CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[4], TensorDtypes=Float, "
+    "TensorDeviceTypes=TensorOptions(dtype=float)), but Rank 1 is running collective: CollectiveFingerPrint("
+    "SequenceNumber=3, OpType=BROADCAST, TensorShape=[4], TensorDtypes=Float, TensorDeviceTypes="
+    "TensorOptions(dtype=float)).Collectives differ in the following aspects:"
+)
+TORCHRUN = (
+    "Root Cause (first observed failure):",
+    "[0]:",
+    "  time      : 2026-11-25_16:08:36",
+    "  host      : node0",
+    "  rank      : 1 (local_rank: 1)",
+    "  exitcode  : {0} (pid: 7001)",
+    "  error_file: <N/A>",
+)
+IBV = (
+    "node1:7001:7301 [1] NCCL INFO comm 0x55 rank 1 nranks 4 cudaDev 1 nvmlDev 1 busId 41000 commId 0xab - Init "
+    "COMPLETE",
+    "node1:7001:7321 [1] transport/net_ib.cc:2010 NCCL WARN NET/IB: Got completion from peer 10.0.0.2<4791> with "
+    "status=12 opcode=0 len=0 vendor err 129 (Send)",
+)
+COMPILE_BEGIN = (
+    'V1125 16:00:00.000000 7001 torch/_dynamo/convert_frame.py:1 {{"{0}": {1}, "rank": {2}, '
+    '"frame_id": 0, "frame_compile_id": 0, "attempt": 0}}'
+)
 
 
 def stacks(write: Callable[[Path, int, Frames], None], frames: Frames, *but: int) -> Callable[[Path], None]:
@@ -197,32 +238,74 @@ CASES: list[Case] = [
     ("process group", "never_arrived", "rendezvous", True, both(dumped(), stacks(py_spy, NEW_GROUP))),
     ("stopped, no dump", "no_dump", "stopped", True, both(dumped(ranks=(0, 2, 3)), status("T"))),
     ("stopped after it came", "gone", "stopped", True, both(transfer, status("T"))),
-    ("killed", "no_dump", "killed", True,
-     both(dumped(ranks=(0, 2, 3)), logged(*(line.format(-9) for line in TORCHRUN)))),
+    (
+        "killed",
+        "no_dump",
+        "killed",
+        True,
+        both(dumped(ranks=(0, 2, 3)), logged(*(line.format(-9) for line in TORCHRUN))),
+    ),
     ("killed, log alone", "gone", "killed", True, logged(*(line.format(-9) for line in TORCHRUN))),
     ("segmentation fault", "gone", "crashed", True, logged(*(line.format(-11) for line in TORCHRUN))),
-    ("device memory", "never_arrived", "out_of_memory", True, both(dumped(), logged(
-        "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total"))),
-    ("host memory", "gone", "out_of_memory_host", True, logged(
-        "srun: error: node1: task 1: Out Of Memory", "slurmstepd: error: Detected 1 oom_kill event in StepId=9.0.")),
-    ("exception", "never_arrived", "crashed", True, both(dumped(), logged(
-        "[rank1]: Traceback (most recent call last):", '[rank1]:   File "/job/train.py", line 3, in <module>',
-        "[rank1]: ValueError: bad sample"))),
-    ("GPU error", "gone", "program_error", True, logged(
-        "[rank1]: RuntimeError: CUDA error: an illegal memory access")),
-    ("GPU hardware", "gone", "gpu_error", True, logged(
-        "[rank1]: RuntimeError: CUDA error: uncorrectable ECC error encountered")),
+    (
+        "device memory",
+        "never_arrived",
+        "out_of_memory",
+        True,
+        both(
+            dumped(),
+            logged(
+                "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total"
+            ),
+        ),
+    ),
+    (
+        "host memory",
+        "gone",
+        "out_of_memory_host",
+        True,
+        logged(
+            "srun: error: node1: task 1: Out Of Memory", "slurmstepd: error: Detected 1 oom_kill event in StepId=9.0."
+        ),
+    ),
+    (
+        "exception",
+        "never_arrived",
+        "crashed",
+        True,
+        both(
+            dumped(),
+            logged(
+                "[rank1]: Traceback (most recent call last):",
+                '[rank1]:   File "/job/train.py", line 3, in <module>',
+                "[rank1]: ValueError: bad sample",
+            ),
+        ),
+    ),
+    ("GPU error", "gone", "program_error", True, logged("[rank1]: RuntimeError: CUDA error: an illegal memory access")),
+    (
+        "GPU hardware",
+        "gone",
+        "gpu_error",
+        True,
+        logged("[rank1]: RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+    ),
     ("watchdog", "behind", None, True, watchdog),
     ("watchdog and stacks", "behind", "data_loader", True, both(watchdog, stacks(py_spy, LOADER))),
     ("lagging", "behind", None, False, logged("[rank0]: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 2000 ms")),
     ("RAS, behind", "behind", None, False, lambda folder: ras(folder, {0: 65, 1: 64, 2: 65, 3: 65}, {})),
     ("RAS, dead", "gone", "unresponsive", False, lambda folder: ras(folder, {0: 65, 2: 65, 3: 65}, {1: True})),
-    ("RAS alive, kernel never ends", "never_arrived", "device_wait", False, both(
-        dumped(), stacks(py_spy, SYNC), lambda folder: ras(folder, {0: 65, 1: 64, 2: 65, 3: 65}, {}))),
+    (
+        "RAS alive, kernel never ends",
+        "never_arrived",
+        "device_wait",
+        False,
+        both(dumped(), stacks(py_spy, SYNC), lambda folder: ras(folder, {0: 65, 1: 64, 2: 65, 3: 65}, {})),
+    ),
     ("network", "network", "network", False, both(transfer, logged(*IBV, name="nccl.node1.7001.log"))),
     ("mismatch by torch", "mismatch", None, True, logged(*(FINGERPRINT.format(rank) for rank in (0, 2, 3)))),
     ("no stack", "no_dump", None, False, stacks(py_spy, ALL_REDUCE, 1)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -275,25 +358,32 @@ def test_sources_that_disagree_are_told_and_prove_nothing(
 
 def test_ras_text_names_outliers(tmp_path: Path) -> None:
     """As NCCL's documentation prints it."""
-    head = ("Job summary\n===========\n\n  Nodes  Processes\nCommunicators... (0.00s)\n=============\n\n"
-            "Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors\n"
-            "    #  in group  per comm  per node  per comm  in group\n"
-            "    0         1         4         8        32        32   RUNNING  {0}\n\n")  # fmt: skip
-    behind = ("Warnings\n========\n\n#0-0 (27a079b828ff1a75) MISMATCH\n"
-              "  Communicator ranks have different AllReduce operation counts\n"
-              "  31 ranks have launched up to operation 6650\n"
-              "  Rank 7 has launched up to operation 6649 -- GPU 3 managed by process 1650386 on n1\n")  # fmt: skip
-    dead = ("Errors\n======\n\nDEAD\n  1 job process is considered dead (unreachable via the RAS network)\n"
-            "  Process 3487984 on node 172.16.64.213 managing GPU 5\n\n#0-0 (cf264af53edbe986) INCOMPLETE\n"
-            "  Missing communicator data from 1 rank\n  The missing rank: 21\n")  # fmt: skip
+    head = (
+        "Job summary\n===========\n\n  Nodes  Processes\nCommunicators... (0.00s)\n=============\n\n"
+        "Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors\n"
+        "    #  in group  per comm  per node  per comm  in group\n"
+        "    0         1         4         8        32        32   RUNNING  {0}\n\n"
+    )
+    behind = (
+        "Warnings\n========\n\n#0-0 (27a079b828ff1a75) MISMATCH\n"
+        "  Communicator ranks have different AllReduce operation counts\n"
+        "  31 ranks have launched up to operation 6650\n"
+        "  Rank 7 has launched up to operation 6649 -- GPU 3 managed by process 1650386 on n1\n"
+    )
+    dead = (
+        "Errors\n======\n\nDEAD\n  1 job process is considered dead (unreachable via the RAS network)\n"
+        "  Process 3487984 on node 172.16.64.213 managing GPU 5\n\n#0-0 (cf264af53edbe986) INCOMPLETE\n"
+        "  Missing communicator data from 1 rank\n  The missing rank: 21\n"
+    )
     found = []
     for name, body in (("MISMATCH", behind), ("INCOMPLETE", dead)):
         path = tmp_path / f"ras_{name}.txt"
         path.write_text(head.format(name) + body)
         found.append(gpuscope.analyze(path).report["hang"]["first_cause"][0])
     assert [(one["rank"], one["kind"], one.get("reason")) for one in found] == [
-        (7, "behind", None), (21, "gone", "unresponsive"),
-    ]  # fmt: skip
+        (7, "behind", None),
+        (21, "gone", "unresponsive"),
+    ]
 
 
 def test_the_page_says_what_is_missing_and_what_to_do(tmp_path: Path) -> None:

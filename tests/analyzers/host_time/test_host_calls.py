@@ -49,15 +49,23 @@ def test_a_copy_and_the_wait_for_it_are_one_place(tmp_path: Path) -> None:
     assert (entry["steps"], entry["steady"], entry["kernels_per_step"], entry["runtime"]) == (3, True, 2.0, "cuda")
     assert entry["blocking_calls"] == [
         {
-            "call": "cudaStreamSynchronize", "operator": "aten::copy_", "within": "aten::to", "copy": "HtoD pageable",
-            "bytes": 8, "count": 3, "per_step": 1.0, "dur_ns": 3 * (8_000 + 60_000),
+            "call": "cudaStreamSynchronize",
+            "operator": "aten::copy_",
+            "within": "aten::to",
+            "copy": "HtoD pageable",
+            "bytes": 8,
+            "count": 3,
+            "per_step": 1.0,
+            "dur_ns": 3 * (8_000 + 60_000),
         }
-    ]  # fmt: skip
+    ]
 
 
 def test_a_wait_that_finds_nothing_to_wait_for_is_no_place(tmp_path: Path) -> None:
-    waits = [call(1_000 * step + 700, length, 100 * step + 60, "cudaEventSynchronize")
-             for step, length in enumerate((5, 6, 5, 5))]  # fmt: skip
+    waits = [
+        call(1_000 * step + 700, length, 100 * step + 60, "cudaEventSynchronize")
+        for step, length in enumerate((5, 6, 5, 5))
+    ]
     [place] = host_calls(job(tmp_path, *waits))["blocking_calls"]
     assert (place["call"], place["copy"], place["count"]) == ("cudaEventSynchronize", None, 1)
 
@@ -73,8 +81,10 @@ def test_allocations_of_the_step_that_has_fewest(tmp_path: Path) -> None:
     counts = {0: 2, 1: 3, 2: 4}
     calls = [
         call(1_000 * step + 600 + 20 * n, 5, 0, name)
-        for step, count in counts.items() for n in range(count) for name in ("hipMalloc", "hipFree")
-    ]  # fmt: skip
+        for step, count in counts.items()
+        for n in range(count)
+        for name in ("hipMalloc", "hipFree")
+    ]
     entry = host_calls(job(tmp_path, *calls))
     assert (entry["allocations_per_step"], entry["least_allocations"], entry["least_frees"]) == (3.0, 2, 2)
     assert entry["caches"] is None
@@ -90,10 +100,15 @@ def startup(tmp_path: Path, compiling: int) -> Report:
     """One launch, `compiling` µs in NVRTC, another launch; no step."""
     return gpuscope.analyze(
         write(
-            tmp_path / "rank0.json", call(0, 5, 1), kernel(10, 10, 1), python(30, compiling, "Nvrtc::CompileProgram"),
-            op(30 + compiling, 8_000, "aten::sleep"), call(9_000, 5, 2), kernel(9_010, 10, 2),
+            tmp_path / "rank0.json",
+            call(0, 5, 1),
+            kernel(10, 10, 1),
+            python(30, compiling, "Nvrtc::CompileProgram"),
+            op(30 + compiling, 8_000, "aten::sleep"),
+            call(9_000, 5, 2),
+            kernel(9_010, 10, 2),
         )
-    ).report  # fmt: skip
+    ).report
 
 
 def test_start_up_names_what_covers_most_of_it(tmp_path: Path) -> None:
@@ -111,12 +126,20 @@ def test_a_little_compilation_is_no_start_up(tmp_path: Path) -> None:
 
 def test_a_warm_up_step_names_what_it_waits_for(tmp_path: Path) -> None:
     """Step 0 takes 9 ms more than the others, 8 of them in the first launch of a kernel."""
-    events = [note(0, 9_990, "ProfilerStep#0"), call(10, 5, 1), kernel(20, 100, 1), call(200, 8_000, 2),
-              kernel(8_300, 100, 2)]  # fmt: skip
+    events = [
+        note(0, 9_990, "ProfilerStep#0"),
+        call(10, 5, 1),
+        kernel(20, 100, 1),
+        call(200, 8_000, 2),
+        kernel(8_300, 100, 2),
+    ]
     for step in range(1, 5):
         begin = 9_000 + 1_000 * step
-        events += [note(begin, 999, f"ProfilerStep#{step}"), call(begin + 10, 5, 100 * step),
-                   kernel(begin + 20, 100, 100 * step)]  # fmt: skip
+        events += [
+            note(begin, 999, f"ProfilerStep#{step}"),
+            call(begin + 10, 5, 100 * step),
+            kernel(begin + 20, 100, 100 * step),
+        ]
     report = gpuscope.analyze(write(tmp_path / "rank0.json", *events)).report
     [found] = [one for one in report["findings"] if one["code"] == "warmup"]
     assert found["cost_ns"] == 9_000_000

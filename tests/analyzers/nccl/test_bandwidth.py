@@ -115,10 +115,14 @@ def test_standard_errors_are_those_of_least_squares() -> None:
 
 def test_messages_from_rank_to_rank(tmp_path: Path) -> None:
     """Rank 0 sends 4 MB twice: the receiver waits 50 µs before the first, so the transfers are 20 and 30 µs."""
-    sends = [collective(200, 20, 4 * MB, 0, op="send", **{"Dst Rank": 1}),
-             collective(400, 30, 4 * MB, 1, op="send", **{"Dst Rank": 1})]  # fmt: skip
-    receives = [collective(150, 70, 4 * MB, 0, op="recv", **{"Src Rank": 0}),
-                collective(400, 30, 4 * MB, 1, op="recv", **{"Src Rank": 0})]  # fmt: skip
+    sends = [
+        collective(200, 20, 4 * MB, 0, op="send", **{"Dst Rank": 1}),
+        collective(400, 30, 4 * MB, 1, op="send", **{"Dst Rank": 1}),
+    ]
+    receives = [
+        collective(150, 70, 4 * MB, 0, op="recv", **{"Src Rank": 0}),
+        collective(400, 30, 4 * MB, 1, op="recv", **{"Src Rank": 0}),
+    ]
     found = analyze(run_of(tmp_path, sends, receives))
     assert found["traffic"] == [{"rank": 0, "peer": 1, "count": 2, "bytes": 8 * MB, "dur_ns": 50_000}]
 
@@ -141,9 +145,14 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 @pytest.mark.parametrize(
     ("alpha", "rate", "nbytes", "ranks"),
-    [(20_000, 150.0, MIB, 2), (20_000, 150.0, MIB // 4, 2), (60_000, 150.0, MIB // 4, 2), (15_000, 200.0, 4 * MIB, 2),
-     (35_000, 300.0, 8 * MIB, 8)],
-)  # fmt: skip
+    [
+        (20_000, 150.0, MIB, 2),
+        (20_000, 150.0, MIB // 4, 2),
+        (60_000, 150.0, MIB // 4, 2),
+        (15_000, 200.0, 4 * MIB, 2),
+        (35_000, 300.0, 8 * MIB, 8),
+    ],
+)
 def test_a_link_that_nvlink_can_be_is_found(alpha: int, rate: float, nbytes: int, ranks: int) -> None:
     """Within a quarter of the transfer, and in range."""
     bus = nbytes * 2 * (ranks - 1) / ranks

@@ -83,9 +83,14 @@ def test_two_runs_are_compared_size_by_size(tmp_path: Path) -> None:
 def inspected(rank: int, seq: int, nbytes: int, us: float, run: str) -> str:
     told = {
         "header": {"id": run, "rank": rank, "n_ranks": 2, "nnodes": 1},
-        "coll_perf": {"coll": "AllReduce", "coll_sn": seq, "coll_msg_size_bytes": nbytes, "coll_exec_time_us": us,
-                      "coll_busbw_gbs": 1.0},
-    }  # fmt: skip
+        "coll_perf": {
+            "coll": "AllReduce",
+            "coll_sn": seq,
+            "coll_msg_size_bytes": nbytes,
+            "coll_exec_time_us": us,
+            "coll_busbw_gbs": 1.0,
+        },
+    }
     return json.dumps(told)
 
 
@@ -161,8 +166,11 @@ def test_a_tree_in_a_kernel_s_name_reaches_the_report(tmp_path: Path) -> None:
         kernel = {"name": f"ncclDevKernel_AllReduce_Sum_f32_{name}_LL(ncclDevKernelArgsStorage<4096ul>)"}
         return [collective(100 * number, 20, 4096, number) | kernel for number in (1, 2)]
 
-    for gpu, name, expected in (("NVIDIA H100 80GB HBM3", "TREE", "tree"), ("NVIDIA H100 80GB HBM3", "RING", None),
-                                ("NVIDIA A100-SXM4-80GB", "RING", "ring")):  # fmt: skip
+    for gpu, name, expected in (
+        ("NVIDIA H100 80GB HBM3", "TREE", "tree"),
+        ("NVIDIA H100 80GB HBM3", "RING", None),
+        ("NVIDIA A100-SXM4-80GB", "RING", "ring"),
+    ):
         folder = tmp_path / f"{gpu[7:11]}{name}"
         folder.mkdir()
         (row,) = report(run_of(folder, events(name), events(name), gpu=gpu))["bandwidth"]

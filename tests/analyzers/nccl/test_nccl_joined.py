@@ -19,11 +19,14 @@ def said(rank: int, text: str) -> str:
 
 def init(rank: int, size: int, channels: int, bus: str) -> str:
     return (
-        said(rank, f"ncclCommInitRank comm 0xa{rank} rank {rank} nranks {size} cudaDev {rank} busId {bus} "
-                   "commId 0x1 - Init START")
+        said(
+            rank,
+            f"ncclCommInitRank comm 0xa{rank} rank {rank} nranks {size} cudaDev {rank} busId {bus} "
+            "commId 0x1 - Init START",
+        )
         + said(rank, f"comm 0xa{rank} rank {rank} nRanks {size} nNodes 1 localRanks {size} localRank {rank}")
         + said(rank, f"{channels} coll channels, 0 collnet channels, 0 nvls channels, 32 p2p channels")
-    )  # fmt: skip
+    )
 
 
 def with_log(folder: Path, *lines: str) -> Path:
@@ -81,11 +84,14 @@ def topology(folder: Path, links: dict[tuple[int, int], int]) -> Path:
         f'<pci busid="0000:{gpu + 1}0:00.0" {pcie}><gpu dev="{gpu}">'
         + "".join(
             f'<nvlink target="0000:{other + 1}0:00.0" count="{count}" tclass="0x030200"/>'
-            for pair, count in links.items() if gpu in pair for other in pair if other != gpu
+            for pair, count in links.items()
+            if gpu in pair
+            for other in pair
+            if other != gpu
         )
         + "</gpu></pci>"
         for gpu in gpus
-    ]  # fmt: skip
+    ]
     path = folder / "topo.xml"
     path.write_text('<system version="1"><cpu numaid="0">' + "".join(rows) + "</cpu></system>")
     return path

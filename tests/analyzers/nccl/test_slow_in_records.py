@@ -26,10 +26,16 @@ def write(folder: Path, groups: dict[str, list[int]], *, late: tuple[int, int] |
                 record = {
                     "header": {"id": name, "rank": rank, "n_ranks": len(ranks), "nnodes": 1},
                     "metadata": {"inspector_output_format_version": "v4.0", "hostname": "node"},
-                    "coll_perf": {"coll": "AllReduce", "coll_sn": seq, "coll_msg_size_bytes": 1 << 20,
-                                  "coll_exec_time_us": end - arrived[rank], "coll_timing_source": "kernel_gpu",
-                                  "coll_algobw_gbs": 1.0, "coll_busbw_gbs": 1.0},
-                }  # fmt: skip
+                    "coll_perf": {
+                        "coll": "AllReduce",
+                        "coll_sn": seq,
+                        "coll_msg_size_bytes": 1 << 20,
+                        "coll_exec_time_us": end - arrived[rank],
+                        "coll_timing_source": "kernel_gpu",
+                        "coll_algobw_gbs": 1.0,
+                        "coll_busbw_gbs": 1.0,
+                    },
+                }
                 lines[rank].append(json.dumps(record))
         for rank, own in lines.items():
             (folder / f"{name}-rank{rank}.log").write_text("\n".join(own) + "\n")

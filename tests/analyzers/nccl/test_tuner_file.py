@@ -24,8 +24,10 @@ def run_with(folder: Path, *choices: str) -> Path:
         collective(100 + 3000 * number, 60 + size // 100_000, size, number) for number, size in enumerate(SIZES * 2)
     ]
     run_of(folder, events, events)
-    lines = [f"AllReduce: {size} Bytes -> Algo {choice} channel{{Lo..Hi}}={{0..15}}" for size, choice in
-             zip(SIZES, choices, strict=False)]  # fmt: skip
+    lines = [
+        f"AllReduce: {size} Bytes -> Algo {choice} channel{{Lo..Hi}}={{0..15}}"
+        for size, choice in zip(SIZES, choices, strict=False)
+    ]
     comm = "comm 0xa rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0"
     (folder / "nccl.log").write_text("".join(f"n:7:7 [0] NCCL INFO {line}\n" for line in [comm, *lines]))
     return folder

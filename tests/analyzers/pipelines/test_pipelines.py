@@ -99,7 +99,7 @@ def test_known_schedules_and_their_ideal_bubble(one: Flush, name: str, bubble: f
         (("F0.0 B0.0 W0.0 F0.1 B0.1 W0.1", "F1.0 B1.0 W1.0 F1.1 B1.1 W1.1"), "weight gradients computed apart"),
         (("F0.0 F1.0 B1.0 B0.0", "F2.0 F3.0 B3.0 B2.0"), "in no order of a known schedule"),
     ],
-)  # fmt: skip
+)
 def test_any_other_order_is_unknown_with_the_reason(stages: tuple[str, ...], says: str) -> None:
     found = recognise(flush(*stages))
     assert found.name == "unknown"
@@ -159,8 +159,9 @@ def test_what_an_even_split_and_more_micro_batches_would_give(tmp_path: Path) ->
     assert more["predicted"] is not None
     assert list(even["predicted"].values())[:4] == [150 * MS, 135 * MS, 128_235_017, 141_764_983]
     assert list(more["predicted"].values())[:4] == [150 * MS, 151_875_000, 127_406_042, 176_343_958]
-    assert [max(one["start_ns"] + one["dur_ns"] for one in told["timeline"][which]) for which in
-            ("computations", "ideal")] == [150 * MS, 135 * MS]  # type: ignore[literal-required]  # fmt: skip
+    assert [
+        max(one["start_ns"] + one["dur_ns"] for one in told["timeline"][which]) for which in ("computations", "ideal")
+    ] == [150 * MS, 135 * MS]  # type: ignore[literal-required]
     quick, slow = told["rows"]
     assert sum(slow["bubble_ns"].values()) == 30 * MS  # type: ignore[arg-type]
     assert slow["bubble_ns"]["imbalance"] == 0
@@ -200,8 +201,10 @@ def test_too_few_micro_batches(tmp_path: Path) -> None:
     report = gpuscope.analyze(write(tmp_path / "job.parquet", rows(EVEN))).report
     (finding,) = report["findings"]
     assert (finding["code"], finding["cost_ns_per_step"], finding["share_frac"]) == (
-        "few_micro_batches", 30 * MS, pytest.approx(1 / 3),
-    )  # fmt: skip
+        "few_micro_batches",
+        30 * MS,
+        pytest.approx(1 / 3),
+    )
     assert "a stage idles 30.00 ms of a step" in finding["message"]
     assert finding["message"].endswith(
         "The same batch in 4 micro-batches: step 90.00 ms → 84.38 ms (70.78 ms to 97.97 ms), may gain nothing"
@@ -289,15 +292,18 @@ def test_where_the_replay_refuses_the_section_gives_its_reason(tmp_path: Path) -
         ):
             at = 5 + 10 * number
             events += [
-                note(at, 4, f"{name}#micro_batch=0,stage={stage}"), call(at + 1, 1, number + 1),
+                note(at, 4, f"{name}#micro_batch=0,stage={stage}"),
+                call(at + 1, 1, number + 1),
                 kernel(100 + start, end - start, number + 1),
-            ]  # fmt: skip
+            ]
         write_kineto(tmp_path / f"rank{stage}.json", *events, rank=stage, world_size=2)
     told = pipeline(gpuscope.analyze(tmp_path).report)
     assert told["more_micro_batches"] == {
-        "micro_batches": 2, "step_factor": None, "predicted": None,
+        "micro_batches": 2,
+        "step_factor": None,
+        "predicted": None,
         "why_not": "weight gradients are computed apart here: only an even split is modelled",
-    }  # fmt: skip
+    }
     assert told["even_split"]["step_factor"] == 1
 
 
@@ -349,9 +355,13 @@ def test_one_answer_to_one_question(samples: Path) -> None:
         outcome = analysis.replayer.predict(change)
         assert isinstance(outcome, Predicted)
         assert told[gain]["predicted"] == {  # type: ignore[literal-required]
-            "step_ns_before": outcome.before, "step_ns_after": outcome.after, "low_ns": outcome.low,
-            "high_ns": outcome.high, "basis": outcome.basis, "provenance": outcome.provenance,
-        }  # fmt: skip
+            "step_ns_before": outcome.before,
+            "step_ns_after": outcome.after,
+            "low_ns": outcome.low,
+            "high_ns": outcome.high,
+            "basis": outcome.basis,
+            "provenance": outcome.provenance,
+        }
     (suggested,) = (one for one in report["suggestions"] if one["code"] == "even_stages")
     assert suggested["predicted"] == told["even_split"]["predicted"]
     (finding,) = (one for one in report["findings"] if one["code"] == "pipeline_imbalance")

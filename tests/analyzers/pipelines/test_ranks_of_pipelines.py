@@ -42,9 +42,10 @@ def run(folder: Path, times: Times, rows: tuple[int, int] = (64, 64), besides: t
             for number, (kind, batch, start, end) in enumerate(times[rank]):
                 host, name = at + 5 + 10 * number, f"{kind}#micro_batch={batch},stage={rank}"
                 events += [
-                    note(host, 4, name), *product(host, correlation + number, rows[rank], kind),
+                    note(host, 4, name),
+                    *product(host, correlation + number, rows[rank], kind),
                     kernel(at + 100 + max(besides) + start, end - start, correlation + number),
-                ]  # fmt: skip
+                ]
         write(folder / f"rank{rank}.json", *events, rank=rank, world_size=2)
     return gpuscope.analyze(folder).report
 

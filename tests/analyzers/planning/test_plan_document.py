@@ -174,8 +174,15 @@ def test_a_link_is_fitted_to_its_sizes() -> None:
     """1 ms and 2 GB/s: 2 ranks all-reduce 4, 8 and 40 MB in 3, 5 and 21 ms, factor 1."""
 
     def entry(nbytes: int, ns: int) -> dict[str, object]:
-        return {"tool": "trace", "op": "all_reduce", "group": "default_pg", "group_size": 2, "bytes": nbytes,
-                "count": 4, "busbw_gbps": nbytes / ns}  # fmt: skip
+        return {
+            "tool": "trace",
+            "op": "all_reduce",
+            "group": "default_pg",
+            "group_size": 2,
+            "bytes": nbytes,
+            "count": 4,
+            "busbw_gbps": nbytes / ns,
+        }
 
     rows = [entry(4_000_000, 3_000_000), entry(8_000_000, 5_000_000), entry(40_000_000, 21_000_000)]
     links, told = measured_links(rows)  # type: ignore[arg-type]

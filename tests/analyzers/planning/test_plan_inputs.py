@@ -21,19 +21,59 @@ from gpuscope.analyzers.planning.rules import _host
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 
 MODEL: dict[str, object] = {
-    "layers": 4, "width": 64, "heads": 4, "ffn": 128, "vocabulary": 100, "sequence": 32, "kv_heads": 2,
-    "head_width": 16, "gated": True, "tied": True, "experts": 8, "experts_per_token": 2, "expert_ffn": 32,
-    "shared_experts": 1, "expert_hosts": 2, "dense_layers": 1, "q_rank": 24, "kv_rank": 16, "rope_width": 8,
+    "layers": 4,
+    "width": 64,
+    "heads": 4,
+    "ffn": 128,
+    "vocabulary": 100,
+    "sequence": 32,
+    "kv_heads": 2,
+    "head_width": 16,
+    "gated": True,
+    "tied": True,
+    "experts": 8,
+    "experts_per_token": 2,
+    "expert_ffn": 32,
+    "shared_experts": 1,
+    "expert_hosts": 2,
+    "dense_layers": 1,
+    "q_rank": 24,
+    "kv_rank": 16,
+    "rope_width": 8,
     "value_width": 16,
-}  # fmt: skip
+}
 CLUSTER = {
-    "gpu": "Mine", "gpus_per_host": 4, "hosts": 2, "memory_gb": 64.0, "usable_frac": 0.8, "bf16_tflops": 300.0,
-    "fp8_tflops": 600.0, "fp4_tflops": 1200.0, "memory_gbps": 2000.0, "cuda_graphs": True, "oversubscription": 2.0,
-    "leaf_hosts": 1, "nvlink_domain": 4, "host_cores": 64, "pcie_lanes": 16,
-    "inside": "pcie5", "inside_gbps": 100.0, "network": "ib_ndr", "network_gbit": 200.0,
-    "ports": 2, "power_w": 500.0, "power_limit_w": 400.0, "pue": 1.2, "gpu_hour_price": 2.0, "gpu_mtbf_hours": 10_000.0,
-    "restart_minutes": 5.0, "checkpoint_gbps": 4.0, "host_memory_gb": 512.0, "host_link_gbps": 20.0, "nvme_gbps": 10.0,
-}  # fmt: skip
+    "gpu": "Mine",
+    "gpus_per_host": 4,
+    "hosts": 2,
+    "memory_gb": 64.0,
+    "usable_frac": 0.8,
+    "bf16_tflops": 300.0,
+    "fp8_tflops": 600.0,
+    "fp4_tflops": 1200.0,
+    "memory_gbps": 2000.0,
+    "cuda_graphs": True,
+    "oversubscription": 2.0,
+    "leaf_hosts": 1,
+    "nvlink_domain": 4,
+    "host_cores": 64,
+    "pcie_lanes": 16,
+    "inside": "pcie5",
+    "inside_gbps": 100.0,
+    "network": "ib_ndr",
+    "network_gbit": 200.0,
+    "ports": 2,
+    "power_w": 500.0,
+    "power_limit_w": 400.0,
+    "pue": 1.2,
+    "gpu_hour_price": 2.0,
+    "gpu_mtbf_hours": 10_000.0,
+    "restart_minutes": 5.0,
+    "checkpoint_gbps": 4.0,
+    "host_memory_gb": 512.0,
+    "host_link_gbps": 20.0,
+    "nvme_gbps": 10.0,
+}
 
 
 def write(path: Path, values: dict[str, object]) -> str:
@@ -139,25 +179,52 @@ def test_a_file_that_is_neither_toml_nor_an_object(tmp_path: Path) -> None:
 def test_the_configuration_of_transformers(tmp_path: Path) -> None:
     """Mixtral's and DeepSeek-V3's `config.json`, less what says nothing of the shape."""
     mixtral = {
-        "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 8192,
-        "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
-        "num_local_experts": 8, "tie_word_embeddings": False, "vocab_size": 32000, "rope_theta": 1000000.0,
-    }  # fmt: skip
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "tie_word_embeddings": False,
+        "vocab_size": 32000,
+        "rope_theta": 1000000.0,
+    }
     assert model_named(write(tmp_path / "config.json", mixtral)) == PRESETS["mixtral-8x7b"]
     deepseek = {
-        "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432, "max_position_embeddings": 4096,
-        "num_attention_heads": 128, "num_key_value_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
-        "n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048, "first_k_dense_replace": 3,
-        "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "vocab_size": 129280, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "hidden_act": "silu",
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "max_position_embeddings": 4096,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 61,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 3,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "vocab_size": 129280,
+        "tie_word_embeddings": False,
+    }
     found = model_named(write(tmp_path / "deepseek.json", deepseek))
     assert found.parameters == PRESETS["deepseek-v3"].parameters
 
 
 def test_names_as_people_write_them() -> None:
-    for written, known in (("llama-3-405b", "llama-3.1-405b"), ("meta-llama/Llama-3.1-8B-Instruct", "llama-3-8b"),
-                           ("Qwen3-30B-A3B", "qwen3-30b-a3b"), ("DeepSeek_V3", "deepseek-v3")):  # fmt: skip
+    for written, known in (
+        ("llama-3-405b", "llama-3.1-405b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3-8b"),
+        ("Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("DeepSeek_V3", "deepseek-v3"),
+    ):
         assert model_named(written) == PRESETS[known]
     for written in ("8x4090", "8xRTX4090", "8xRTX-4090", "8xGeForce RTX 4090"):
         assert cluster_of(written).peaks == cluster_of("8xRTX 4090").peaks

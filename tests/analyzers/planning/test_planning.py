@@ -33,10 +33,18 @@ def needs(model: Model, layout: Layout, batch: int) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("name", "billions", "active"),
-    [("llama-2-7b", 6.74, 6.74), ("llama-2-70b", 68.98, 68.98), ("llama-3-8b", 8.03, 8.03),
-     ("llama-3-70b", 70.55, 70.55), ("llama-3.1-405b", 405.85, 405.85), ("mixtral-8x7b", 46.70, 12.88),
-     ("mixtral-8x22b", 140.63, 39.16), ("deepseek-v3", 671.03, 37.55), ("nemotron-4-340b", 341.03, 341.03)],
-)  # fmt: skip
+    [
+        ("llama-2-7b", 6.74, 6.74),
+        ("llama-2-70b", 68.98, 68.98),
+        ("llama-3-8b", 8.03, 8.03),
+        ("llama-3-70b", 70.55, 70.55),
+        ("llama-3.1-405b", 405.85, 405.85),
+        ("mixtral-8x7b", 46.70, 12.88),
+        ("mixtral-8x22b", 140.63, 39.16),
+        ("deepseek-v3", 671.03, 37.55),
+        ("nemotron-4-340b", 341.03, 341.03),
+    ],
+)
 def test_parameters_are_the_published_ones(name: str, billions: float, active: float) -> None:
     model = PRESETS[name]
     ends = 2 * model.embedding

@@ -30,10 +30,21 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.mark.parametrize(
     ("m", "n", "k", "tflops"),
-    [(64, 2112, 7168, 206), (64, 24576, 1536, 289), (64, 32768, 512, 219), (64, 7168, 16384, 336),
-     (128, 24576, 1536, 535), (128, 7168, 16384, 645), (128, 7168, 2048, 510), (4096, 2112, 7168, 1058),
-     (4096, 24576, 1536, 990), (4096, 32768, 512, 590), (4096, 7168, 16384, 1358), (4096, 7168, 2048, 1025)],
-)  # fmt: skip
+    [
+        (64, 2112, 7168, 206),
+        (64, 24576, 1536, 289),
+        (64, 32768, 512, 219),
+        (64, 7168, 16384, 336),
+        (128, 24576, 1536, 535),
+        (128, 7168, 16384, 645),
+        (128, 7168, 2048, 510),
+        (4096, 2112, 7168, 1058),
+        (4096, 24576, 1536, 990),
+        (4096, 32768, 512, 590),
+        (4096, 7168, 16384, 1358),
+        (4096, 7168, 2048, 1025),
+    ],
+)
 def test_products_of_deepgemm(m: int, n: int, k: int, tflops: float) -> None:
     """DeepGEMM's README of February 2025, FP8 on H800, whose largest product reaches 1,358 TFLOP/s."""
     speed = Speed(1.45e15, 0.0, 0.0, 0.8 * 3.352e12, 1.0, 0.0, 0.0)
@@ -104,8 +115,10 @@ def test_links_are_those_measured(tmp_path: Path) -> None:
 
 
 def test_our_own_document_is_read(tmp_path: Path) -> None:
-    rows = [{"op": "all_reduce", "ranks": 16, "nbytes": size, "time_ns": 100_000 + round(1.875 * size / 40)}
-            for size in (1 << 20, 1 << 26, 1 << 30)]  # fmt: skip
+    rows = [
+        {"op": "all_reduce", "ranks": 16, "nbytes": size, "time_ns": 100_000 + round(1.875 * size / 40)}
+        for size in (1 << 20, 1 << 26, 1 << 30)
+    ]
     path = tmp_path / "bench.json"
     path.write_text(json.dumps({"tool": "collectives", "rows": rows}))
     assert with_bench(cluster_of("2x8xH100"), path)[0].port_over(2) == pytest.approx(5.0, rel=0.01)
@@ -129,23 +142,45 @@ def megatron(text: str) -> argparse.Namespace:
     """Options of Megatron-LM, and what its `validate_args` and `TransformerConfig` demand of them (core 0.16,
     megatron/training/arguments.py, megatron/core/transformer/transformer_config.py)."""
     parser = argparse.ArgumentParser()
-    for name in ("tensor-model-parallel-size", "pipeline-model-parallel-size", "micro-batch-size", "global-batch-size",
-                 "seq-length", "context-parallel-size", "expert-model-parallel-size", "expert-tensor-parallel-size",
-                 "num-layers-per-virtual-pipeline-stage", "recompute-num-layers",
-                 "num-distributed-optimizer-instances"):  # fmt: skip
+    for name in (
+        "tensor-model-parallel-size",
+        "pipeline-model-parallel-size",
+        "micro-batch-size",
+        "global-batch-size",
+        "seq-length",
+        "context-parallel-size",
+        "expert-model-parallel-size",
+        "expert-tensor-parallel-size",
+        "num-layers-per-virtual-pipeline-stage",
+        "recompute-num-layers",
+        "num-distributed-optimizer-instances",
+    ):
         parser.add_argument(f"--{name}", type=int)
-    for name in ("bf16", "sequence-parallel", "tp-comm-overlap", "use-distributed-optimizer", "overlap-grad-reduce",
-                 "overlap-param-gather", "use-megatron-fsdp", "overlap-moe-expert-parallel-comm", "delay-wgrad-compute",
-                 "optimizer-cpu-offload", "grad-reduce-in-bf16"):  # fmt: skip
+    for name in (
+        "bf16",
+        "sequence-parallel",
+        "tp-comm-overlap",
+        "use-distributed-optimizer",
+        "overlap-grad-reduce",
+        "overlap-param-gather",
+        "use-megatron-fsdp",
+        "overlap-moe-expert-parallel-comm",
+        "delay-wgrad-compute",
+        "optimizer-cpu-offload",
+        "grad-reduce-in-bf16",
+    ):
         parser.add_argument(f"--{name}", action="store_true")
     for name, choices in (
-        ("recompute-granularity", ("full", "selective")), ("recompute-method", ("uniform", "block")),
-        ("cp-comm-type", ("p2p", "a2a", "allgather", "a2a+p2p")), ("fp8-format", ("e4m3", "hybrid")),
-        ("fp4-format", ("e2m1",)), ("ckpt-format", ("torch", "torch_dist", "fsdp_dtensor")),
+        ("recompute-granularity", ("full", "selective")),
+        ("recompute-method", ("uniform", "block")),
+        ("cp-comm-type", ("p2p", "a2a", "allgather", "a2a+p2p")),
+        ("fp8-format", ("e4m3", "hybrid")),
+        ("fp4-format", ("e2m1",)),
+        ("ckpt-format", ("torch", "torch_dist", "fsdp_dtensor")),
         ("data-parallel-sharding-strategy", ("no_shard", "optim", "optim_grads", "optim_grads_params")),
         ("moe-token-dispatcher-type", ("allgather", "alltoall", "flex")),
         ("moe-flex-dispatcher-backend", ("deepep", "hybridep")),
-    ):  # fmt: skip
+    ):
         parser.add_argument(f"--{name}", choices=choices)
     parser.add_argument("--pipeline-model-parallel-layout")
     modules = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")

@@ -77,8 +77,11 @@ def test_what_is_printed_is_read_back(framework: str, least: int, tmp_path: Path
         path.write_text(as_file(framework, text))
         gpus = own.data * own.tensor * own.pipeline * own.context
         setup = setup_of(values_of(path), gpus, PRESETS[name])
-        unsaid = {"deepspeed": {"recompute": own.recompute, "exchange": own.exchange},
-                  "torchtitan": {}, "accelerate": {"micro_batch": own.micro_batch}}[framework]  # fmt: skip
+        unsaid = {
+            "deepspeed": {"recompute": own.recompute, "exchange": own.exchange},
+            "torchtitan": {},
+            "accelerate": {"micro_batch": own.micro_batch},
+        }[framework]
         assert replace(setup.layout or own, **unsaid) == own  # type: ignore[arg-type]
         assert setup.layout is not None
         assert setup.batch == (None if framework == "accelerate" else BATCH)
@@ -160,32 +163,55 @@ DS = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
     ("suffix", "text", "kind", "key"),
     [
         (".json", json.dumps(DS | {"train_batch_size": 9}), "contradiction", "train_batch_size"),
-        (".json", json.dumps(DS | {"zero_optimization": {"stage": 3}, "pipeline": {"stages": 2}}), "contradiction",
-         "zero_optimization.stage"),
+        (
+            ".json",
+            json.dumps(DS | {"zero_optimization": {"stage": 3}, "pipeline": {"stages": 2}}),
+            "contradiction",
+            "zero_optimization.stage",
+        ),
         (".json", json.dumps(DS | {"fp16": {"enabled": True}}), "contradiction", "fp16.enabled"),
         (".json", json.dumps(DS | {"sequence_parallel_size": 3}), "contradiction", "sequence_parallel_size"),
-        (".json", json.dumps(DS | {"activation_checkpointing": {"partition_activations": True}}), "no_effect",
-         "activation_checkpointing.partition_activations"),
-        (".json", json.dumps(DS | {"zero_optimization": {"reduce_bucket_size": 5e8}}), "no_effect",
-         "zero_optimization.reduce_bucket_size"),
+        (
+            ".json",
+            json.dumps(DS | {"activation_checkpointing": {"partition_activations": True}}),
+            "no_effect",
+            "activation_checkpointing.partition_activations",
+        ),
+        (
+            ".json",
+            json.dumps(DS | {"zero_optimization": {"reduce_bucket_size": 5e8}}),
+            "no_effect",
+            "zero_optimization.reduce_bucket_size",
+        ),
         (".json", json.dumps(DS | {"zero_optimization": {"stage": 2}}), "slow", "zero_optimization.overlap_comm"),
         (".json", json.dumps(DS | {"zero_optimisation": {"stage": 2}}), "unknown", "zero_optimisation.stage"),
-        (".json", json.dumps({"train_batch_size": "auto", "bf16": {"enabled": "auto"}}), "assumed",
-         "train_batch_size"),
+        (".json", json.dumps({"train_batch_size": "auto", "bf16": {"enabled": "auto"}}), "assumed", "train_batch_size"),
         (".toml", "[training]\nbatch_size = 1", "renamed", "training.batch_size"),
         (".toml", "[parallelism]\ntensor_parallel_degree = 3", "contradiction", "parallelism.tensor_parallel_degree"),
         (".toml", "[parallelism]\nexpert_parallel_degree = 2", "no_effect", "parallelism.expert_parallel_degree"),
-        (".toml", "[parallelism]\ndata_parallel_shard_degree = 4", "contradiction",
-         "parallelism.data_parallel_shard_degree"),
+        (
+            ".toml",
+            "[parallelism]\ndata_parallel_shard_degree = 4",
+            "contradiction",
+            "parallelism.data_parallel_shard_degree",
+        ),
         (".toml", "[training]\nglobal_batch_size = 100", "contradiction", "training.global_batch_size"),
         (".toml", "[training]\nsequence = 100", "unknown", "training.sequence"),
-        (".toml", "[parallelism]\npipeline_parallel_schedule = 'ZBV'", "no_effect",
-         "parallelism.pipeline_parallel_schedule"),
-        (".json", '{"distributed_type": "FSDP", "use_parallelism_config": true}', "contradiction",
-         "use_parallelism_config"),
+        (
+            ".toml",
+            "[parallelism]\npipeline_parallel_schedule = 'ZBV'",
+            "no_effect",
+            "parallelism.pipeline_parallel_schedule",
+        ),
+        (
+            ".json",
+            '{"distributed_type": "FSDP", "use_parallelism_config": true}',
+            "contradiction",
+            "use_parallelism_config",
+        ),
         (".json", '{"distributed_type": "MULTI_GPU", "fsdp_config": {"fsdp_version": 2}}', "no_effect", "fsdp_config"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(suffix: str, text: str, kind: str, key: str, tmp_path: Path) -> None:
     path = tmp_path / f"config{suffix}"
     path.write_text(text)
@@ -196,7 +222,9 @@ def test_what_is_wrong_is_said(suffix: str, text: str, kind: str, key: str, tmp_
 @pytest.mark.parametrize(
     ("suffix", "text", "said"),
     [
-        (".json", "{", "is not JSON"), (".json", "[1]", "no named values"), (".json", '{"layers": 32}', "is no config"),
+        (".json", "{", "is not JSON"),
+        (".json", "[1]", "no named values"),
+        (".json", '{"layers": 32}', "is no config"),
         (".json", '{"train_batch_size": "many"}', "train_batch_size = 'many' is not a whole number"),
         (".json", '{"train_batch_size": 1, "zero_optimization": {"stage": 4}}', "stage = 4 is not"),
         (".json", '{"train_batch_size": 1, "bf16": {"enabled": 1}}', "true or false"),
@@ -204,7 +232,7 @@ def test_what_is_wrong_is_said(suffix: str, text: str, kind: str, key: str, tmp_
         (".toml", "[activation_checkpoint]\nmode = 'some'\n[training]\nsteps = 1", "one of none, selective, full"),
         (".yaml", "a: [", "is not YAML"),
     ],
-)  # fmt: skip
+)
 def test_bad_files_are_named(suffix: str, text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / f"config{suffix}"
     path.write_text(text)

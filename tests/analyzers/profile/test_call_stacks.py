@@ -26,15 +26,23 @@ def trace(path: Path, rank: int = 0) -> Path:
     between: 300 in `pause`, the rest in `main`; then a collective of 50, all of it exposed, launched in `main`."""
     return write(
         path,
-        python(0, 1000, TRAIN), python(5, 60, "nn.Module: Net_0"), python(6, 58, MODEL),
-        python(7, 50, "torch/nn/modules/linear.py(124): forward"), op(8, 40, "aten::linear"), op(9, 30, "aten::addmm"),
-        call(10, 5, 1), kernel(100, 100, 1, "gemm"),
+        python(0, 1000, TRAIN),
+        python(5, 60, "nn.Module: Net_0"),
+        python(6, 58, MODEL),
+        python(7, 50, "torch/nn/modules/linear.py(124): forward"),
+        op(8, 40, "aten::linear"),
+        op(9, 30, "aten::addmm"),
+        call(10, 5, 1),
+        kernel(100, 100, 1, "gemm"),
         python(250, 300, SLEEP),
-        op(570, 100, "autograd::engine::evaluate_function: AddmmBackward0", tid=2), call(580, 5, 2, tid=2),
+        op(570, 100, "autograd::engine::evaluate_function: AddmmBackward0", tid=2),
+        call(580, 5, 2, tid=2),
         kernel(600, 200, 2, "gemm_backward"),
-        call(700, 5, 3), kernel(800, 50, 3, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", stream=20),
-        rank=rank, world_size=2,
-    )  # fmt: skip
+        call(700, 5, 3),
+        kernel(800, 50, 3, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", stream=20),
+        rank=rank,
+        world_size=2,
+    )
 
 
 def test_backward_work_belongs_to_the_module_of_its_forward_operator(tmp_path: Path) -> None:
@@ -42,15 +50,22 @@ def test_backward_work_belongs_to_the_module_of_its_forward_operator(tmp_path: P
     path = write(
         tmp_path / "rank0.json",
         python(0, 1000, TRAIN),
-        python(5, 20, "nn.Module: Dropout_0"), op(8, 5, "aten::empty", **{"Sequence number": 7}),
-        python(30, 30, "nn.Module: Linear_0"), python(31, 25, MODEL),
-        op(32, 20, "aten::linear", **{"Sequence number": 7}), op(33, 10, "aten::addmm", **{"Sequence number": 7}),
-        call(34, 5, 1), kernel(100, 100, 1, "gemm"),
+        python(5, 20, "nn.Module: Dropout_0"),
+        op(8, 5, "aten::empty", **{"Sequence number": 7}),
+        python(30, 30, "nn.Module: Linear_0"),
+        python(31, 25, MODEL),
+        op(32, 20, "aten::linear", **{"Sequence number": 7}),
+        op(33, 10, "aten::addmm", **{"Sequence number": 7}),
+        call(34, 5, 1),
+        kernel(100, 100, 1, "gemm"),
         op(570, 100, "autograd::engine::evaluate_function: AddmmBackward0", tid=2, **{"Sequence number": 7}),
-        op(571, 90, "AddmmBackward0", tid=2, **{"Sequence number": 7}), call(580, 5, 2, tid=2),
+        op(571, 90, "AddmmBackward0", tid=2, **{"Sequence number": 7}),
+        call(580, 5, 2, tid=2),
         kernel(600, 200, 2, "gemm_backward"),
-        op(680, 10, "autograd::engine::evaluate_function: Other", tid=2), call(682, 5, 3, tid=2), kernel(800, 50, 3),
-    )  # fmt: skip
+        op(680, 10, "autograd::engine::evaluate_function: Other", tid=2),
+        call(682, 5, 3, tid=2),
+        kernel(800, 50, 3),
+    )
     entries = report_on(path)["call_tree"]
     modules = {row.name: row.device_ns for row in places.rows(entries, "module")}
     assert modules == {"Linear_0": 300 * US, "": 50 * US}
@@ -60,17 +75,24 @@ def test_backward_work_belongs_to_the_module_of_its_forward_operator(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "said", [{"module_fqn": "layers.0.attention", "str": "qkv"}, {"str": "layers.0.attention"},
-             {"annotation": "layers.0.attention"}]
-)  # fmt: skip
+    "said",
+    [
+        {"module_fqn": "layers.0.attention", "str": "qkv"},
+        {"str": "layers.0.attention"},
+        {"annotation": "layers.0.attention"},
+    ],
+)
 def test_kernels_of_a_graph_belong_to_what_the_program_called_their_part(tmp_path: Path, said: dict[str, str]) -> None:
     """As `mark_kernels` and torch's annotating of traces leave it; the second kernel was not marked."""
     graph = {"graph id": 3}
     path = write(
-        tmp_path / "rank0.json", python(0, 100, TRAIN), op(1, 50, "graph_replay"),
-        call(2, 1, 1, name="cudaGraphLaunch"), kernel(30, 40, 1, "gemm", **graph, **{"graph node id": 11}, **said),
+        tmp_path / "rank0.json",
+        python(0, 100, TRAIN),
+        op(1, 50, "graph_replay"),
+        call(2, 1, 1, name="cudaGraphLaunch"),
+        kernel(30, 40, 1, "gemm", **graph, **{"graph node id": 11}, **said),
         kernel(70, 60, 1, "add", **graph, **{"graph node id": 12}),
-    )  # fmt: skip
+    )
     modules = {row.name: row.device_ns for row in places.rows(report_on(path)["call_tree"], "module")}
     assert modules == {"layers.0.attention": 40 * US, "": 60 * US}
 
@@ -119,9 +141,14 @@ def test_places_of_one_kind_keep_every_figure(tmp_path: Path) -> None:
 
 def test_small_places_count_for_the_one_above(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "rank0.json", python(0, 100, TRAIN), op(1, 10, "aten::small"), call(2, 1, 1), call(20, 1, 2),
-        kernel(30, 1, 1, "tiny"), kernel(31, 100_000, 2, "large"),
-    )  # fmt: skip
+        tmp_path / "rank0.json",
+        python(0, 100, TRAIN),
+        op(1, 10, "aten::small"),
+        call(2, 1, 1),
+        call(20, 1, 2),
+        kernel(30, 1, 1, "tiny"),
+        kernel(31, 100_000, 2, "large"),
+    )
     entries = report_on(path)["call_tree"]
     assert [entry["name"] for entry in entries] == [TRAIN, "large"]
     assert sum(entry["device_ns"] for entry in entries) == 100_001 * US
@@ -135,7 +162,10 @@ def test_exposed_and_idle_time_add_up_to_the_breakdown(samples: Path, name: str)
         assert told == sum(rank["recorded_breakdown_ns"][part] for rank in report["ranks"])  # type: ignore[literal-required]
 
 
-@pytest.mark.parametrize("name", ["tracelens_ddp", "tracelens_qwen/h100.json.gz", "torch_prof_tutorial/dc3b_1752215573993169006.pt.trace.json"])  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize(
+    "name",
+    ["tracelens_ddp", "tracelens_qwen/h100.json.gz", "torch_prof_tutorial/dc3b_1752215573993169006.pt.trace.json"],
+)
 def test_published_traces_with_stacks_lead_to_lines(shared_traces: Path, name: str) -> None:
     known = places.covered(report_on(shared_traces / "kineto" / name)["call_tree"], "line")
     assert known is not None
@@ -180,10 +210,16 @@ def test_exports_hold_the_same_time(tmp_path: Path) -> None:
     document = json.loads(out[0].read_text())
     sums = {one["name"]: (sum(one["weights"]), one["endValue"]) for one in document["profiles"]}
     assert sums == {
-        "device time": (350 * US, 350 * US), "exposed communication": (50 * US, 50 * US),
+        "device time": (350 * US, 350 * US),
+        "exposed communication": (50 * US, 50 * US),
         "idle time": (400 * US, 400 * US),
-    }  # fmt: skip
-    assert all(0 <= frame < len(document["shared"]["frames"]) for one in document["profiles"] for s in one["samples"] for frame in s)  # fmt: skip  # noqa: E501
+    }
+    assert all(
+        0 <= frame < len(document["shared"]["frames"])
+        for one in document["profiles"]
+        for s in one["samples"]
+        for frame in s
+    )
     lines = [line.rpartition(" ") for line in out[1].read_text().splitlines()]
     assert sum(int(weight) for _, _, weight in lines) == 750 * US
     assert f"{TRAIN};{SLEEP};(idle)" in {stack for stack, _, _ in lines}

@@ -36,8 +36,15 @@ def test_an_operator_within_its_like_is_counted_once(tmp_path: Path, depth: int)
 
 
 def test_of_ranges_too_and_siblings_stay_two(tmp_path: Path) -> None:
-    events = [note(0, 900, "block"), note(100, 300, "block"), note(500, 300, "block"), note(1000, 100, "block"),
-              op(10, 20), call(12, 5, 1), kernel(20, 50, 1)]  # fmt: skip
+    events = [
+        note(0, 900, "block"),
+        note(100, 300, "block"),
+        note(500, 300, "block"),
+        note(1000, 100, "block"),
+        op(10, 20),
+        call(12, 5, 1),
+        kernel(20, 50, 1),
+    ]
     (found,) = (one for one in report(tmp_path, events)["ranges"] if one["name"] == "block")
     assert (found["count"], found["host_ns"]) == (2, 1_000_000)
 
@@ -111,10 +118,16 @@ def test_on_a_cpu_it_saves_no_more_than_the_update_takes(tmp_path: Path) -> None
 
 
 def test_an_optimizer_without_a_closure_keeps_its_time(tmp_path: Path) -> None:
-    events = [one for step in range(4) for one in (
-        note(1000 * step, 990, f"ProfilerStep#{step}"), op(1000 * step + 10, 300, "aten::mm"),
-        op(1000 * step + 320, 300, "autograd::engine::evaluate_function: MmBackward0"),
-        note(1000 * step + 650, 300, "Optimizer.step#SGD.step"), op(1000 * step + 660, 280, "aten::add_"),
-    )]  # fmt: skip
+    events = [
+        one
+        for step in range(4)
+        for one in (
+            note(1000 * step, 990, f"ProfilerStep#{step}"),
+            op(1000 * step + 10, 300, "aten::mm"),
+            op(1000 * step + 320, 300, "autograd::engine::evaluate_function: MmBackward0"),
+            note(1000 * step + 650, 300, "Optimizer.step#SGD.step"),
+            op(1000 * step + 660, 280, "aten::add_"),
+        )
+    ]
     phases = {one["phase"]: one["host_ns"] for one in report(tmp_path, events)["phases"]}
     assert phases["optimizer"] == 4 * 300_000

@@ -45,12 +45,19 @@ def step() -> list[Event]:
     MmBackward 220–380 holds mm 240–300 with a kernel of 30 at 400, and launches a copy of 20 at 440 itself.
     """
     return [
-        note(90, 400, "## forward ##"), op(100, 100, "aten::linear"), op(120, 60, "aten::addmm"),
-        call(130, 10, 1), kernel(300, 50, 1, "gemm"),
-        note(500, 200, "## backward ##"), op(520, 160, "autograd::engine::evaluate_function: MmBackward0", tid=2),
-        op(540, 60, "aten::mm", tid=2), call(550, 10, 2, tid=2), kernel(700, 30, 2, "gemm"),
-        call(610, 10, 3, "cudaMemcpyAsync", tid=2), copy(740, 20, 3, bytes=8_192),
-    ]  # fmt: skip
+        note(90, 400, "## forward ##"),
+        op(100, 100, "aten::linear"),
+        op(120, 60, "aten::addmm"),
+        call(130, 10, 1),
+        kernel(300, 50, 1, "gemm"),
+        note(500, 200, "## backward ##"),
+        op(520, 160, "autograd::engine::evaluate_function: MmBackward0", tid=2),
+        op(540, 60, "aten::mm", tid=2),
+        call(550, 10, 2, tid=2),
+        kernel(700, 30, 2, "gemm"),
+        call(610, 10, 3, "cudaMemcpyAsync", tid=2),
+        copy(740, 20, 3, bytes=8_192),
+    ]
 
 
 def test_operators_on_host_and_device(tmp_path: Path) -> None:
@@ -74,8 +81,14 @@ def test_a_range_has_what_autograd_launches_while_it_is_open(tmp_path: Path) -> 
 
 
 def test_modules_of_the_recorded_stacks(tmp_path: Path) -> None:
-    events = [python(0, 100, "nn.Module: Block_0"), python(10, 50, "nn.Module: Linear_3"), call(20, 5, 1),
-              kernel(200, 40, 1), call(80, 5, 2), kernel(240, 5, 2)]  # fmt: skip
+    events = [
+        python(0, 100, "nn.Module: Block_0"),
+        python(10, 50, "nn.Module: Linear_3"),
+        call(20, 5, 1),
+        kernel(200, 40, 1),
+        call(80, 5, 2),
+        kernel(240, 5, 2),
+    ]
     analysis = analysed(tmp_path, *events)
     block, linear = (row(analysis, "ranges", name=name) for name in ("Block_0", "Linear_3"))
     assert (block["kind"], block["host_ns"], block["device_ns"]) == ("module", 100 * US, 45 * US)
@@ -131,25 +144,43 @@ def test_launches_and_their_queue(tmp_path: Path) -> None:
 
 def test_streams_wait_for_the_host_or_for_others(tmp_path: Path) -> None:
     """Stream 7: 0–10 and 100–110, issued at 65: 55 µs for want of work, 35 queued."""
-    events = [call(-10, 5, 1), kernel(0, 10, 1), call(60, 5, 2), kernel(100, 10, 2), call(70, 5, 3),
-              kernel(80, 4, 3, stream=9)]  # fmt: skip
+    events = [
+        call(-10, 5, 1),
+        kernel(0, 10, 1),
+        call(60, 5, 2),
+        kernel(100, 10, 2),
+        call(70, 5, 3),
+        kernel(80, 4, 3, stream=9),
+    ]
     stream = row(analysed(tmp_path, *events), "streams", stream=7)
     assert (stream["span_ns"], stream["busy_ns"], stream["idle_ns"]) == (110 * US, 20 * US, 90 * US)
     assert (stream["host_wait_ns"], stream["queued_wait_ns"]) == (55 * US, 35 * US)
 
 
 def test_the_longest_gap_says_what_lies_around_it(tmp_path: Path) -> None:
-    events = [call(0, 5, 1), kernel(10, 10, 1, "first"), op(30, 900, "aten::nonzero"), call(940, 5, 2),
-              kernel(950, 10, 2, "second")]  # fmt: skip
+    events = [
+        call(0, 5, 1),
+        kernel(10, 10, 1, "first"),
+        op(30, 900, "aten::nonzero"),
+        call(940, 5, 2),
+        kernel(950, 10, 2, "second"),
+    ]
     gap = row(analysed(tmp_path, *events), "gaps")
     assert (gap["dur_ns"], gap["before"], gap["after"], gap["host"]) == (930 * US, "first", "second", "aten::nonzero")
     assert gap["cause"] == "launch"
 
 
 def test_steps_asked_for_cut_every_table(tmp_path: Path) -> None:
-    events = [event for i in range(4) for event in (
-        note(1_000 * i, 990, f"ProfilerStep#{i}"), op(1_000 * i, 50), call(1_000 * i + 10, 5, i + 1),
-        kernel(1_000 * i + 100, 50, i + 1))]  # fmt: skip
+    events = [
+        event
+        for i in range(4)
+        for event in (
+            note(1_000 * i, 990, f"ProfilerStep#{i}"),
+            op(1_000 * i, 50),
+            call(1_000 * i + 10, 5, i + 1),
+            kernel(1_000 * i + 100, 50, i + 1),
+        )
+    ]
     analysis = analysed(tmp_path, *events, steps=(1, 2))
     assert row(analysis, "operators", name="aten::mm")["count"] == 2
     assert row(analysis, "api_calls")["count"] == 2

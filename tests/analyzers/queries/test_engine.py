@@ -74,16 +74,40 @@ def test_rows_are_limited(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     "sql",
-    ["ATTACH 'x.db' AS x", "PRAGMA writable_schema=1", "PRAGMA table_info(ranks)", "DELETE FROM ranks",
-     "INSERT INTO ranks VALUES (1)", "CREATE TABLE x (a)", "CREATE TEMP TABLE x (a)", "VACUUM INTO 'x.db'",
-     "DROP TABLE ranks", "UPDATE ranks SET rank = 1", "SELECT load_extension('x')",
-     "SELECT * FROM pragma_database_list", "SELECT * FROM pragma_table_info('ranks')", "BEGIN", "SELECT 1; SELECT 2",
-     "SELECT readfile('/etc/passwd')", "", "nonsense", "SELECT * FROM nothing",
-     "WITH x AS (SELECT 1) DELETE FROM ranks",
-     "WITH x AS (DELETE FROM ranks RETURNING *) SELECT * FROM x", "DETACH main", "COPY ranks TO 'x.csv'",
-     "ANALYZE", "REINDEX", "EXPLAIN DELETE FROM ranks", "QUERY PLAN SELECT 1", "SELECT 1 INTO OUTFILE 'x'",
-     "SELECT writefile('x', 'y')", "CREATE VIRTUAL TABLE x USING fts3(a)", "SELECT fts3_tokenizer('simple')"],
-)  # fmt: skip
+    [
+        "ATTACH 'x.db' AS x",
+        "PRAGMA writable_schema=1",
+        "PRAGMA table_info(ranks)",
+        "DELETE FROM ranks",
+        "INSERT INTO ranks VALUES (1)",
+        "CREATE TABLE x (a)",
+        "CREATE TEMP TABLE x (a)",
+        "VACUUM INTO 'x.db'",
+        "DROP TABLE ranks",
+        "UPDATE ranks SET rank = 1",
+        "SELECT load_extension('x')",
+        "SELECT * FROM pragma_database_list",
+        "SELECT * FROM pragma_table_info('ranks')",
+        "BEGIN",
+        "SELECT 1; SELECT 2",
+        "SELECT readfile('/etc/passwd')",
+        "",
+        "nonsense",
+        "SELECT * FROM nothing",
+        "WITH x AS (SELECT 1) DELETE FROM ranks",
+        "WITH x AS (DELETE FROM ranks RETURNING *) SELECT * FROM x",
+        "DETACH main",
+        "COPY ranks TO 'x.csv'",
+        "ANALYZE",
+        "REINDEX",
+        "EXPLAIN DELETE FROM ranks",
+        "QUERY PLAN SELECT 1",
+        "SELECT 1 INTO OUTFILE 'x'",
+        "SELECT writefile('x', 'y')",
+        "CREATE VIRTUAL TABLE x USING fts3(a)",
+        "SELECT fts3_tokenizer('simple')",
+    ],
+)
 def test_nothing_but_one_select(run: RunData, sql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError):
@@ -94,12 +118,14 @@ def test_nothing_but_one_select(run: RunData, sql: str, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     "sql",
-    ["WITH RECURSIVE x(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM x) SELECT count(*) FROM x",
-     "SELECT count(*) FROM host_events a, host_events b, host_events c",
-     "SELECT a.name FROM host_events a, host_events b, host_events c ORDER BY b.dur_ns * c.dur_ns",
-     "SELECT count(*) FROM host_events a, host_events b "
-     "WHERE instr(replace(hex(zeroblob(45000)), '0', 'a') || a.row, replace(hex(zeroblob(20000)), '0', 'a') || 'b')"],
-)  # fmt: skip
+    [
+        "WITH RECURSIVE x(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM x) SELECT count(*) FROM x",
+        "SELECT count(*) FROM host_events a, host_events b, host_events c",
+        "SELECT a.name FROM host_events a, host_events b, host_events c ORDER BY b.dur_ns * c.dur_ns",
+        "SELECT count(*) FROM host_events a, host_events b "
+        "WHERE instr(replace(hex(zeroblob(45000)), '0', 'a') || a.row, replace(hex(zeroblob(20000)), '0', 'a') || 'b')",
+    ],
+)
 def test_a_query_without_end_is_ended(run: RunData, sql: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "SECONDS", 0.2)
     with pytest.raises(UsageError, match="took longer than"):
@@ -108,18 +134,24 @@ def test_a_query_without_end_is_ended(run: RunData, sql: str, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     "sql",
-    ["SELECT length(zeroblob(1000000000))", "SELECT group_concat(name, ' ') FROM host_events",
-     "SELECT replace(hex(zeroblob(40000)), '0', 'many more')"],
-)  # fmt: skip
+    [
+        "SELECT length(zeroblob(1000000000))",
+        "SELECT group_concat(name, ' ') FROM host_events",
+        "SELECT replace(hex(zeroblob(40000)), '0', 'many more')",
+    ],
+)
 def test_a_value_without_bounds_is_refused(run: RunData, sql: str) -> None:
     with pytest.raises(UsageError, match="too much memory"):
         query(run, sql)
 
 
-@pytest.mark.parametrize(("limit", "sql"), [
-    ("MOST_CELLS", "SELECT max(dur_ns) FROM host_events"),
-    ("MOST_ANSWER", "SELECT name FROM host_events"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("limit", "sql"),
+    [
+        ("MOST_CELLS", "SELECT max(dur_ns) FROM host_events"),
+        ("MOST_ANSWER", "SELECT name FROM host_events"),
+    ],
+)
 def test_more_than_may_be_read_or_answered(run: RunData, limit: str, sql: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, limit, 100)
     with pytest.raises(UsageError, match="too much memory"):
@@ -127,14 +159,17 @@ def test_more_than_may_be_read_or_answered(run: RunData, limit: str, sql: str, m
     assert query(run, "SELECT count(*) FROM ranks").rows == [[2]]
 
 
-@pytest.mark.parametrize(("sql", "said", "hint"), [
-    ("SELECT start FROM steps", "line 1, column 8: no such column: start", "did you mean 'start_ns'?"),
-    ("SELECT 1\nFROM kernel", "line 2, column 6: no such table: kernel", "did you mean 'kernels'?"),
-    ("SELECT 'x' 2 x FROM steps x\nWHERE x x", 'line 1, column 12: near "2": syntax error', ""),
-    ("SELECT 1 WHERE 1 1", 'line 1, column 18: near "1": syntax error', ""),
-    ("SELECT nosuch(1)", "line 1, column 8: no such function: nosuch", ""),
-    ("SELECT rank FROM steps, ranks", "line 1, column 8: ambiguous column name: rank", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sql", "said", "hint"),
+    [
+        ("SELECT start FROM steps", "line 1, column 8: no such column: start", "did you mean 'start_ns'?"),
+        ("SELECT 1\nFROM kernel", "line 2, column 6: no such table: kernel", "did you mean 'kernels'?"),
+        ("SELECT 'x' 2 x FROM steps x\nWHERE x x", 'line 1, column 12: near "2": syntax error', ""),
+        ("SELECT 1 WHERE 1 1", 'line 1, column 18: near "1": syntax error', ""),
+        ("SELECT nosuch(1)", "line 1, column 8: no such function: nosuch", ""),
+        ("SELECT rank FROM steps, ranks", "line 1, column 8: ambiguous column name: rank", ""),
+    ],
+)
 def test_an_error_says_where_it_is(sql: str, said: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         query(RunData(unread, unread), sql)  # type: ignore[arg-type]

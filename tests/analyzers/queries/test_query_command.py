@@ -50,13 +50,16 @@ def test_without_sql_it_lists_the_tables(samples: Path) -> None:
     assert {line.partition(":")[0] for line in listed} >= set(SCHEMAS)
 
 
-@pytest.mark.parametrize(("run", "sql", "code"), [
-    ("ddp_healthy", "SELECT nothing FROM steps", 2),
-    ("no_such_run", "SELECT rank FROM steps", 3),
-    ("no_such_run", None, 3),
-    (str(Path(__file__).parent), None, 3),
-    ("ddp_healthy", "DELETE FROM steps", 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("run", "sql", "code"),
+    [
+        ("ddp_healthy", "SELECT nothing FROM steps", 2),
+        ("no_such_run", "SELECT rank FROM steps", 3),
+        ("no_such_run", None, 3),
+        (str(Path(__file__).parent), None, 3),
+        ("ddp_healthy", "DELETE FROM steps", 2),
+    ],
+)
 def test_errors_have_their_exit_codes(samples: Path, run: str, sql: str | None, code: int) -> None:
     done = run_cli("query", samples / run, *([sql] if sql else []))
     assert (done.returncode, done.stdout) == (code, "")

@@ -20,10 +20,19 @@ def of_one_name(graph: Graph) -> Graph:
 
 def recorded(beside: int) -> Graph:
     """Three kernels of 100 alone, then three beside a collective of three times `beside`."""
-    return of_one_name(job([
-        Step(), *[Launch(100)] * 3, Wait(stream=7),
-        Issue("all_reduce", 8, 3 * beside), *[Launch(beside)] * 3, Wait(stream=7), Step(),
-    ]))  # fmt: skip
+    return of_one_name(
+        job(
+            [
+                Step(),
+                *[Launch(100)] * 3,
+                Wait(stream=7),
+                Issue("all_reduce", 8, 3 * beside),
+                *[Launch(beside)] * 3,
+                Wait(stream=7),
+                Step(),
+            ]
+        )
+    )
 
 
 def test_the_same_kernel_alone_and_beside_a_collective() -> None:
@@ -35,10 +44,16 @@ def test_the_same_kernel_alone_and_beside_a_collective() -> None:
 def test_batches_that_change_from_step_to_step_hide_it_only_over_all_of_them() -> None:
     """The same with runs of twice the length in the second step."""
     steps = [
-        [Step(), *[Launch(times * 100)] * 3, Wait(stream=7), Issue("all_reduce", 8, times * 375),
-         *[Launch(times * 125)] * 3, Wait(stream=7)]
+        [
+            Step(),
+            *[Launch(times * 100)] * 3,
+            Wait(stream=7),
+            Issue("all_reduce", 8, times * 375),
+            *[Launch(times * 125)] * 3,
+            Wait(stream=7),
+        ]
         for times in (1, 2)
-    ]  # fmt: skip
+    ]
     graph = of_one_name(job([*steps[0], *steps[1], Step()]))
     assert Disturbed(graph, replay(graph)).found.kernels == pytest.approx((1.25, 1.25, 1.25))
 

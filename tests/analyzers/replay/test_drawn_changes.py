@@ -156,16 +156,20 @@ def test_a_cause_that_nothing_helps_against_has_its_bound(seed: int, tmp_path: P
         pytest.param(300003, [EarlyMessages(), CapturedGraphs()], {"ahead": True, "graphs": True}, id="receives"),
         # In another order threads go on by turns, each with a graph of its own.
         pytest.param(
-            300003, [Schedule("1f1b"), EarlyMessages(), CapturedGraphs()],
-            {"one_by_one": True, "ahead": True, "graphs": True}, id="receives_in_another_order",
+            300003,
+            [Schedule("1f1b"), EarlyMessages(), CapturedGraphs()],
+            {"one_by_one": True, "ahead": True, "graphs": True},
+            id="receives_in_another_order",
         ),
         # A step's last bucket runs beside no kernel, as the last one did before.
         pytest.param(
-            80144, [BucketSize(25 << 20, 1 << 20)], {"bucket_bytes": 25 << 20, "first_bucket": 1 << 20},
+            80144,
+            [BucketSize(25 << 20, 1 << 20)],
+            {"bucket_bytes": 25 << 20, "first_bucket": 1 << 20},
             id="a_last_bucket_undisturbed",
         ),
     ],
-)  # fmt: skip
+)
 def test_changes_are_made_as_the_job_would(
     seed: int, changes: list[Change], fields: dict[str, Any], tmp_path: Path
 ) -> None:

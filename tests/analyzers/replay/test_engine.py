@@ -69,14 +69,26 @@ ONE = np.array([True])
 
 def test_a_device_computes_on_all_its_streams() -> None:
     """Stream 7 computes for 100, then stream 9 for 80, of which a third kernel on stream 7 runs beside 30."""
-    graph = job([
-        Step(), Host(10), Launch(100), Wait(stream=7), Launch(80, stream=9), Launch(30), Wait(stream=9), Step(),
-    ])  # fmt: skip
+    graph = job(
+        [
+            Step(),
+            Host(10),
+            Launch(100),
+            Wait(stream=7),
+            Launch(80, stream=9),
+            Launch(30),
+            Wait(stream=9),
+            Step(),
+        ]
+    )
     done = replay(graph)
     assert compute_floor(graph, done, ONE) == 180
     assert parts(graph, done, ONE) == {
-        "compute": 180, "exposed_communication": 0, "exposed_memory": 0, "idle": 10,
-    }  # fmt: skip
+        "compute": 180,
+        "exposed_communication": 0,
+        "exposed_memory": 0,
+        "idle": 10,
+    }
 
 
 def test_the_busiest_device_unless_the_work_is_evened_out() -> None:

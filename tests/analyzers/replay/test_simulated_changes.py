@@ -41,13 +41,29 @@ def holds(outcome: Outcome) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "half_bytes_full_queue", "half_bytes_drained", "half_bytes_contended", "overlapped", "prefetch_deeper",
-        "syncs_removed", "tiny_graphs", "too_few_workers", "copies_pinned", "late_host_replaced",
-        "two_of_four_replaced", "late_for_two_reasons", "one_by_one", "one_by_one_on_two", "one_by_one_contended",
-        "all_forwards_first", "even_stages", "unnamed_even_stages_1f1b", "more_ranks", "more_ranks_hidden",
+        "half_bytes_full_queue",
+        "half_bytes_drained",
+        "half_bytes_contended",
+        "overlapped",
+        "prefetch_deeper",
+        "syncs_removed",
+        "tiny_graphs",
+        "too_few_workers",
+        "copies_pinned",
+        "late_host_replaced",
+        "two_of_four_replaced",
+        "late_for_two_reasons",
+        "one_by_one",
+        "one_by_one_on_two",
+        "one_by_one_contended",
+        "all_forwards_first",
+        "even_stages",
+        "unnamed_even_stages_1f1b",
+        "more_ranks",
+        "more_ranks_hidden",
         "more_ranks_sharded",
     ],
-)  # fmt: skip
+)
 def test_the_prediction_is_the_truth(name: str, tmp_path: Path) -> None:
     holds(predict(BY_NAME[name], tmp_path))
 
@@ -137,10 +153,13 @@ def test_a_benchmark_divides_the_cost_of_the_one_size(
 @pytest.mark.parametrize(
     "name",
     [
-        "half_gradients_beside_gathers", "gathers_beside_scatters_gone", "half_gradients_beside_tensor",
-        "gradients_beside_tensor", "half_gradients_on_another_link",
+        "half_gradients_beside_gathers",
+        "gathers_beside_scatters_gone",
+        "half_gradients_beside_tensor",
+        "gradients_beside_tensor",
+        "half_gradients_on_another_link",
     ],
-)  # fmt: skip
+)
 def test_collectives_at_once_on_one_link_share_it(name: str, tmp_path: Path) -> None:
     holds(predict(BY_NAME[name], tmp_path))
 

@@ -229,9 +229,16 @@ def test_growth_without_lengths_says_what_the_log_lacks(tmp_path: Path) -> None:
     assert "neither tokens nor lengths" in message
 
 
-@pytest.mark.parametrize("update", [
-    noisy([10.0] * 40, 0.2), [10.0 + n for n in range(6)], noisy([20 - n / 4 for n in range(40)]),
-    [0.1 + n / 100 for n in range(30)], [10.0] * 29 + [40.0],
-], ids=["noise", "few steps", "shorter", "a small role", "a single long step"])  # fmt: skip
+@pytest.mark.parametrize(
+    "update",
+    [
+        noisy([10.0] * 40, 0.2),
+        [10.0 + n for n in range(6)],
+        noisy([20 - n / 4 for n in range(40)]),
+        [0.1 + n / 100 for n in range(30)],
+        [10.0] * 29 + [40.0],
+    ],
+    ids=["noise", "few steps", "shorter", "a small role", "a single long step"],
+)
 def test_what_does_not_grow_is_no_finding(tmp_path: Path, update: list[float]) -> None:
     assert grown(tmp_path, update, [500.0] * len(update))["roles"]["growth"] == []

@@ -137,12 +137,21 @@ def test_what_stays_of_a_file_does_not_grow_with_its_events(samples: Path) -> No
 def job_of_three(folder: Path, where: str) -> list[Path]:
     """Three ranks that record no world size."""
     return [
-        kineto.write(folder / where.format(rank=rank), *(
-            event for i in range(4) for event in (kineto.op(100 * i, 20), kineto.call(100 * i, 5, i + 1),
-                                                  kineto.kernel(100 * i + 9, 80, i + 1))
-        ), rank=None)
+        kineto.write(
+            folder / where.format(rank=rank),
+            *(
+                event
+                for i in range(4)
+                for event in (
+                    kineto.op(100 * i, 20),
+                    kineto.call(100 * i, 5, i + 1),
+                    kineto.kernel(100 * i + 9, 80, i + 1),
+                )
+            ),
+            rank=None,
+        )
         for rank in range(3)
-    ]  # fmt: skip
+    ]
 
 
 SPOILED = {
@@ -180,8 +189,14 @@ def test_one_bad_file_alone_has_no_way_out(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_recorded_world_stands(tmp_path: Path) -> None:
     for rank in range(2):
-        kineto.write(tmp_path / f"rank{rank}.json", kineto.op(0, 20), kineto.call(1, 5, 1), kineto.kernel(9, 80, 1),
-                     rank=rank, world_size=8)  # fmt: skip
+        kineto.write(
+            tmp_path / f"rank{rank}.json",
+            kineto.op(0, 20),
+            kineto.call(1, 5, 1),
+            kineto.kernel(9, 80, 1),
+            rank=rank,
+            world_size=8,
+        )
     (tmp_path / "rank2.json").touch()
     told = run(inputs([tmp_path], skip_unreadable=True), Options(skip_unreadable=True)).report
     assert (told["trace"]["ranks_present"], told["trace"]["world_size"]) == ([0, 1], 8)

@@ -30,9 +30,7 @@ def test_rotating_slow_rank(samples: Path) -> None:
     all-reduces of a step wait for it at once, the second issued a little later; its peer stalls once."""
     found = report(samples / "ddp_rotating_rank")
     turns = truth(samples / "ddp_rotating_rank")["injected"]
-    injected = {
-        (row["rank"], step): ns for row in turns for step, ns in zip(row["steps"], row["ns"], strict=True)
-    }  # fmt: skip
+    injected = {(row["rank"], step): ns for row in turns for step, ns in zip(row["steps"], row["ns"], strict=True)}
     for cell in found["rank_steps"]:
         own, peers = (injected.get((rank, cell["step"]), 0) for rank in (cell["rank"], 1 - cell["rank"]))
         assert cell["wait_caused_ns"] == pytest.approx(2 * own, rel=0.05)

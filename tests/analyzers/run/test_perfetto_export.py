@@ -61,9 +61,16 @@ def test_every_span_is_there_once(tmp_path: Path, suffix: str) -> None:
     """Nested ranges, kernels that overlap on one stream without nesting, one of no length, ends that meet starts."""
     path = write(
         tmp_path / "rank0.json",
-        note(0, 100, "outer"), note(10, 20, "inner"), note(30, 5, "next"), launch(12, 3, 1), launch(16, 3, 2),
-        kernel(20, 50, 1, "a"), kernel(40, 50, 2, "b"), kernel(90, 0, name="c"), kernel(90, 10, name="d"),
-    )  # fmt: skip
+        note(0, 100, "outer"),
+        note(10, 20, "inner"),
+        note(30, 5, "next"),
+        launch(12, 3, 1),
+        launch(16, 3, 2),
+        kernel(20, 50, 1, "a"),
+        kernel(40, 50, 2, "b"),
+        kernel(90, 0, name="c"),
+        kernel(90, 10, name="d"),
+    )
     trace = gpuscope.open_trace(path)
     target = tmp_path / f"run{suffix}"
     perfetto_export.write(trace, target)

@@ -11,10 +11,20 @@ import pytest
 import gpuscope
 
 CASES = (
-    "01_breakdown", "02a_roles", "02b_roles_outlier", "02c_roles_often_long", "03_drained_queue", "04_slow_host",
-    "05_host_stretch", "06a_straggler_data", "06b_bandwidth_slow_device", "07_one_rank_of_two",
-    "08_one_gap_many_causes", "09a_sync_then_work", "09b_sync_then_more_work",
-)  # fmt: skip
+    "01_breakdown",
+    "02a_roles",
+    "02b_roles_outlier",
+    "02c_roles_often_long",
+    "03_drained_queue",
+    "04_slow_host",
+    "05_host_stretch",
+    "06a_straggler_data",
+    "06b_bandwidth_slow_device",
+    "07_one_rank_of_two",
+    "08_one_gap_many_causes",
+    "09a_sync_then_work",
+    "09b_sync_then_more_work",
+)
 NOT_REPORTED = {"worked"}
 """Intermediate results, not part of the report."""
 

@@ -27,10 +27,12 @@ from gpuscope.trace.naming.serving_names import Batch, attention_phase, batch_of
 
 OF_SERVERS = {kind.code for kind in vars(kinds).values() if isinstance(kind, type) and hasattr(kind, "code")}
 ADVICE = {
-    "eager_decode": {"decode_graphs", "server_cores"}, "uncaptured_batch": {"graph_sizes"},
-    "prefill_stalls_decode": {"smaller_chunks"}, "scheduler_gap": {"overlapped_scheduling", "server_cores"},
+    "eager_decode": {"decode_graphs", "server_cores"},
+    "uncaptured_batch": {"graph_sizes"},
+    "prefill_stalls_decode": {"smaller_chunks"},
+    "scheduler_gap": {"overlapped_scheduling", "server_cores"},
     "small_all_reduces": {"fused_all_reduce", "smaller_tensor_parallel"},
-}  # fmt: skip
+}
 OF_TRAINING = ("optimizer", "gradient", "ddp", "fsdp", "backward", "training", "dataloader", "data loader")
 
 
@@ -78,10 +80,14 @@ def test_phases_causes_and_words(server: Server, tmp_path: Path) -> None:
     [
         ("execute_context_1(512)_generation_32(32)", Batch("mixed", 1, 512, 32, 32)),
         ("execute_context_0(0)_generation_64(64)", Batch("decode", 0, 0, 64, 64)),
-        ("execute_14721_context_2(sq14721sk14721sqsq1sqsk1)_generation_0(sq0sk0sqsq0sqsk0)",
-         Batch("prefill", 2, 14721, 0, 0)),
-        ("execute_8192_context_9(sq8155sk8430sqsq7sqsk7)_generation_37(sq37sk34489sqsq37sqsk34489)",
-         Batch("mixed", 9, 8155, 37, 37)),
+        (
+            "execute_14721_context_2(sq14721sk14721sqsq1sqsk1)_generation_0(sq0sk0sqsq0sqsk0)",
+            Batch("prefill", 2, 14721, 0, 0),
+        ),
+        (
+            "execute_8192_context_9(sq8155sk8430sqsq7sqsk7)_generation_37(sq37sk34489sqsq37sqsk34489)",
+            Batch("mixed", 9, 8155, 37, 37),
+        ),
         ("execute_new_2_cached_0", Batch("prefill", 2, None, 0, 0)),
         ("execute_new_1_cached_8", Batch("mixed", 1, None, 8, 8)),
         ("execute_context_0(0)_generation_0(0)", Batch(None, 0, 0, 0, 0)),
@@ -92,8 +98,10 @@ def test_phases_causes_and_words(server: Server, tmp_path: Path) -> None:
         ("step[DECODE bs=64 g_sq=128 g_sqsq=256 g_sqsk=262144 g_sk=131072]", Batch("decode", 0, 0, 64, 128)),
         ("step[VERIFY bs=8]", Batch("decode", 0, 0, 8, None)),
         ("step[MIXED bs=2]", Batch("mixed")),
-        ("step[MIXED bs=2 c=1 g=1 c_sq=5 c_sk=8 c_sqsq=25 c_sqsk=40 g_sq=1 g_sk=12 g_sqsq=1 g_sqsk=12]",
-         Batch("mixed", 1, 5, 1, 1)),
+        (
+            "step[MIXED bs=2 c=1 g=1 c_sq=5 c_sk=8 c_sqsq=25 c_sqsk=40 g_sq=1 g_sk=12 g_sqsq=1 g_sqsk=12]",
+            Batch("mixed", 1, 5, 1, 1),
+        ),
         ("step[IDLE bs=0]", Batch(None)),
         ("step[DRAFT bs=8]", None),
         ("[Executor] _forward_step 7: 1 ctx reqs, 0 gen reqs", Batch("prefill", 1, None, 0, 0)),
@@ -101,10 +109,12 @@ def test_phases_causes_and_words(server: Server, tmp_path: Path) -> None:
         ("decode[bs=117/128 tok=117 d=117]", Batch("decode", 0, 0, 117, 117)),
         ("decode[bs=128 tok=384 p=2 d=126 sqsq=132612]", Batch("mixed", 2, None, 126, 126)),
         ("prefill[bs=2 tok=14721 ctx=[7803, 6918]]", Batch("prefill", 2, 14721, 0, 0)),
-        ("step", None), ("train_step[3]", None), ("execute_context", None),
+        ("step", None),
+        ("train_step[3]", None),
+        ("execute_context", None),
         (f"step[DECODE bs={'9' * 50}]", None),
     ],
-)  # fmt: skip
+)
 def test_names_of_steps(name: str, batch: Batch | None) -> None:
     assert batch_of(name) == batch
 
@@ -198,10 +208,12 @@ def test_vllms_mixed_step(shared_traces: Path) -> None:
 
 
 FACTS: dict[str, dict[str, Any]] = {
-    "eager_decode": {"launches": 99}, "uncaptured_batch": {"batches": [48], "captured": 32},
+    "eager_decode": {"launches": 99},
+    "uncaptured_batch": {"batches": [48], "captured": 32},
     "prefill_stalls_decode": {"prompt_tokens": 8000.0, "interval_ns": 20, "alone_ns": None},
-    "scheduler_gap": {"gap_ns": 5}, "small_all_reduces": {"per_step": 24.0, "mean_ns": 7},
-}  # fmt: skip
+    "scheduler_gap": {"gap_ns": 5},
+    "small_all_reduces": {"per_step": 24.0, "mean_ns": 7},
+}
 
 
 @pytest.mark.parametrize(
@@ -212,29 +224,40 @@ FACTS: dict[str, dict[str, Any]] = {
         ("vllm", "0.11.0", "uncaptured_batch", ["--cuda-graph-sizes"]),
         ("vllm", "", "prefill_stalls_decode", ["--max-num-batched-tokens"]),
         ("vllm", "0.33.0", "scheduler_gap", ["--async-scheduling", "--numa-bind"]),
-        ("vllm", "0.33.0", "small_all_reduces",
-         ["--compilation-config.pass_config.fuse_allreduce_rms", "--tensor-parallel-size"]),
-        ("vllm", "0.11.0", "small_all_reduces",
-         ["--compilation-config.pass_config.enable_fi_allreduce_fusion", "--tensor-parallel-size"]),
+        (
+            "vllm",
+            "0.33.0",
+            "small_all_reduces",
+            ["--compilation-config.pass_config.fuse_allreduce_rms", "--tensor-parallel-size"],
+        ),
+        (
+            "vllm",
+            "0.11.0",
+            "small_all_reduces",
+            ["--compilation-config.pass_config.enable_fi_allreduce_fusion", "--tensor-parallel-size"],
+        ),
         ("sglang", "0.5.23", "eager_decode", ["--disable-cuda-graph", "--numa-node"]),
         ("sglang", "0.5.23", "uncaptured_batch", ["--cuda-graph-max-bs-decode"]),
         ("sglang", "0.5.12", "uncaptured_batch", ["--cuda-graph-max-bs"]),
         ("sglang", "0.5.12", "prefill_stalls_decode", ["--chunked-prefill-size"]),
         ("sglang", "0.5.12", "scheduler_gap", ["--disable-overlap-schedule", "--numa-node"]),
-        ("sglang", "0.5.23", "small_all_reduces",
-         ["--flashinfer-allreduce-fusion-backend", "--tensor-parallel-size"]),
-        ("sglang", "0.5.12", "small_all_reduces",
-         ["--enable-flashinfer-allreduce-fusion", "--tensor-parallel-size"]),
+        ("sglang", "0.5.23", "small_all_reduces", ["--flashinfer-allreduce-fusion-backend", "--tensor-parallel-size"]),
+        ("sglang", "0.5.12", "small_all_reduces", ["--enable-flashinfer-allreduce-fusion", "--tensor-parallel-size"]),
         ("tensorrt_llm", "", "eager_decode", []),
     ],
-)  # fmt: skip
+)
 def test_options_by_version(server: str, version: str, code: str, names: list[str]) -> None:
     report: Any = {
-        "serving": {}, "steps": [{"role": "steady", "phase": "decode"}, {"role": "steady", "phase": "prefill"}],
-        "trace": {"frameworks": [server], "parallelism": {"tp": 8}, "world_size": 8,
-                  "setup": {"versions": {server: version}, "variables": {}, "cores_per_rank": None, "stacks": False}},
+        "serving": {},
+        "steps": [{"role": "steady", "phase": "decode"}, {"role": "steady", "phase": "prefill"}],
+        "trace": {
+            "frameworks": [server],
+            "parallelism": {"tp": 8},
+            "world_size": 8,
+            "setup": {"versions": {server: version}, "variables": {}, "cores_per_rank": None, "stacks": False},
+        },
         "ranks": [],
-    }  # fmt: skip
+    }
     finding: Any = {"code": code, "facts": FACTS[code], "share_frac": 0.2, "message": "It waits"}
     found = list(serving_rules.propose(Case(report, lambda _: Refused("a test")), finding))
     assert [one.setting["name"].rpartition(" ")[2] for one in found] == names

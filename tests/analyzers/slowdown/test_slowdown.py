@@ -251,13 +251,20 @@ def ranged_step(forward: int) -> list[Event]:
     20 µs, the all-reduce ends at 80 µs on each rank, the optimizer takes 10 µs."""
     reduced_at = forward + 20
     return [
-        note(0, 6, "train step 1"), note(0, 1, "forward"), note(2, 2, "backward"), note(5, 1, "optimizer"),
-        call(0, 1, 1), call(2, 1, 2), call(3, 1, 3), call(5, 1, 4),
-        kernel(2, forward - 2, 1), kernel(forward, 20, 2),
+        note(0, 6, "train step 1"),
+        note(0, 1, "forward"),
+        note(2, 2, "backward"),
+        note(5, 1, "optimizer"),
+        call(0, 1, 1),
+        call(2, 1, 2),
+        call(3, 1, 3),
+        call(5, 1, 4),
+        kernel(2, forward - 2, 1),
+        kernel(forward, 20, 2),
         kernel(reduced_at, 80 - reduced_at, 3, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
         kernel(80, 10, 4),
         note(200, 6, "train step 2"),
-    ]  # fmt: skip
+    ]
 
 
 def test_ranges_of_a_data_parallel_job_on_devices(tmp_path: Path) -> None:

@@ -19,9 +19,15 @@ def job(folder: Path, hosts: str, tensor_parallel: list[list[int]]) -> tuple[lis
         own = next(group for group in tensor_parallel if rank in group)
         name = str(1 + tensor_parallel.index(own))
         told = {
-            "Collective name": "allreduce", "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20, "dtype": "Float",
-            "Group size": 2, "Process Group Name": name, "Process Group Ranks": str(own), "Seq": 1,
-        }  # fmt: skip
+            "Collective name": "allreduce",
+            "In msg nelems": 1 << 20,
+            "Out msg nelems": 1 << 20,
+            "dtype": "Float",
+            "Group size": 2,
+            "Process Group Name": name,
+            "Process Group Ranks": str(own),
+            "Seq": 1,
+        }
         events = [note(0, 1000, "ProfilerStep#1"), call(1, 2, 1), kernel(10, 50, 1)]
         reduced = kernel(60, 40, None, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 13, **told)
         path = write(folder / f"rank{rank}.json", *events, reduced, rank=rank, world_size=4, host_name=f"node-{host}")

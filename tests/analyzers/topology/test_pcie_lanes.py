@@ -49,10 +49,12 @@ def test_fewer_lanes_are_named_with_what_they_cost_at_most(tmp_path: Path) -> No
         {"lanes": 16, "most_lanes": 16},
         {"lanes": 8, "most_lanes": 8},
         {"lanes": 16, "most_lanes": 16, "link": "PCIe 1", "best_link": "PCIe 5"},  # idle, it lowers its generation
-        {}, {"lanes": "4", "most_lanes": 16}, {"lanes": 0, "most_lanes": 16},
+        {},
+        {"lanes": "4", "most_lanes": 16},
+        {"lanes": 0, "most_lanes": 16},
     ],
     ids=["full", "narrow card", "idle", "unknown", "text", "none"],
-)  # fmt: skip
+)
 def test_full_width_is_no_finding(link: dict[str, Any], tmp_path: Path) -> None:
     report = recorded(tmp_path, link, link)
     assert "slow_pcie" not in {one["code"] for one in report["findings"]}
@@ -63,9 +65,13 @@ def test_lanes_are_read_from_sysfs(tmp_path: Path) -> None:
     device = tmp_path / "bus/pci/devices/0000:41:00.0"
     device.mkdir(parents=True)
     for name, text in {
-        "vendor": "0x10de", "class": "0x030200", "current_link_width": "8", "max_link_width": "16",
-        "current_link_speed": "8.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe",
-    }.items():  # fmt: skip
+        "vendor": "0x10de",
+        "class": "0x030200",
+        "current_link_width": "8",
+        "max_link_width": "16",
+        "current_link_speed": "8.0 GT/s PCIe",
+        "max_link_speed": "32.0 GT/s PCIe",
+    }.items():
         (device / name).write_text(text + "\n")
     found = link_of("0000:41:00.0", tmp_path)
     assert (found["lanes"], found["most_lanes"]) == (8, 16)

@@ -47,10 +47,16 @@ def write(folder: Path, rank: int, steps: range, *, own_ms: int, step_ms: int = 
     with (folder / "measures" / f"rank{rank}.jsonl").open("a") as file:
         for step in steps:
             line = {
-                "step": step, "rank": rank, "first": step == 0, "end_ns": 100 * (step + 1) * MS,
-                "step_ns": step_ms * MS, "exposed_communication_ns": (step_ms - own_ms) * MS, "data_wait_ns": 0,
-                "tokens_per_s": 5.0, "loss": 1.0,
-            }  # fmt: skip
+                "step": step,
+                "rank": rank,
+                "first": step == 0,
+                "end_ns": 100 * (step + 1) * MS,
+                "step_ns": step_ms * MS,
+                "exposed_communication_ns": (step_ms - own_ms) * MS,
+                "data_wait_ns": 0,
+                "tokens_per_s": 5.0,
+                "loss": 1.0,
+            }
             file.write(json.dumps(line) + "\n")
 
 
@@ -156,8 +162,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert "completed: 3 ranks, 12 steps" in done.output
     once = CliRunner().invoke(command, [str(tmp_path), "--once"], standalone_mode=False)
     assert once.return_value == 1
-    ranks = [{"rank": 0, "status": "failed", "error": "RuntimeError: Connection closed by peer"},
-             {"rank": 1, "status": "killed"}]  # fmt: skip
+    ranks = [
+        {"rank": 0, "status": "failed", "error": "RuntimeError: Connection closed by peer"},
+        {"rank": 1, "status": "killed"},
+    ]
     (tmp_path / "manifest.json").write_text(json.dumps({"run_id": "r", "status": "failed", "ranks": ranks}))
     failed = CliRunner().invoke(command, [str(tmp_path)]).output.splitlines()[-1]
     assert failed == "failed: rank 1 killed; rank 0 then lost the connection; 3 ranks, 12 steps"

@@ -91,8 +91,13 @@ def test_a_rank_that_has_recovered_is_no_longer_named(tmp_path: Path, monkeypatc
     for rank in range(3):
         with (tmp_path / "measures" / f"rank{rank}.jsonl").open("a") as file:
             for step in range(100, 600, 100):
-                line = {"step": step, "rank": rank, "end_ns": step, "step_ns": STEP_MS * MS,
-                        "exposed_communication_ns": 40 * MS}  # fmt: skip
+                line = {
+                    "step": step,
+                    "rank": rank,
+                    "end_ns": step,
+                    "step_ns": STEP_MS * MS,
+                    "exposed_communication_ns": 40 * MS,
+                }
                 file.write(json.dumps(line) + "\n")
     assert alerts(RunWatcher(tmp_path).look(), 600 * MS) == []
 

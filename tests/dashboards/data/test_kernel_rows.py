@@ -25,8 +25,12 @@ def test_rows_of_ranks_and_steps(pair: OpenRun) -> None:
         for query in ("", "?ranks=1&steps=1")
     )
     assert [whole[key] for key in ("count", "dur_ns", "min_ns", "median_ns", "max_ns")] == [
-        4, 1_400_000, 300_000, 400_000, 400_000,
-    ]  # fmt: skip
+        4,
+        1_400_000,
+        300_000,
+        400_000,
+        400_000,
+    ]
     assert [one[key] for key in ("count", "dur_ns", "min_ns", "median_ns", "max_ns")] == [1, *[400_000] * 4]
     assert one["category"] == whole["category"]
     assert kernel_rows(pair, parse("?ranks=7")) == []
@@ -58,8 +62,12 @@ def test_times_by_name_and_rank() -> None:
     for place, code in enumerate(found.codes.tolist()):
         own = np.sort(lengths[names == code])
         assert [found.count[place], found.total[place], found.least[place], found.median[place], found.most[place]] == [
-            len(own), own.sum(), own[0], own[len(own) // 2], own[-1],
-        ]  # fmt: skip
+            len(own),
+            own.sum(),
+            own[0],
+            own[len(own) // 2],
+            own[-1],
+        ]
         for rank, total in found.by_rank.items():
             assert total[place] == lengths[(names == code) & (ranks == rank)].sum()
     assert len(kernel_times(names[:0], lengths[:0], ranks[:0]).codes) == 0

@@ -76,13 +76,23 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("analysed", "opened"),
-    [("slow", "slow"), ("slow", "absolute"), ("slow", "report"), ("../runs/slow", "link"), ("link", "slow"),
-     ("slow/rank*.json.gz", "../runs/slow/")],
-)  # fmt: skip
+    [
+        ("slow", "slow"),
+        ("slow", "absolute"),
+        ("slow", "report"),
+        ("../runs/slow", "link"),
+        ("link", "slow"),
+        ("slow/rank*.json.gz", "../runs/slow/"),
+    ],
+)
 def test_a_run_has_its_history_however_it_is_named(
-    runs: Path, store: Path, analysed: str, opened: str, monkeypatch: pytest.MonkeyPatch,
+    runs: Path,
+    store: Path,
+    analysed: str,
+    opened: str,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     (runs / "link").symlink_to("slow")
     monkeypatch.chdir(runs)
     assert call(capsys, "analyze", analysed, "--store", store, "--quiet").returncode == 0

@@ -33,20 +33,48 @@ SCRIPT = "<script>alert(1)</script>"
 
 def measured(nbytes: int, busbw: float, **more: Any) -> BandwidthEntry:
     row = {
-        "tool": "trace", "op": "all_reduce", "group": None, "bytes": nbytes, "group_size": 2, "variant": None,
-        "count": 3, "dur_ns": 1000, "algbw_gbps": busbw, "busbw_gbps": busbw, "lower_bound": False, "algorithm": None,
-        "protocol": None, "channels": None, "peak_gbps": None, "link": None, "peak_basis": "", "efficiency_frac": None,
-        "wrong": None, "size_basis": None,
-    }  # fmt: skip
+        "tool": "trace",
+        "op": "all_reduce",
+        "group": None,
+        "bytes": nbytes,
+        "group_size": 2,
+        "variant": None,
+        "count": 3,
+        "dur_ns": 1000,
+        "algbw_gbps": busbw,
+        "busbw_gbps": busbw,
+        "lower_bound": False,
+        "algorithm": None,
+        "protocol": None,
+        "channels": None,
+        "peak_gbps": None,
+        "link": None,
+        "peak_basis": "",
+        "efficiency_frac": None,
+        "wrong": None,
+        "size_basis": None,
+    }
     return cast(BandwidthEntry, row | more)
 
 
 def test_bandwidth_with_its_fit_and_the_peak() -> None:
     """α = 1000 ns and B = 10 GB/s: 10 000 B take 2000 ns, 5 GB/s (the factor of two ranks is 1)."""
-    fit = cast(FitEntry, {
-        "tool": "trace", "op": "all_reduce", "group": None, "group_size": 2, "sizes": 2, "alpha_ns": 1000.0,
-        "alpha_error_ns": 1.0, "busbw_gbps": 10.0, "busbw_error_gbps": 1.0, "error_frac": 0.0, "why": "",
-    })  # fmt: skip
+    fit = cast(
+        FitEntry,
+        {
+            "tool": "trace",
+            "op": "all_reduce",
+            "group": None,
+            "group_size": 2,
+            "sizes": 2,
+            "alpha_ns": 1000.0,
+            "alpha_error_ns": 1.0,
+            "busbw_gbps": 10.0,
+            "busbw_error_gbps": 1.0,
+            "error_frac": 0.0,
+            "why": "",
+        },
+    )
     rows = [measured(10_000, 5.0, peak_gbps=25.0, link="PCIe"), measured(100, 0.1, lower_bound=True)]
     fig = bandwidth_figure.against_size(rows, [fit], dark=False)
     points, curve, peak = fig.data
@@ -70,9 +98,16 @@ def test_names_are_text() -> None:
 
 def collective(**more: Any) -> CollectiveEntry:
     row = {
-        "op": "all_reduce", "group": None, "count": 1, "bytes": 1, "dur_ns": 300, "wait_ns": 200, "transfer_ns": 50,
-        "algbw_gbps": None, "busbw_gbps": None,
-    }  # fmt: skip
+        "op": "all_reduce",
+        "group": None,
+        "count": 1,
+        "bytes": 1,
+        "dur_ns": 300,
+        "wait_ns": 200,
+        "transfer_ns": 50,
+        "algbw_gbps": None,
+        "busbw_gbps": None,
+    }
     return cast(CollectiveEntry, row | more)
 
 

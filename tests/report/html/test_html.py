@@ -113,8 +113,11 @@ def test_each_evidence_links_to_its_mark_on_its_ranks_strip(input_bound: Report)
 
 def test_bars_add_up(input_bound: Report) -> None:
     assert [(kind.code, x, width) for kind, x, width, _ in drawing.segments(input_bound["ranks"][0])] == [
-        ("compute", 0.0, 58.0), ("bandwidth", 58.0, 8.0), ("input", 66.0, 31.0), ("launch", 97.0, 3.0),
-    ]  # fmt: skip
+        ("compute", 0.0, 58.0),
+        ("bandwidth", 58.0, 8.0),
+        ("input", 66.0, 31.0),
+        ("launch", 97.0, 3.0),
+    ]
 
 
 def test_many_steps_share_columns_and_a_slow_first_one_is_cut(healthy: Report) -> None:
@@ -163,16 +166,38 @@ def test_slowdown_and_an_empty_window(input_bound: Report) -> None:
 
 def test_hang_and_bandwidth_stand_in_the_page_without_markup_of_theirs(healthy: Report) -> None:
     hang = {
-        "hung": True, "only_waited": [0], "without_dump": [], "mismatches": [], "last": [], "uncertain": [],
+        "hung": True,
+        "only_waited": [0],
+        "without_dump": [],
+        "mismatches": [],
+        "last": [],
+        "uncertain": [],
         "first_cause": [{"rank": 1, "kind": "never_arrived", "certain": True, "why": "never enqueued <b>x</b>"}],
-        "operations": [{"op": "<i>", "group": "0", "description": None, "seq": 3, "waiting": [0], "awaited": [1],
-                        "reason": "absent"}],
+        "operations": [
+            {
+                "op": "<i>",
+                "group": "0",
+                "description": None,
+                "seq": 3,
+                "waiting": [0],
+                "awaited": [1],
+                "reason": "absent",
+            }
+        ],
         "certain": ["Rank 0 enqueued it."],
-    }  # fmt: skip
+    }
     row = {
-        "tool": "nccl-tests", "op": "all_reduce", "bytes": 1_000_000, "group_size": 2, "variant": None, "count": 20,
-        "dur_ns": 100_000, "algbw_gbps": 10.0, "busbw_gbps": 10.0, "wrong": None,
-    }  # fmt: skip
+        "tool": "nccl-tests",
+        "op": "all_reduce",
+        "bytes": 1_000_000,
+        "group_size": 2,
+        "variant": None,
+        "count": 20,
+        "dur_ns": 100_000,
+        "algbw_gbps": 10.0,
+        "busbw_gbps": 10.0,
+        "wrong": None,
+    }
     page = html_report.render(healthy | {"hang": hang, "bandwidth": [row]})  # type: ignore[arg-type, operator]
     assert "rank 1: never enqueued &lt;b&gt;x&lt;/b&gt;" in page
     assert "<td>&lt;i&gt;</td>" in page

@@ -88,10 +88,17 @@ def test_ranks_are_folded_to_the_least_the_median_and_the_most(many_ranks: Repor
 def test_a_late_rank_is_named_and_has_its_bar(many_ranks: Report) -> None:
     many_ranks["findings"] = [
         {
-            "code": "straggler", "severity": "high", "message": "", "ranks": [7], "cost_ns_per_step": 92_120_000,
-            "cost_ns": None, "share_frac": 0.369, "evidence": [], "per_step_ns": 92_120_000,
+            "code": "straggler",
+            "severity": "high",
+            "message": "",
+            "ranks": [7],
+            "cost_ns_per_step": 92_120_000,
+            "cost_ns": None,
+            "share_frac": 0.369,
+            "evidence": [],
+            "per_step_ns": 92_120_000,
         }
-    ]  # fmt: skip
+    ]
     many_ranks["verdict"]["cause"] = "straggler"
     assert first_lines(many_ranks).what == "Rank 7 is late, the others wait for it: 37 % of every step, mean of ranks"
     assert [line.label for line in summary(many_ranks).ranks if line.late] == ["63", "7"]
@@ -201,8 +208,9 @@ def test_what_answers_something_else_is_no_fix(input_bound: Report) -> None:
 def test_an_uncertain_answer_is_to_be_tried(input_bound: Report) -> None:
     report = bubble(input_bound)
     report["suggestions"] = [
-        change("compile", "unfused_kernels", 70), change("micro_batches", "few_micro_batches", 90, certain=False),
-    ]  # fmt: skip
+        change("compile", "unfused_kernels", 70),
+        change("micro_batches", "few_micro_batches", 90, certain=False),
+    ]
     assert (first_lines(report).label, first_lines(report).fix[:13]) == ("try", "micro_batches")
     assert [line.setting for line in summary(report).changes] == ["compile=1"]
     for code, label in (("micro_batches", "try"), ("nccl_log", "next")):  # a recording gains nothing by itself
@@ -226,9 +234,12 @@ def test_of_operations_alone_the_slow_stage_is_named_and_not_the_schedule(input_
     assert lines.what == "Pipeline stage 3 (the last) is slow: 20 % of the window"
     assert lines.fix == "even_stages=1: 100.0 → 85.00 ms (85.00–85.00 ms)"
     report["slowdown"] = {
-        "total": 1.25, "provenance": "measured", "by_operation": {}, "by_rank": {"0": 1.005, "7": 1.2},
+        "total": 1.25,
+        "provenance": "measured",
+        "by_operation": {},
+        "by_rank": {"0": 1.005, "7": 1.2},
         "by_stage": {"0": 1.0, "3": 1.25},
-    }  # fmt: skip
+    }
     shown = written(report)
     assert "Communication-bound: stragglers make the step 1.250 times as long (34.5 % of it)\n" in shown
     assert "What each rank's slowness alone costs of the step: rank 7 16.7 %\n" in shown
@@ -238,12 +249,20 @@ def test_compute_is_shared_out_by_kernels_of_judged_steps(healthy: Report) -> No
     """Copies are no compute, and set-up is no step."""
     healthy["compute"] = [
         {
-            "rank": 0, "device": 0, "device_name": None, "generation": None, "steps": 2, "window_ns": 1,
-            "reducible": [], "why": "",
-            "parts": [{"category": "gemm", "dur_ns": 75, "known_ns": 0, "floor_ns": 0},
-                      {"category": "elementwise", "dur_ns": 25, "known_ns": 0, "floor_ns": 0}],
+            "rank": 0,
+            "device": 0,
+            "device_name": None,
+            "generation": None,
+            "steps": 2,
+            "window_ns": 1,
+            "reducible": [],
+            "why": "",
+            "parts": [
+                {"category": "gemm", "dur_ns": 75, "known_ns": 0, "floor_ns": 0},
+                {"category": "elementwise", "dur_ns": 25, "known_ns": 0, "floor_ns": 0},
+            ],
         }
-    ]  # fmt: skip
+    ]
     assert summary(healthy).compute.startswith("gemm 75.0 %, elementwise 25.0 %")
     del healthy["compute"]
     assert "memory" not in summary(healthy).compute

@@ -133,8 +133,12 @@ def test_a_class_without_steps_is_a_share_of_the_window(input_bound: Report) -> 
     lines = written(input_bound).splitlines()
     table = [line.split("  ") for line in lines]
     assert [cell.strip() for cell in table[lines.index("Non-compute time by cause") + 1] if cell] == [
-        "class", "cause", "in all", "share", "affected ranks",
-    ]  # fmt: skip
+        "class",
+        "cause",
+        "in all",
+        "share",
+        "affected ranks",
+    ]
     assert ["CPU", "data loader (input)", "620.0 ms", "31.0 %", "all"] in [
         [cell.strip() for cell in row if cell] for row in table
     ]

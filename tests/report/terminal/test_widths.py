@@ -52,8 +52,12 @@ def test_no_number_of_any_table_is_cropped_wrapped_or_parted(table: tuple[str, l
         writer = Writer(console)
         made = writer.table(*(f"{kind}column {i}" for i, kind in enumerate(kinds)))
         for row in rows:
-            made.add_row(*(writer.cell(cell) if kind == "~" else writer.text(cell)
-                           for kind, cell in zip(kinds, row, strict=True)))  # fmt: skip
+            made.add_row(
+                *(
+                    writer.cell(cell) if kind == "~" else writer.text(cell)
+                    for kind, cell in zip(kinds, row, strict=True)
+                )
+            )
         writer.show(made)
 
     shown = drawn(draw, width)
@@ -74,17 +78,24 @@ def test_a_recorded_run(sample: str, samples: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["kineto/hta_nccl_args", "nccl/panlichen/full_nccl_mpi_scripts_result_with_algo_topo_info.txt",
-             "nccl/timezzx/nccl.log", "memory/wedsonlin_medium_1024_training.pickle"]
-)  # fmt: skip
+    "path",
+    [
+        "kineto/hta_nccl_args",
+        "nccl/panlichen/full_nccl_mpi_scripts_result_with_algo_topo_info.txt",
+        "nccl/timezzx/nccl.log",
+        "memory/wedsonlin_medium_1024_training.pickle",
+    ],
+)
 def test_a_public_trace(path: str, shared_traces: Path) -> None:
     held_whole(analysed(shared_traces / path))
 
 
 def held_whole(report: Report) -> None:
     """The first screen and the whole report at every width."""
-    for draw in (lambda console: first_screen.render(report, Writer(console)),
-                 lambda console: report_text.render(report, console)):  # fmt: skip
+    for draw in (
+        lambda console: first_screen.render(report, Writer(console)),
+        lambda console: report_text.render(report, console),
+    ):
         wide = drawn(draw, WIDE)
         for width in NARROWER:
             shown = drawn(draw, width)
@@ -98,10 +109,13 @@ def test_every_command_that_prints_a_table(
 ) -> None:
     one, other = analysed(samples / "ddp_slow_rank"), analysed(samples / "ddp_slow_link")
     asked = {
-        "runs": ["runs"], "diff": ["diff", "1", "2"], "check": ["check", "1", "--baseline", "2"],
-        "info": ["info", samples / "ddp_slow_rank"], "hang": ["hang", tmp_path / "dumps"],
+        "runs": ["runs"],
+        "diff": ["diff", "1", "2"],
+        "check": ["check", "1", "--baseline", "2"],
+        "info": ["info", samples / "ddp_slow_rank"],
+        "hang": ["hang", tmp_path / "dumps"],
         "advise": ["advise", "--model", "llama-3-8b", "--cluster", "8xH100"],
-    }  # fmt: skip
+    }
     if command in ("runs", "diff", "check"):
         stored(tmp_path / "runs.db", one, other)
     if command == "hang":
@@ -156,22 +170,59 @@ def test_a_path_gives_up_its_folders_before_its_name() -> None:
 def bench_reports() -> dict[str, tuple[Callable[..., object], Any]]:
     """What `gpuscope bench` prints, each with numbers of several lengths."""
     base = {"backend": "nccl", "torch_version": "2.13.0", "device": "cuda", "note": "", "rounds": 3, "iterations": 20}
-    row = {"op": "reduce_scatter", "nbytes": 1 << 26, "count": 16_777_216, "time_ns": 1_234_567_890, "wrong": 0,
-           "algbw_gbps": 123.456, "busbw_gbps": 216.048, "ranks": 64, "rounds_ns": (1_000_000, 2_000_000)}  # fmt: skip
-    copy = {"kind": "host_to_device", "source": "cpu", "target": "cuda:0", "nbytes": 1 << 28, "time_ns": 5_000_000,
-            "bandwidth_gbps": 53.68, "traffic_gbps": 107.4, "peak_gbps": 64.0, "note": "pinned, 2 threads"}  # fmt: skip
-    step = {"processes": 128, "tokens_per_step": 1_048_576, "step_ns": 1_234_500_000, "tokens_per_s": 849_393.0,
-            "speedup": 101.25, "efficiency": 0.79, "mesh": "dp=32 tp=4"}  # fmt: skip
+    row = {
+        "op": "reduce_scatter",
+        "nbytes": 1 << 26,
+        "count": 16_777_216,
+        "time_ns": 1_234_567_890,
+        "wrong": 0,
+        "algbw_gbps": 123.456,
+        "busbw_gbps": 216.048,
+        "ranks": 64,
+        "rounds_ns": (1_000_000, 2_000_000),
+    }
+    copy = {
+        "kind": "host_to_device",
+        "source": "cpu",
+        "target": "cuda:0",
+        "nbytes": 1 << 28,
+        "time_ns": 5_000_000,
+        "bandwidth_gbps": 53.68,
+        "traffic_gbps": 107.4,
+        "peak_gbps": 64.0,
+        "note": "pinned, 2 threads",
+    }
+    step = {
+        "processes": 128,
+        "tokens_per_step": 1_048_576,
+        "step_ns": 1_234_500_000,
+        "tokens_per_s": 849_393.0,
+        "speedup": 101.25,
+        "efficiency": 0.79,
+        "mesh": "dp=32 tp=4",
+    }
     link = link_named("nvlink4")
     return {
-        "collectives": (lambda report, console: bench_tables.print_collectives(report, console, link),
-                        SimpleNamespace(**base, world_size=64, rows=[SimpleNamespace(**row)])),
-        "transfers": (bench_tables.print_transfers,
-                      SimpleNamespace(**base, devices=["NVIDIA H100"], rows=[SimpleNamespace(**copy)])),
-        "scaling": (bench_tables.print_scaling,
-                    SimpleNamespace(**base, parallel="ddp", preset="tiny", scaling="weak", threads_per_process=1,
-                                    rows=[SimpleNamespace(**step)])),
-    }  # fmt: skip
+        "collectives": (
+            lambda report, console: bench_tables.print_collectives(report, console, link),
+            SimpleNamespace(**base, world_size=64, rows=[SimpleNamespace(**row)]),
+        ),
+        "transfers": (
+            bench_tables.print_transfers,
+            SimpleNamespace(**base, devices=["NVIDIA H100"], rows=[SimpleNamespace(**copy)]),
+        ),
+        "scaling": (
+            bench_tables.print_scaling,
+            SimpleNamespace(
+                **base,
+                parallel="ddp",
+                preset="tiny",
+                scaling="weak",
+                threads_per_process=1,
+                rows=[SimpleNamespace(**step)],
+            ),
+        ),
+    }
 
 
 @pytest.mark.parametrize("name", ["collectives", "transfers", "scaling"])

@@ -25,9 +25,17 @@ UNEVEN = PipelineImbalance(1, 2, 75_000_000, 37_000_000, 10_000_000, NOT_TRIED, 
 
 def late(rank: int, reason: str | None, why: str) -> StragglerEntry:
     return {
-        "rank": rank, "caused_wait_ns": 1, "caused_wait_ns_per_step": 1, "per_step_ns": 1, "root_wait_ns": 1,
-        "phase": None, "operation": None, "recurrent": True, "reason": reason, "reason_why": why,
-    }  # type: ignore[typeddict-item]  # fmt: skip
+        "rank": rank,
+        "caused_wait_ns": 1,
+        "caused_wait_ns_per_step": 1,
+        "per_step_ns": 1,
+        "root_wait_ns": 1,
+        "phase": None,
+        "operation": None,
+        "recurrent": True,
+        "reason": reason,
+        "reason_why": why,
+    }  # type: ignore[typeddict-item]
 
 
 def stalls(report: Report, **cpu: float) -> Report:
@@ -35,17 +43,25 @@ def stalls(report: Report, **cpu: float) -> Report:
     for entry in report["ranks"]:
         entry["stall_ns"] = {
             "cpu": {cause: round(share * entry["window_ns"]) for cause, share in cpu.items()},
-            "communication": {}, "memory": {}, "unattributed": 0,
-        }  # fmt: skip
+            "communication": {},
+            "memory": {},
+            "unattributed": 0,
+        }
     report["verdict"]["share_frac"] = sum(cpu.values())
     return report
 
 
 @pytest.mark.parametrize(
     "shares",
-    [{"input": 0.3}, {"input": 0.2, "sync": 0.05}, {"input": 0.2004, "sync": 0.0504}, {"input": 0.2, "gc": 0.0004},
-     {"input": 0.2, "sync": 0.1, "launch": 0.05, "gc": 0.02}, {"input": 0.2004, "sync": 0.1004, "launch": 0.0004}],
-)  # fmt: skip
+    [
+        {"input": 0.3},
+        {"input": 0.2, "sync": 0.05},
+        {"input": 0.2004, "sync": 0.0504},
+        {"input": 0.2, "gc": 0.0004},
+        {"input": 0.2, "sync": 0.1, "launch": 0.05, "gc": 0.02},
+        {"input": 0.2004, "sync": 0.1004, "launch": 0.0004},
+    ],
+)
 def test_the_parts_add_up_to_the_share_of_the_class(input_bound: Report, shares: dict[str, float]) -> None:
     said = verdict_words(stalls(input_bound, **shares))
     total, _, parts = said.partition(" of the time = ")
@@ -118,8 +134,13 @@ def test_what_makes_hosts_late_answers_the_waiting_for_them(
 
 
 def test_an_unknown_gain_stands_only_where_nothing_else_answers(input_bound: Report) -> None:
-    aside = {"code": "try", "finding": "input", "action": "Try", "why_not": "", "setting": {
-        "kind": "config", "name": "try", "value": "1"}}  # fmt: skip
+    aside = {
+        "code": "try",
+        "finding": "input",
+        "action": "Try",
+        "why_not": "",
+        "setting": {"kind": "config", "name": "try", "value": "1"},
+    }
     input_bound["advice"]["unpredicted"] = [aside]  # type: ignore[list-item]
     input_bound["suggestions"] = [change("loader", "input", 70)]
     assert (summary(input_bound).changes, summary(input_bound).more_changes) == ([], 1)
@@ -143,8 +164,13 @@ def test_a_gain_that_may_be_none_says_so() -> None:
     ("setting", "typed", "shown"),
     [
         (
-            {"kind": "python", "name": "DataLoader.num_workers", "value": "1", "now": "0",
-             "besides": "persistent_workers=True"},
+            {
+                "kind": "python",
+                "name": "DataLoader.num_workers",
+                "value": "1",
+                "now": "0",
+                "besides": "persistent_workers=True",
+            },
             "DataLoader(num_workers=1, persistent_workers=True)",
             "DataLoader(num_workers=0 → 1, persistent_workers=True)",
         ),
@@ -159,7 +185,7 @@ def test_a_gain_that_may_be_none_says_so() -> None:
             "DistributedDataParallel(bucket_cap_mb=None)  # the default: 25 MiB",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_setting_shows_the_present_value_and_is_copied_without_it(setting: Setting, typed: str, shown: str) -> None:
     one = change("x", "y", 1)
     one["setting"] = setting
@@ -219,10 +245,21 @@ def test_each_cause_says_what_a_figure_shows_of_it(input_bound: Report) -> None:
     input_bound["suggestions"], input_bound["verdict"]["cause"] = [], "launch"
     input_bound["findings"] = [finding("launch", 0.3, ranks=[0])]
     input_bound["launches"] = [
-        {"rank": 0, "device": 0, "launches": 760, "call_ns": 1, "call_median_ns": 1, "call_max_ns": 1,
-         "delay_median_ns": 1, "delay_max_ns": 1, "kernel_median_ns": 10_080, "short_kernels": 0, "slow_calls": 0,
-         "late_starts": 0},
-    ]  # type: ignore[typeddict-item]  # fmt: skip
+        {
+            "rank": 0,
+            "device": 0,
+            "launches": 760,
+            "call_ns": 1,
+            "call_median_ns": 1,
+            "call_max_ns": 1,
+            "delay_median_ns": 1,
+            "delay_max_ns": 1,
+            "kernel_median_ns": 10_080,
+            "short_kernels": 0,
+            "slow_calls": 0,
+            "late_starts": 0,
+        },
+    ]  # type: ignore[typeddict-item]
     assert why_it_is_so(input_bound) == "760 launches in the window, the median runs 10.08 µs"
     input_bound["verdict"] |= {"bound_by": "communication", "cause": "latency"}  # type: ignore[typeddict-item]
     input_bound["findings"] = [finding("latency", 0.3)]
@@ -246,9 +283,11 @@ def test_where_the_cause_is_open_the_largest_that_has_a_name_leads(
     to begin with that."""
     input_bound["verdict"] |= {"bound_by": "communication", "cause": None, "cause_abstained": True, "share_frac": 0.6}
     input_bound["findings"] = [
-        finding("straggler", 0.28, ranks=[1]), finding("small_messages", 0.27), finding("input", 0.3),
+        finding("straggler", 0.28, ranks=[1]),
+        finding("small_messages", 0.27),
+        finding("input", 0.3),
         finding("exposed_communication", open_part),
-    ]  # fmt: skip
+    ]
     main = main_finding(input_bound)
     assert main is not None
     assert main["code"] == first
@@ -256,9 +295,12 @@ def test_where_the_cause_is_open_the_largest_that_has_a_name_leads(
 
 @pytest.mark.parametrize(
     ("recurrent", "ranks", "begins"),
-    [(True, [1], "Rank 1 is late"), (False, [1], "Collectives wait for the last rank to arrive: "),
-     (False, [0, 1], "Ranks take turns")],
-)  # fmt: skip
+    [
+        (True, [1], "Rank 1 is late"),
+        (False, [1], "Collectives wait for the last rank to arrive: "),
+        (False, [0, 1], "Ranks take turns"),
+    ],
+)
 def test_only_who_is_late_again_and_again_is_named_first(
     input_bound: Report, recurrent: bool, ranks: list[int], begins: str
 ) -> None:

@@ -16,9 +16,14 @@ from gpuscope.schema.document import Report
 MS = 1_000_000
 SAMPLES = ("ddp_slow_rank", "ddp_slow_loader", "ddp_rotating_rank", "fsdp_healthy", "tp_healthy", "pp_1f1b")
 PUBLIC = (
-    "kineto/resnet50_num_workers_0", "kineto/hta_diff_control", "kineto/hta_nccl_args", "ascend/level0",
-    "nsys/zx3xyy/result.sqlite", "straggler/trace-ST.parquet", "straggler/trace-AR.parquet",
-)  # fmt: skip
+    "kineto/resnet50_num_workers_0",
+    "kineto/hta_diff_control",
+    "kineto/hta_nccl_args",
+    "ascend/level0",
+    "nsys/zx3xyy/result.sqlite",
+    "straggler/trace-ST.parquet",
+    "straggler/trace-AR.parquet",
+)
 
 
 def check(made: Report) -> None:
@@ -41,8 +46,11 @@ def test_a_cost_stands_beside_the_median_step() -> None:
     """Steps of 100, 100 and 400 ms, half of each idle: the mean is 100 ms of a step of 100, the share 50."""
     made = report(100.0, 100.0, 400.0, ranks=1)
     made["ranks"][0]["breakdown_ns"] = {
-        "compute": 300 * MS, "exposed_communication": 0, "exposed_memory": 0, "idle": 300 * MS,
-    }  # fmt: skip
+        "compute": 300 * MS,
+        "exposed_communication": 0,
+        "exposed_memory": 0,
+        "idle": 300 * MS,
+    }
     made["ranks"][0]["stall_ns"]["cpu"] = {"input": 300 * MS}
     [row] = arrangement.causes(made)
     assert row.per_step_ns == 50 * MS

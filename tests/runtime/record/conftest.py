@@ -29,9 +29,12 @@ def run_in(folder: Path) -> Run:
     def run(*command: str | Path, timeout: float = 90, **variables: str) -> SimpleNamespace:
         done = subprocess.run(
             [str(word) for word in command],
-            capture_output=True, text=True, timeout=timeout, cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
-        )  # fmt: skip
+        )
         return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
     return run

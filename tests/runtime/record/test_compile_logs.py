@@ -60,8 +60,17 @@ EXTRA_NS = 0.6 * 256 * 200_000 * 3
 def test_uneven_routing_costs_what_its_tokens_take(
     record: Callable[..., SimpleNamespace], torchrun: tuple[str, ...]
 ) -> None:
-    done = record("--wait", "1", "--active", "13", "--", *torchrun, EXPERTS, LOADS=json.dumps([[1.6, 0.4], [0.4, 1.6]]),
-                  STEPS="16")  # fmt: skip
+    done = record(
+        "--wait",
+        "1",
+        "--active",
+        "13",
+        "--",
+        *torchrun,
+        EXPERTS,
+        LOADS=json.dumps([[1.6, 0.4], [0.4, 1.6]]),
+        STEPS="16",
+    )
     assert done.code == 0, done.err
     section = gpuscope.analyze(done.folder, steps=(8, 13)).report["experts"]
     assert section["cost"]["imbalance_ns"] == pytest.approx(EXTRA_NS, rel=0.2)

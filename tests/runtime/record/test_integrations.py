@@ -88,9 +88,15 @@ def test_hugging_face_trainer(tmp_path: Path) -> None:
             return {"loss": self.linear(x).pow(2).mean()}
 
     arguments = TrainingArguments(
-        output_dir=str(tmp_path / "hf"), max_steps=4, per_device_train_batch_size=2, report_to=[],
-        gradient_accumulation_steps=2, save_strategy="no", use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=str(tmp_path / "hf"),
+        max_steps=4,
+        per_device_train_batch_size=2,
+        report_to=[],
+        gradient_accumulation_steps=2,
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
     recording = GpuscopeCallback(tmp_path / "run", wait=1, active=2)
     data = [{"x": torch.ones(4)} for _ in range(16)]
     Trainer(model=Model(), args=arguments, train_dataset=data, callbacks=[recording]).train()
@@ -123,10 +129,16 @@ def test_lightning(tmp_path: Path) -> None:
 
     def trainer(folder: str) -> object:
         return lightning.Trainer(
-            max_steps=4, accelerator="cpu", devices=1, accumulate_grad_batches=2, logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            max_steps=4,
+            accelerator="cpu",
+            devices=1,
+            accumulate_grad_batches=2,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
             callbacks=[GpuscopeCallback(tmp_path / folder, wait=1, active=2)],
-        )  # fmt: skip
+        )
 
     loader = torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=2)
     trainer("run").fit(Module(), loader)  # type: ignore[attr-defined]

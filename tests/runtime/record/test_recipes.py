@@ -96,9 +96,12 @@ class Machine:
         self.port = free_port()
         self.variables = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "HEAD": "127.0.0.1", "FREE_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        }  # fmt: skip
+            "HEAD": "127.0.0.1",
+            "FREE_PORT": str(free_port()),
+            "OMP_NUM_THREADS": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
 
     def text(self, recipe: str) -> str:
         for told, small in SIZES.items():
@@ -108,9 +111,13 @@ class Machine:
     def start(self, recipe: str, **variables: str) -> subprocess.Popen[str]:
         environment = {**os.environ, **self.variables, **variables}
         return subprocess.Popen(
-            ["bash", "-c", self.text(recipe)], cwd=self.folder, env=environment, text=True, stderr=subprocess.PIPE,
+            ["bash", "-c", self.text(recipe)],
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
 
     def run(self, recipe: str, **variables: str) -> None:
         for _ in range(3):
@@ -187,8 +194,15 @@ def test_kubeflow(quick: Machine, tmp_path: Path) -> None:
     """The container's command, in the environment that PyTorchJob gives the first pod."""
     (recipe,) = blocks("**Kubernetes")
     words = json.loads(recipe.partition("command:")[2])
-    pod = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-           "PET_NNODES": "1", "PET_NODE_RANK": "0", "HOSTNAME": "pod-0"}  # fmt: skip
+    pod = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "PET_NNODES": "1",
+        "PET_NODE_RANK": "0",
+        "HOSTNAME": "pod-0",
+    }
     command = " ".join(words).replace("$(HOSTNAME)", pod["HOSTNAME"]).replace("/volume", "/shared")
     quick.run(command, **pod)
     assert recorded(tmp_path / "run-pod-0") == [0, 1]

@@ -316,9 +316,14 @@ def test_a_full_disk_is_reported_and_stops_no_job(tmp_path: Path, ddp_script: Pa
     command = [*RECORD, "-o", "run", "--", sys.executable, ddp_script]
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90,
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
-    )  # fmt: skip
+    )
     assert done.stdout == "done 0\n", done.stderr
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
     assert [problem["code"] for problem in manifest["problems"]] == ["torch_profiler_failed"]

@@ -101,9 +101,12 @@ def copy_batches(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str | Non
     pins = make_loader(make_dataset(config), config, 0, 1, pin=True).pin_memory
     with fake_gpu(monkeypatch) as gpu:
         trainer = SimpleNamespace(
-            context=SimpleNamespace(step=0), faults=(), world=SimpleNamespace(device=torch.device("cuda")),
-            parallel=SimpleNamespace(positions=None), meter=SimpleNamespace(timed=lambda _: nullcontext()),
-        )  # fmt: skip
+            context=SimpleNamespace(step=0),
+            faults=(),
+            world=SimpleNamespace(device=torch.device("cuda")),
+            parallel=SimpleNamespace(positions=None),
+            meter=SimpleNamespace(timed=lambda _: nullcontext()),
+        )
         weight = torch.ones(64, 64, device="cuda")
         gpu.synchronize()
         gpu.events.clear()

@@ -79,9 +79,11 @@ def test_a_budget_of_time_starts_no_run_that_would_exceed_it() -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("4", "3 changes to try: the budget has room for 2 runs of about 30.00 s, 60.00 s in all"),
-     ("240s", "3 changes to try: the budget has room for 3 runs of about 30.00 s, 90.00 s in all")],
-)  # fmt: skip
+    [
+        ("4", "3 changes to try: the budget has room for 2 runs of about 30.00 s, 60.00 s in all"),
+        ("240s", "3 changes to try: the budget has room for 3 runs of about 30.00 s, 90.00 s in all"),
+    ],
+)
 def test_what_will_run_is_estimated_by_the_runs_so_far(text: str, told: str) -> None:
     now = 0.0
     budget = Budget(text, lambda: now)
@@ -171,13 +173,16 @@ def test_losses_of_a_script_without_a_seed_are_compared_with_their_own_noise() -
 PATCHED = [
     ("loader = DataLoader(data)\n", 1, "loader = DataLoader(data, num_workers=4)\n"),
     ("loader = DataLoader(data, num_workers=0,)\n", 1, "loader = DataLoader(data, num_workers=4,)\n"),
-    ("l = d.DataLoader(\n    data,\n    batch_size=f(8),\n)\n", 1,
-     "l = d.DataLoader(\n    data,\n    batch_size=f(8), num_workers=4,\n)\n"),
+    (
+        "l = d.DataLoader(\n    data,\n    batch_size=f(8),\n)\n",
+        1,
+        "l = d.DataLoader(\n    data,\n    batch_size=f(8), num_workers=4,\n)\n",
+    ),
     ("x = DataLoader((a for a in 'ä'))\n", 1, "x = DataLoader((a for a in 'ä'), num_workers=4)\n"),
     ("DataLoader(**options)\n", 1, None),
     ("a, b = DataLoader(x), DataLoader(y)\n", 1, None),
     ("loader = make(data)\n", 1, None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("source", "line", "expected"), PATCHED)
@@ -192,9 +197,13 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     script.write_text("import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(100)\n")
     words = [sys.executable, "-c", "from gpuscope.cli import main; main()", "tune", "-o", "t", "--", sys.executable]
     process = subprocess.Popen(
-        [*words, str(script)], cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        [*words, str(script)],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     try:
         deadline = time.monotonic() + 60
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():

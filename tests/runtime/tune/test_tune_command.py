@@ -51,8 +51,13 @@ for batch in DataLoader(Decoded(), batch_size=4):
 def gpuscope(folder: Path, *words: str | Path, **variables: str) -> SimpleNamespace:
     done = subprocess.run(
         [sys.executable, "-c", "from gpuscope.cli import main; main()", *map(str, words)],
-        cwd=folder, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **variables},
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, **variables},
+    )
     return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
 

@@ -111,14 +111,30 @@ def test_missing_launches_and_kernels_are_counted(tmp_path: Path) -> None:
 def test_collective_arguments(tmp_path: Path) -> None:
     """An all-gather's array is its output: 2 × 1024 halves are 4096 bytes."""
     told = {
-        "Collective name": "_allgather_base", "In msg nelems": 1024, "Out msg nelems": 2048, "dtype": "Half",
-        "Group size": 2, "Process Group Name": "3", "Process Group Description": "mesh_dp",
-        "Process Group Ranks": "[0, 1]", "Seq": 11,
-    }  # fmt: skip
+        "Collective name": "_allgather_base",
+        "In msg nelems": 1024,
+        "Out msg nelems": 2048,
+        "dtype": "Half",
+        "Group size": 2,
+        "Process Group Name": "3",
+        "Process Group Description": "mesh_dp",
+        "Process Group Ranks": "[0, 1]",
+        "Seq": 11,
+    }
     path = write(tmp_path / "r.json", kernel(0, 5, name="ncclDevKernel_Generic_4(ncclDevComm)", **told))
     (row,) = gpuscope.open_trace(path).tables["collectives"].to_dict("records")
-    expected = {"op": "all_gather", "bytes": 4096, "group": "3", "group_description": "mesh_dp", "group_size": 2,
-                "group_ranks": "0,1", "seq": 11, "dtype": "Half", "start": 0, "end": 5000}  # fmt: skip
+    expected = {
+        "op": "all_gather",
+        "bytes": 4096,
+        "group": "3",
+        "group_description": "mesh_dp",
+        "group_size": 2,
+        "group_ranks": "0,1",
+        "seq": 11,
+        "dtype": "Half",
+        "start": 0,
+        "end": 5000,
+    }
     assert {key: row[key] for key in expected} == expected
 
 
@@ -152,14 +168,28 @@ def test_cpu_training(tmp_path: Path) -> None:
 def test_gloo_annotations_that_gpuscope_recorded_say_what_they_are(tmp_path: Path) -> None:
     """A reduce-scatter runs as an all-reduce; its arguments tell, and the annotation stays the interval."""
     arguments = {
-        "Input Dims": [[256]], "Input type": ["float"], "Collective name": "reduce_scatter", "In msg nelems": 256,
-        "Out msg nelems": 128, "dtype": "float32", "Group size": 2, "Process Group Name": "3",
-        "Process Group Description": "mesh_dp", "Process Group Ranks": "[0, 1]", "Seq": 7,
-    }  # fmt: skip
+        "Input Dims": [[256]],
+        "Input type": ["float"],
+        "Collective name": "reduce_scatter",
+        "In msg nelems": 256,
+        "Out msg nelems": 128,
+        "dtype": "float32",
+        "Group size": 2,
+        "Process Group Name": "3",
+        "Process Group Description": "mesh_dp",
+        "Process Group Ranks": "[0, 1]",
+        "Seq": 7,
+    }
     event = span("user_annotation", "gloo:all_reduce", 5, 15, tid=2, **arguments)
     (row,) = gpuscope.open_trace(write(tmp_path / "r.json", op(0, 10), event)).tables["collectives"].to_dict("records")
-    expected = {"op": "reduce_scatter", "group": "3", "group_description": "mesh_dp", "group_ranks": "0,1", "seq": 7,
-                "bytes": 1024}  # fmt: skip
+    expected = {
+        "op": "reduce_scatter",
+        "group": "3",
+        "group_description": "mesh_dp",
+        "group_ranks": "0,1",
+        "seq": 7,
+        "bytes": 1024,
+    }
     assert {key: row[key] for key in expected} == expected
 
 
@@ -188,10 +218,15 @@ def test_the_range_around_a_launch_names_the_operation(tmp_path: Path) -> None:
     kernel_name = "ncclDevKernel_SendRecv(ncclDevComm)"
     path = write(
         tmp_path / "r.json",
-        note(0, 10, "nccl:all_to_all"), call(5, 2, 1), kernel(20, 5, 1, name=kernel_name),
-        note(30, 10, "nccl:send 0->1"), call(35, 2, 2), kernel(50, 5, 2, name=kernel_name),
-        call(60, 2, 3), kernel(70, 5, 3, name=kernel_name),
-    )  # fmt: skip
+        note(0, 10, "nccl:all_to_all"),
+        call(5, 2, 1),
+        kernel(20, 5, 1, name=kernel_name),
+        note(30, 10, "nccl:send 0->1"),
+        call(35, 2, 2),
+        kernel(50, 5, 2, name=kernel_name),
+        call(60, 2, 3),
+        kernel(70, 5, 3, name=kernel_name),
+    )
     assert gpuscope.open_trace(path).tables["collectives"]["op"].tolist() == ["all_to_all", "send", "send_recv"]
 
 
@@ -216,8 +251,9 @@ def test_the_range_around_a_launch_holds_what_it_sends(tmp_path: Path) -> None:
         *ranged(300, "nccl:all_reduce", [[256]], "", 4),
         *ranged(400, "nccl:all_reduce", [[256]], "float", 5, 6),
         span("user_annotation", "nccl:all_reduce", 500, 10, **{"Input Dims": [[256]], "Input type": ["float"]}),
-        call(505, 1, 7), kernel(520, 1, 7, name="ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"),
-    )  # fmt: skip
+        call(505, 1, 7),
+        kernel(520, 1, 7, name="ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"),
+    )
     table = gpuscope.open_trace(path).tables["collectives"]
     assert table["op"].tolist() == ["all_to_all", "all_gather", *["all_reduce"] * 4, "send_recv"]
     assert table["bytes"].fillna(-1).tolist() == [32_768, -1, 512, -1, -1, -1, -1]
@@ -261,9 +297,14 @@ def test_exact_against_decimal(parts: list[tuple[int, int, int]]) -> None:
 @pytest.mark.parametrize("broken", [False, True])
 def test_header_behind_the_events_is_read_whole(tmp_path: Path, indent: int | None, broken: bool) -> None:
     path = write(
-        tmp_path / "trace.json", kernel(0, 10, 1), kernel(20, 10, 2), rank=3, world_size=8,
-        deviceProperties=[{"id": 0, "name": "NVIDIA H100"}, {"id": 1, "name": "NVIDIA H100"}], trace_id="1",
-    )  # fmt: skip
+        tmp_path / "trace.json",
+        kernel(0, 10, 1),
+        kernel(20, 10, 2),
+        rank=3,
+        world_size=8,
+        deviceProperties=[{"id": 0, "name": "NVIDIA H100"}, {"id": 1, "name": "NVIDIA H100"}],
+        trace_id="1",
+    )
     document = json.loads(path.read_text())
     events = document.pop("traceEvents")
     text = json.dumps({"metadata": {}, "traceEvents": events, **document}, indent=indent)

@@ -17,8 +17,16 @@ from gpuscope.errors import InputError
 
 A100 = [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}]
 QUERIES = ["cudaGetDeviceCount", "cudaDeviceSynchronize", "cudaMalloc", "hipDeviceSynchronize", "cuDeviceGet"]
-WORK = ["cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "cuLaunchKernelEx", "hipModuleLaunchKernel",
-        "cudaGraphLaunch", "urEnqueueKernelLaunch", "zeCommandListAppendMemoryCopy"]  # fmt: skip
+WORK = [
+    "cudaLaunchKernel",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+    "cuLaunchKernelEx",
+    "hipModuleLaunchKernel",
+    "cudaGraphLaunch",
+    "urEnqueueKernelLaunch",
+    "zeCommandListAppendMemoryCopy",
+]
 
 
 def operators(count: int = 40, name: str = "aten::mkldnn_convolution") -> list[Event]:

@@ -49,12 +49,19 @@ def test_an_id_of_two_launches_tells_nothing(tmp_path: Path) -> None:
     """An operator's id stands on all its calls; its copies, memsets and other calls are no launches of a kernel."""
     op = {"External id": 7}
     events = [
-        launch(0, **op), launch(10, **op), work(50, **op), work(60, **op),
-        launch(100, **{"External id": 8}), launch(104, "hipMemcpyAsync", **{"External id": 8}),
-        launch(108, "hipMemsetAsync", **{"External id": 8}), launch(112, "hipStreamSynchronize", **{"External id": 8}),
-        work(150, **{"External id": 8}), work(160, "Copy", "gpu_memcpy", **{"External id": 8}),
-        work(170, "Set", "gpu_memset", **{"External id": 8}), work(190, **{"External id": 9}),
-    ]  # fmt: skip
+        launch(0, **op),
+        launch(10, **op),
+        work(50, **op),
+        work(60, **op),
+        launch(100, **{"External id": 8}),
+        launch(104, "hipMemcpyAsync", **{"External id": 8}),
+        launch(108, "hipMemsetAsync", **{"External id": 8}),
+        launch(112, "hipStreamSynchronize", **{"External id": 8}),
+        work(150, **{"External id": 8}),
+        work(160, "Copy", "gpu_memcpy", **{"External id": 8}),
+        work(170, "Set", "gpu_memset", **{"External id": 8}),
+        work(190, **{"External id": 9}),
+    ]
     assert linked(open_trace(kineto.write(tmp_path / "a.json", *events))) == [None, None, 100, 104, 108, None]
 
 
@@ -80,11 +87,15 @@ def test_arrows_before_ids(tmp_path: Path, cat: str) -> None:
 def test_correlation_stands(tmp_path: Path) -> None:
     """Where ids of both kinds are there, the correlation is believed, also beside events that lack it."""
     events = [
-        launch(0, correlation=1, **{"External id": 5}), launch(10, correlation=2, **{"External id": 6}),
-        work(50, correlation=2, **{"External id": 5}), work(60, correlation=1, **{"External id": 6}),
-        launch(100, **{"External id": 9}), work(150, **{"External id": 9}),
-        launch(200, correlation=3, **{"External id": 10}), work(250, **{"External id": 10}),
-    ]  # fmt: skip
+        launch(0, correlation=1, **{"External id": 5}),
+        launch(10, correlation=2, **{"External id": 6}),
+        work(50, correlation=2, **{"External id": 5}),
+        work(60, correlation=1, **{"External id": 6}),
+        launch(100, **{"External id": 9}),
+        work(150, **{"External id": 9}),
+        launch(200, correlation=3, **{"External id": 10}),
+        work(250, **{"External id": 10}),
+    ]
     assert linked(open_trace(kineto.write(tmp_path / "a.json", *events))) == [10, 0, 100, 200]
 
 

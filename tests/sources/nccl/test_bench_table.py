@@ -25,8 +25,14 @@ def test_a_row_is_a_measurement(tmp_path: Path) -> None:
     trace = gpuscope.open_trace(table(tmp_path, ROW))
     (row,) = trace.rows("measurements")
     assert (row["tool"], row["op"], row["group_size"], row["bytes"], row["dur"], row["count"], row["warmup"]) == (
-        "gpuscope-bench", "all_reduce", 2, 1024, 30_500, 20, 5,
-    )  # fmt: skip
+        "gpuscope-bench",
+        "all_reduce",
+        2,
+        1024,
+        30_500,
+        20,
+        5,
+    )
 
 
 def test_its_bandwidth_is_in_the_report(tmp_path: Path) -> None:

@@ -25,17 +25,26 @@ def stats(colls: int, p2ps: int = 0, dropped: int = 0) -> dict[str, Any]:
 
 def coll(number: int, time_us: int = 100) -> dict[str, Any]:
     told = {
-        "coll": "AllReduce", "coll_algo": "RING", "coll_proto": "LL", "coll_sn": number,
-        "coll_msg_size_bytes": 1_000_000, "coll_exec_time_us": time_us, "coll_busbw_gbs": 1.5,
-    }  # fmt: skip
+        "coll": "AllReduce",
+        "coll_algo": "RING",
+        "coll_proto": "LL",
+        "coll_sn": number,
+        "coll_msg_size_bytes": 1_000_000,
+        "coll_exec_time_us": time_us,
+        "coll_busbw_gbs": 1.5,
+    }
     return {"coll_perf": told}
 
 
 def p2p(number: int) -> dict[str, Any]:
     told = {
-        "p2p": "Send", "p2p_sn": number, "p2p_peer": 1, "p2p_msg_size_bytes": 4096, "p2p_exec_time_us": 9,
+        "p2p": "Send",
+        "p2p_sn": number,
+        "p2p_peer": 1,
+        "p2p_msg_size_bytes": 4096,
+        "p2p_exec_time_us": 9,
         "p2p_busbw_gbs": 0.4,
-    }  # fmt: skip
+    }
     return {"p2p_perf": told}
 
 
@@ -55,22 +64,30 @@ def read(path: Path) -> tuple[list[tuple[Any, ...]], list[tuple[str, int]]]:
 def test_one_header_per_dump_holds_for_the_records_that_follow(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        head() | stats(2, 1), coll(1), coll(2), p2p(1), {"proxy_trace": {"ops": []}},
-        head("0x2", rank=3) | stats(1), coll(1),
-    )  # fmt: skip
+        head() | stats(2, 1),
+        coll(1),
+        coll(2),
+        p2p(1),
+        {"proxy_trace": {"ops": []}},
+        head("0x2", rank=3) | stats(1),
+        coll(1),
+    )
     assert read(path) == (
         [
-            ("all_reduce", "0x1", 0, 1, 4), ("all_reduce", "0x1", 0, 2, 4), ("send", "0x1", 0, 1, 2),
+            ("all_reduce", "0x1", 0, 1, 4),
+            ("all_reduce", "0x1", 0, 2, 4),
+            ("send", "0x1", 0, 1, 2),
             ("all_reduce", "0x2", 3, 1, 4),
         ],
         [],
-    )  # fmt: skip
+    )
 
 
 def test_one_header_for_the_whole_file(tmp_path: Path) -> None:
     assert read(write(tmp_path, head(), coll(1), coll(2)))[0] == [
-        ("all_reduce", "0x1", 0, 1, 4), ("all_reduce", "0x1", 0, 2, 4),
-    ]  # fmt: skip
+        ("all_reduce", "0x1", 0, 1, 4),
+        ("all_reduce", "0x1", 0, 2, 4),
+    ]
 
 
 @pytest.mark.parametrize("version", ["v4.0", "v4.1", "v4.2"])

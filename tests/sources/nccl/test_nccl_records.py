@@ -41,11 +41,15 @@ def said(host: str, pid: int, text: str) -> str:
 def init(rank: int, channels: int, *, host: str = "node1", comm: str = "0x1", size: int = 2) -> list[str]:
     pid = 100 + rank
     return [
-        said(host, pid, f"ncclCommInitRank comm 0xa{rank} rank {rank} nranks {size} cudaDev {rank} busId {rank}0 "
-                        f"commId {comm} - Init START"),
+        said(
+            host,
+            pid,
+            f"ncclCommInitRank comm 0xa{rank} rank {rank} nranks {size} cudaDev {rank} busId {rank}0 "
+            f"commId {comm} - Init START",
+        ),
         said(host, pid, f"comm 0xa{rank} rank {rank} nRanks {size} nNodes 1 localRanks {size} localRank {rank}"),
         said(host, pid, f"{channels} coll channels, 0 collnet channels, 0 nvls channels, 32 p2p channels, 2 per peer"),
-    ]  # fmt: skip
+    ]
 
 
 # ---- lines ----
@@ -169,10 +173,14 @@ def inspected(rank: int, time_us: float, busbw: float) -> str:
         "header": {"id": "0x1", "rank": rank, "n_ranks": 2, "nnodes": 1},
         "metadata": {"inspector_output_format_version": "v4.0", "hostname": "node1", "pid": 1},
         "coll_perf": {
-            "coll": "AllReduce", "coll_sn": 1, "coll_msg_size_bytes": 1_000_000, "coll_exec_time_us": time_us,
-            "coll_algobw_gbs": busbw, "coll_busbw_gbs": busbw,
+            "coll": "AllReduce",
+            "coll_sn": 1,
+            "coll_msg_size_bytes": 1_000_000,
+            "coll_exec_time_us": time_us,
+            "coll_algobw_gbs": busbw,
+            "coll_busbw_gbs": busbw,
         },
-    }  # fmt: skip
+    }
     return json.dumps(told)
 
 
@@ -212,12 +220,22 @@ def test_profiler_plugin_times_only_kernels_of_the_calls_gpu(tmp_path: Path) -> 
         events.append(
             {"type": "ProfilerLifecycle", "func": "ProfilerInit", "commId": 9, "rank": rank, "details": {"nranks": 2}}
         )
-        events.append({
-            "type": "ncclProfileColl", "commId": 9, "rank": rank, "gpuUuid": f"g{rank}",
-            "details": {
-                "func": "AllReduce", "count": 64, "dtype": "ncclFloat32", "algo": "RING", "proto": "LL", "channels": 4,
-            },
-        })  # fmt: skip
+        events.append(
+            {
+                "type": "ncclProfileColl",
+                "commId": 9,
+                "rank": rank,
+                "gpuUuid": f"g{rank}",
+                "details": {
+                    "func": "AllReduce",
+                    "count": 64,
+                    "dtype": "ncclFloat32",
+                    "algo": "RING",
+                    "proto": "LL",
+                    "channels": 4,
+                },
+            }
+        )
     kernel = {"type": "KERNEL", "name": "_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LL", "duration": 2.5, "details": {}}
     events += [{**kernel, "gpuUuid": "g0"}, {**kernel, "gpuUuid": "other"}]
     found = report(log(tmp_path, *map(json.dumps, events), name="p.jsonl"))
@@ -313,8 +331,10 @@ def test_algorithm_and_protocol_by_size_over_32_ranks(tmp_path: Path) -> None:
     assert sum(entry["count"] for entry in choices) == 32 * 3
     assert {entry["ranks"] for entry in choices} == {32}
     assert {entry["bytes"]: (entry["algorithm"], entry["protocol"]) for entry in choices} == {
-        64: ("tree", "ll"), 1 << 17: ("ring", "ll"), 1 << 20: ("tree", "simple"),
-    }  # fmt: skip
+        64: ("tree", "ll"),
+        1 << 17: ("ring", "ll"),
+        1 << 20: ("tree", "simple"),
+    }
 
 
 # ---- other people's real files ----
@@ -338,9 +358,15 @@ def test_panlichen_tells_algorithm_and_protocol_by_size_over_32_ranks(shared_tra
     by_size = {entry["bytes"]: (entry["algorithm"], entry["protocol"]) for entry in choices}
     assert len(by_size) == len(choices) == 25
     assert [by_size[2**n] for n in (6, 16, 17, 19, 20, 21, 22, 30)] == [
-        ("tree", "ll"), ("tree", "ll"), ("ring", "ll"), ("ring", "ll"),
-        ("tree", "simple"), ("tree", "simple"), ("ring", "simple"), ("ring", "simple"),
-    ]  # fmt: skip
+        ("tree", "ll"),
+        ("tree", "ll"),
+        ("ring", "ll"),
+        ("ring", "ll"),
+        ("tree", "simple"),
+        ("tree", "simple"),
+        ("ring", "simple"),
+        ("ring", "simple"),
+    ]
 
 
 @pytest.mark.parametrize(

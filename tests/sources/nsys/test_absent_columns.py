@@ -18,11 +18,21 @@ from gpuscope.trace.schema import NA
 
 FORMS = ("sqlite", "parquetdir", "arrowdir")
 EXPORTS = (
-    "bolong/small_fwd_A100", "centerformer/poolformer", "fuser/report1_h100_2024.6", "ihor/result",
-    "nsys-ai/mfu_2gpu_after", "nsys-ai/mfu_2gpu_before", "nsys-ai/mock", "pipit/perlmutter-cloverleaf-cuda",
-    "pipit/saxpy-mpi-cuda_nsys_perlmutter0", "qcu/report1_mpirun_2023.3", "qcu/report8_python_2023.3", "ynan1/report2",
-    "zx3xyy/result", "zx3xyy/result_2_7B_nvtx",
-)  # fmt: skip
+    "bolong/small_fwd_A100",
+    "centerformer/poolformer",
+    "fuser/report1_h100_2024.6",
+    "ihor/result",
+    "nsys-ai/mfu_2gpu_after",
+    "nsys-ai/mfu_2gpu_before",
+    "nsys-ai/mock",
+    "pipit/perlmutter-cloverleaf-cuda",
+    "pipit/saxpy-mpi-cuda_nsys_perlmutter0",
+    "qcu/report1_mpirun_2023.3",
+    "qcu/report8_python_2023.3",
+    "ynan1/report2",
+    "zx3xyy/result",
+    "zx3xyy/result_2_7B_nvtx",
+)
 
 
 def bad(folder: Path, tables: Tables, gone: set[tuple[str, str]], form: str, whole: bool = True) -> str:

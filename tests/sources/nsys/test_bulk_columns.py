@@ -96,7 +96,7 @@ def test_what_is_no_whole_number(odd: Any, tmp_path: Path) -> None:
         ("(id INTEGER PRIMARY KEY, a, c)", "ALTER TABLE {} ADD COLUMN b INTEGER DEFAULT 7"),
         ("(id INTEGER PRIMARY KEY, long TEXT DEFAULT '{}', a, b, c)".format("x" * 30_000), ""),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_stored_as_it_is_given_out_is_left_to_sqlite3(declared: str, end: str, tmp_path: Path) -> None:
     path = tmp_path / "x.sqlite"
     if end:

@@ -50,8 +50,11 @@ def test_consecutive_samples_make_ranges(tmp_path: Path, backend: str) -> None:
     }
     # Each lasts to the next sample that does not find it, the last one a period on.
     assert {one for one in found if one[0] != "swap"} == {
-        ("main", 1, 19), ("load", 1, 17), ("shuffle", 1, 17), ("write", 17, 19),
-    }  # fmt: skip
+        ("main", 1, 19),
+        ("load", 1, 17),
+        ("shuffle", 1, 17),
+        ("write", 17, 19),
+    }
     assert sorted(one[1] for one in found if one[0] == "swap") == list(range(1, 17, 2))
 
 
@@ -75,8 +78,9 @@ def test_a_pause_between_samples_ends_what_they_show(tmp_path: Path) -> None:
     host = trace.tables["host_events"]
     spans = host[host["name"] == "load"]
     assert [(start // PERIOD, end // PERIOD) for start, end in zip(spans["start"], spans["end"], strict=True)] == [
-        (1, 4), (15, 18),
-    ]  # fmt: skip
+        (1, 4),
+        (15, 18),
+    ]
 
 
 def test_time_off_the_core_is_what_no_call_explains(tmp_path: Path) -> None:

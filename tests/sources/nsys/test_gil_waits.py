@@ -19,11 +19,18 @@ EXTENSION = (("pthread_cond_wait", LIBC), ("0x99", TORCH), ("_PyEval_EvalFrameDe
 
 
 def wait(export: Export, number: int, start: int, end: int, chain: tuple[tuple[str, str], ...], tid: int) -> None:
-    export.add("OSRT_API", start=start, end=end, globalTid=tid, nameId=export.string(chain[0][0].partition("@")[0]),
-               callchainId=number)  # fmt: skip
+    export.add(
+        "OSRT_API",
+        start=start,
+        end=end,
+        globalTid=tid,
+        nameId=export.string(chain[0][0].partition("@")[0]),
+        callchainId=number,
+    )
     for depth, (symbol, module) in enumerate(chain):
-        export.add("OSRT_CALLCHAINS", id=number, symbol=export.string(symbol), module=export.string(module),
-                   stackDepth=depth)  # fmt: skip
+        export.add(
+            "OSRT_CALLCHAINS", id=number, symbol=export.string(symbol), module=export.string(module), stackDepth=depth
+        )
 
 
 def export(*chains: tuple[tuple[str, str], ...]) -> Export:

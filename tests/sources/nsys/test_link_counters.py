@@ -29,11 +29,25 @@ def job(**ports: int) -> Export:
     export.add("TARGET_INFO_NIC_INFO", GUID=1, stateName="", nicId=5, name="mlx5_0", deviceId=0, vendorId=0)
     export.add("NIC_ID_MAP", nicId=5, globalId=77)
     for number, (name, value) in enumerate(ports.items()):
-        export.add("TARGET_INFO_NETWORK_METRICS", metricsListId=LIST, metricsIdx=number, name=name.replace("_", " "),
-                   description="", unit="B/ms" if "Bytes" in name else "")  # fmt: skip
+        export.add(
+            "TARGET_INFO_NETWORK_METRICS",
+            metricsListId=LIST,
+            metricsIdx=number,
+            name=name.replace("_", " "),
+            description="",
+            unit="B/ms" if "Bytes" in name else "",
+        )
         for start in (0, 1000):
-            export.add("NET_NIC_METRIC", start=start * us, end=(start + 1000) * us, globalId=77, portId=1,
-                       metricsListId=LIST, metricsIdx=number, value=value)  # fmt: skip
+            export.add(
+                "NET_NIC_METRIC",
+                start=start * us,
+                end=(start + 1000) * us,
+                globalId=77,
+                portId=1,
+                metricsListId=LIST,
+                metricsIdx=number,
+                value=value,
+            )
     return export
 
 
@@ -64,11 +78,27 @@ def switched(events: int) -> Export:
     export.add("ENUM_NET_IB_CONGESTION_EVENT_TYPE", id=1, name="EgressPortQueueSize", label="Egress Port Queue Size")
     for port, guid in ((1, 0xABC), (2, 0xABC), (1, -2)):
         for start, value in ((0, 1000), (1000, 9000)):
-            export.add("NET_IB_SWITCH_METRIC", start=start * us, end=(start + 1000) * us, globalId=guid, portId=port,
-                       metricsListId=LIST, metricsIdx=0, value=value)  # fmt: skip
+            export.add(
+                "NET_IB_SWITCH_METRIC",
+                start=start * us,
+                end=(start + 1000) * us,
+                globalId=guid,
+                portId=port,
+                metricsListId=LIST,
+                metricsIdx=0,
+                value=value,
+            )
     for number in range(events):
-        export.add("NET_IB_SWITCH_CONGESTION_EVENT", start=1_400_000 + number, globalId=0xABC, congestionType=1,
-                   packetSLID=1, packetDLID=2, switchIngressPort=1, switchEgressPort=2)  # fmt: skip
+        export.add(
+            "NET_IB_SWITCH_CONGESTION_EVENT",
+            start=1_400_000 + number,
+            globalId=0xABC,
+            congestionType=1,
+            packetSLID=1,
+            packetDLID=2,
+            switchIngressPort=1,
+            switchEgressPort=2,
+        )
     return export
 
 
@@ -77,8 +107,11 @@ def test_counters_of_infiniband_switches_by_port(tmp_path: Path, backend: str) -
     report = gpuscope.analyze(switched(5).write(tmp_path, backend)).report
     told = {one["place"]: one for one in report["link_counters"] if one["counter"] == "Bytes sent"}
     assert set(told) == {
-        "NIC mlx5_0", "IB switch leaf1, port 1", "IB switch leaf1, port 2", "IB switch 0xfffffffffffffffe",
-    }  # fmt: skip
+        "NIC mlx5_0",
+        "IB switch leaf1, port 1",
+        "IB switch leaf1, port 2",
+        "IB switch 0xfffffffffffffffe",
+    }
     assert (told["IB switch leaf1, port 1"]["mean"], told["IB switch leaf1, port 1"]["peak"]) == (5000, 9000)
     (events,) = [one for one in report["link_counters"] if one["counter"].startswith("Congestion events")]
     assert (events["place"], events["unit"], events["total"]) == ("IB switch leaf1, port 2", "/ms", 5)

@@ -292,8 +292,9 @@ def test_what_else_threads_did_and_synchronisation_records(tmp_path: Path) -> No
     export.add("ThreadNames", nameId=export.string("pt_main_thread"), priority=10, **thread)
     on_device = {"deviceId": 0, "globalPid": process(10), "correlationId": 1}
     for kind, stream in ((3, 7), (4, 2**32 - 1)):  # the latter: no stream, as nsys writes it
-        export.add("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", start=100, end=200, streamId=stream, syncType=kind,
-                   **on_device)  # fmt: skip
+        export.add(
+            "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", start=100, end=200, streamId=stream, syncType=kind, **on_device
+        )
     trace = opened(tmp_path, export)
     assert trace.tables["host_events"]["category"].tolist() == ["os", "overhead", "runtime"]
     assert names(trace, "threads") == ["pt_main_thread"]
@@ -324,8 +325,9 @@ def test_text_where_a_number_belongs_is_absent(tmp_path: Path) -> None:
     export.kernel(0, 10, 1)
     path = export.write(tmp_path)
     with sqlite3.connect(path) as connection:
-        connection.execute(f"INSERT INTO {KERNEL} SELECT 20, 30, 'zero', 1.5, correlationId, globalPid, demangledName"
-                           f" FROM {KERNEL}")  # fmt: skip
+        connection.execute(
+            f"INSERT INTO {KERNEL} SELECT 20, 30, 'zero', 1.5, correlationId, globalPid, demangledName FROM {KERNEL}"
+        )
     device = gpuscope.open_trace(path)["device_events"]
     assert device["start"].tolist() == [0, 20]
     assert device["stream"].tolist() == [7, NA]

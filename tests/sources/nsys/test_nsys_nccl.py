@@ -28,8 +28,15 @@ def with_schemas() -> Export:
         offset = 0
         for index, (name, kind) in enumerate(fields):
             # As in real files, the first field's offset is left out.
-            export.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", domainId=1, schemaId=schema, idx=index, type=kind, name=name,
-                       offset=offset or None)  # fmt: skip
+            export.add(
+                "NVTX_PAYLOAD_SCHEMA_ENTRIES",
+                domainId=1,
+                schemaId=schema,
+                idx=index,
+                type=kind,
+                name=name,
+                offset=offset or None,
+            )
             offset += 4 if kind == 5 else 8
     return export
 

@@ -68,10 +68,12 @@ def test_unified_memory_migrations_counted_once(traces: Path) -> None:
     trace = gpuscope.open_trace(traces / "ynan1" / "report2.sqlite")
     kinds = Counter(trace.tables["device_events"]["copy_kind"].dropna())
     assert kinds == {
-        "migration DtoH, page fault": 768, "migration DtoH, speculative prefetch": 768,
-        "migration HtoD, user prefetch": 64, "migration HtoD, page fault": 385,
+        "migration DtoH, page fault": 768,
+        "migration DtoH, speculative prefetch": 768,
+        "migration HtoD, user prefetch": 64,
+        "migration HtoD, page fault": 385,
         "migration HtoD, speculative prefetch": 385,
-    }  # fmt: skip
+    }
     (lane,) = trace.lanes()
     assert trace.spans(lane.rows, Kind.MEMORY).total / 1e6 == pytest.approx(86.7, abs=0.05)
     assert breakdown_ms(trace, "exposed_memory") == [pytest.approx(63.9, abs=0.05)]

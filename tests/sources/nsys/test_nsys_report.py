@@ -136,9 +136,11 @@ def test_a_refusal_passes_on_nsys_own_words(report: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["Report was created in Nsight Systems version (2025.6.1.190), newer than your current version",
-     "Exportation error: Version number is invalid: 2025@6@1@190-251335620677v0"],
-)  # fmt: skip
+    [
+        "Report was created in Nsight Systems version (2025.6.1.190), newer than your current version",
+        "Exportation error: Version number is invalid: 2025@6@1@190-251335620677v0",
+    ],
+)
 def test_the_version_that_wrote_a_report_is_taken_from_nsys_where_the_report_does_not_begin_with_it(
     report: Path, words: str
 ) -> None:

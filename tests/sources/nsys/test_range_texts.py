@@ -13,9 +13,18 @@ from gpuscope.sources.nsys.formats.range_texts import range_texts
 from tests.helpers.nsys import NVTX, Export
 
 TEXTS = [
-    "aten::mm, seq = 7, op_id = 3", "aten::mm, op_id = 4, sizes = [[2, 3]]", "aten::mm", "aten::add, sizes = [[1]]",
-    "a, sizes = [1], op_id = 9", "x, input_op_ids = 3, seq", "a\nb, seq = 1\nc", "", ", seq = 3", "two, words", "ü",
-]  # fmt: skip
+    "aten::mm, seq = 7, op_id = 3",
+    "aten::mm, op_id = 4, sizes = [[2, 3]]",
+    "aten::mm",
+    "aten::add, sizes = [[1]]",
+    "a, sizes = [1], op_id = 9",
+    "x, input_op_ids = 3, seq",
+    "a\nb, seq = 1\nc",
+    "",
+    ", seq = 3",
+    "two, words",
+    "ü",
+]
 RAW = [*(text.encode() for text in TEXTS), b"bad \xff\n, seq = \xff", b"bad \xff\n", None]
 
 

@@ -23,9 +23,14 @@ from gpuscope.sources.perfetto.perfetto_messages import BEGIN, END, TracePacket
 from gpuscope.trace.trace import Trace
 
 NOT_IN_PFTRACE = {
-    ("ranks", "host"), ("ranks", "backend"), ("ranks", "world_size"), ("ranks", "world_basis"),
-    ("device_events", "copy_kind"), ("device_events", "context"), ("threads", "name"),
-}  # fmt: skip
+    ("ranks", "host"),
+    ("ranks", "backend"),
+    ("ranks", "world_size"),
+    ("ranks", "world_basis"),
+    ("device_events", "copy_kind"),
+    ("device_events", "context"),
+    ("threads", "name"),
+}
 """Columns that torch's encoder has no place for, or fills otherwise (docs/formats.md)."""
 
 
@@ -58,8 +63,12 @@ def test_json_under_the_name_of_a_pftrace(shared_traces: Path) -> None:
 def pair(folder: Path, events: list[Event], name: str = "rank1") -> tuple[Trace, Trace]:
     """The same events as Kineto JSON and as Perfetto trace."""
     twin = folder / f"{name}.json"
-    document = {"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS,
-                "distributedInfo": {"rank": 1, "world_size": 2, "backend": "nccl"}, "traceEvents": events}  # fmt: skip
+    document = {
+        "schemaVersion": 1,
+        "baseTimeNanoseconds": BASE_NS,
+        "distributedInfo": {"rank": 1, "world_size": 2, "backend": "nccl"},
+        "traceEvents": events,
+    }
     twin.write_text(json.dumps(document))
     return gpuscope.open_trace(twin), gpuscope.open_trace(write_pftrace(folder / f"{name}.pftrace", *events))
 
@@ -91,8 +100,14 @@ def test_arguments_of_collectives_come_from_the_range_around_the_launch(tmp_path
 
 def test_a_launch_outside_such_a_range_has_no_arguments(tmp_path: Path) -> None:
     """Counter-example: the range ended before the launch, or is another thread's."""
-    events = [collective(0, 5, 64, 1), call(10, 5, 1), kernel(30, 10, 1, NCCL),
-              {**collective(40, 50, 64, 2), "tid": 2}, call(50, 5, 2), kernel(70, 10, 2, NCCL)]  # fmt: skip
+    events = [
+        collective(0, 5, 64, 1),
+        call(10, 5, 1),
+        kernel(30, 10, 1, NCCL),
+        {**collective(40, 50, 64, 2), "tid": 2},
+        call(50, 5, 2),
+        kernel(70, 10, 2, NCCL),
+    ]
     for trace in pair(tmp_path, events):
         assert rows(trace, "collectives", "bytes") == [None, None]
 
@@ -108,13 +123,37 @@ def test_an_event_recorded_before_any_launch_is_on_no_known_stream(tmp_path: Pat
     """Counter-example: nothing launched before it; and where the last launch is the waiting stream's own."""
     wait = {"cuda_sync_kind": "Stream Wait Event", "device": 0, "wait_on_stream": -1}
     events = [
-        call(0, 1, 1, "cudaEventRecord"), call(2, 1, 2, "cudaStreamWaitEvent"),
-        span("cuda_sync", "Stream Wait Event", 2, 1, tid=20, pid=0, stream=20, correlation=2,
-             wait_on_cuda_event_record_corr_id=1, **wait),
-        call(10, 1, 3), kernel(12, 5, 3), call(20, 1, 4, "cudaEventRecord"), call(22, 1, 5, "cudaStreamWaitEvent"),
-        span("cuda_sync", "Stream Wait Event", 22, 1, tid=7, pid=0, stream=7, correlation=5,
-             wait_on_cuda_event_record_corr_id=4, **wait),
-    ]  # fmt: skip
+        call(0, 1, 1, "cudaEventRecord"),
+        call(2, 1, 2, "cudaStreamWaitEvent"),
+        span(
+            "cuda_sync",
+            "Stream Wait Event",
+            2,
+            1,
+            tid=20,
+            pid=0,
+            stream=20,
+            correlation=2,
+            wait_on_cuda_event_record_corr_id=1,
+            **wait,
+        ),
+        call(10, 1, 3),
+        kernel(12, 5, 3),
+        call(20, 1, 4, "cudaEventRecord"),
+        call(22, 1, 5, "cudaStreamWaitEvent"),
+        span(
+            "cuda_sync",
+            "Stream Wait Event",
+            22,
+            1,
+            tid=7,
+            pid=0,
+            stream=7,
+            correlation=5,
+            wait_on_cuda_event_record_corr_id=4,
+            **wait,
+        ),
+    ]
     for trace in pair(tmp_path, events):
         assert rows(trace, "syncs", "awaited_stream") == [None, None]
         assert "awaited_stream_inferred" not in problems(trace)
@@ -140,8 +179,15 @@ def test_dependencies_of_nodes_of_graphs(tmp_path: Path) -> None:
     a, b, c = (node(at, 40, 1, number, name) for number, (at, name) in enumerate([(20, "a"), (100, "b"), (150, "c")]))
     recorded, host = helper(62, 0, 1, cat="graph_event_node"), helper(63, 30, 1, stream=9)
     arrows = [(a, recorded), (recorded, b), (a, host), (host, b), (b, c)]
-    events = [call(5, 9, 1, "cudaGraphLaunch"), a, b, c, recorded, host,
-              *[end for number, ends in enumerate(arrows) for end in arrow(number, *ends)]]  # fmt: skip
+    events = [
+        call(5, 9, 1, "cudaGraphLaunch"),
+        a,
+        b,
+        c,
+        recorded,
+        host,
+        *[end for number, ends in enumerate(arrows) for end in arrow(number, *ends)],
+    ]
     twin, trace = pair(tmp_path, events)
     assert {key for key in differing(twin, trace) if key not in NOT_IN_PFTRACE} == set()
     for one in (twin, trace):
@@ -154,8 +200,15 @@ def test_arrows_that_lead_nowhere_or_round_in_a_circle_are_none(tmp_path: Path) 
     one, other = helper(62, 5, 1, stream=9), helper(70, 5, 1, stream=9)
     astray = [{**end, "ts": end["ts"] + 7} for end in arrow(9, a, b)]
     pairs = [(one, other), (other, one), (one, b)]
-    events = [call(5, 9, 1, "cudaGraphLaunch"), a, b, one, other, *astray,
-              *[end for number, ends in enumerate(pairs) for end in arrow(number, *ends)]]  # fmt: skip
+    events = [
+        call(5, 9, 1, "cudaGraphLaunch"),
+        a,
+        b,
+        one,
+        other,
+        *astray,
+        *[end for number, ends in enumerate(pairs) for end in arrow(number, *ends)],
+    ]
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     trace = gpuscope.open_trace(path)
@@ -178,10 +231,16 @@ def test_counters_of_gpus_beside_the_work_on_them(tmp_path: Path) -> None:
 
     def recorded(name: str, copying: float, computing: float) -> Any:
         levels = [copying] * 4 + [computing] * 4 + [0.0] * 3
-        events = [call(0, 5, 1), kernel(0, 400, 1, "copy"), call(6, 5, 2), kernel(400, 400, 2, "gemm"),
-                  call(20, 5, 3), kernel(1000, 10, 3, "last"),
-                  *[counter(at * 100, "DRAM BW (%)", value) for at, value in enumerate(levels)],
-                  *[counter(at * 100, "Power (W)", 300.0) for at in range(11)]]  # fmt: skip
+        events = [
+            call(0, 5, 1),
+            kernel(0, 400, 1, "copy"),
+            call(6, 5, 2),
+            kernel(400, 400, 2, "gemm"),
+            call(20, 5, 3),
+            kernel(1000, 10, 3, "last"),
+            *[counter(at * 100, "DRAM BW (%)", value) for at, value in enumerate(levels)],
+            *[counter(at * 100, "Power (W)", 300.0) for at in range(11)],
+        ]
         return gpuscope.analyze(write_pftrace(tmp_path / name, *events)).report
 
     report = recorded("rank0.pftrace", 90.0, 30.0)
@@ -191,8 +250,9 @@ def test_counters_of_gpus_beside_the_work_on_them(tmp_path: Path) -> None:
     assert memory["mean_while_computing"] == pytest.approx((400 * 90 + 400 * 30) / 810)
     assert (memory["mean_while_idle"], power["mean_while_idle"], memory["mean_while_exposed"]) == (0, 300, None)
     assert [(one["name"], one["samples"], one["mean"]) for one in memory["kernels"]] == [
-        ("copy", 4, 90.0), ("gemm", 4, 30.0),
-    ]  # fmt: skip
+        ("copy", 4, 90.0),
+        ("gemm", 4, 30.0),
+    ]
     codes_of = [one["code"] for one in report["findings"]]
     assert "memory_at_peak" not in codes_of
     (found,) = [one for one in recorded("rank1.pftrace", 90.0, 85.0)["findings"] if one["code"] == "memory_at_peak"]

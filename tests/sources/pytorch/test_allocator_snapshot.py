@@ -37,11 +37,12 @@ def test_blocks_with_a_history_have_no_addresses(tmp_path: Path) -> None:
     old = segment(0x1000, (2 * MIB, "active_allocated"), (18 * MIB, "inactive"))
     old["blocks"] = [
         {
-            "size": 2 * MIB, "state": "active_allocated",
+            "size": 2 * MIB,
+            "state": "active_allocated",
             "history": [{"addr": 0x1000, "real_size": 5, "frames": [{"name": "f", "filename": "a.py", "line": 1}]}],
         },
         {"size": 18 * MIB, "state": "active_pending_free"},
-    ]  # fmt: skip
+    ]
     path = tmp_path / "old.pickle"
     path.write_bytes(pickle.dumps([old]))  # a bare list, as torch.cuda.memory_snapshot() gives it
     trace = gpuscope.open_trace(path)

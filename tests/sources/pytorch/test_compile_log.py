@@ -83,10 +83,12 @@ def test_metrics_of_other_versions(tmp_path: Path) -> None:
         entry(compilation_metrics={**metrics, "start_time": 1e9, "entire_frame_compile_time_s": 0.5}, **FRAME)
         + entry(chromium_event={}, payload=json.dumps(begin), **{**FRAME, "frame_id": 1})
         + entry(chromium_event={}, payload=json.dumps(end), **{**FRAME, "frame_id": 1})
-        + entry(compilation_metrics={**metrics, "fail_type": "Unsupported", "fail_reason": "no\nmore"},
-                **{**FRAME, "frame_id": 1})
+        + entry(
+            compilation_metrics={**metrics, "fail_type": "Unsupported", "fail_reason": "no\nmore"},
+            **{**FRAME, "frame_id": 1},
+        )
         + 'V1123 20:39:24.554000 100 torch/x.py:1] {"artifact": {"na\n'
-    )  # fmt: skip
+    )
     path = tmp_path / "dedicated_log_torch_trace_rank_3_x.log"
     path.write_text(text)
     trace = gpuscope.open_trace(path)

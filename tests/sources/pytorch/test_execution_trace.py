@@ -20,11 +20,13 @@ def node(number: int, name: str, values: list[Any], shapes: list[Any], types: li
     """A node as `ExecutionTraceObserver` writes it (schema 1.1.1)."""
     attributes = {"rf_id": number, "scope": 0, **more}
     return {
-        "id": number + 1, "name": name, "ctrl_deps": 1,
+        "id": number + 1,
+        "name": name,
+        "ctrl_deps": 1,
         "inputs": {"values": values, "shapes": shapes, "types": types, "strides": []},
         "outputs": {"values": [], "shapes": [], "types": [], "strides": []},
         "attrs": [{"name": key, "type": "x", "value": value} for key, value in attributes.items()],
-    }  # fmt: skip
+    }
 
 
 def execution_trace(path: Path, *nodes: dict[str, Any], pid: int = PID) -> Path:
@@ -35,26 +37,41 @@ def execution_trace(path: Path, *nodes: dict[str, Any], pid: int = PID) -> Path:
 
 
 ADDMM = node(
-    7, "aten::addmm", [[1, 2, 0, 3, 2, "cuda:0"], [5, 6, 0, 8, 2, "cuda:0"], [8, 9, 0, 12, 2, "cuda:0"], 1, 0.5],
+    7,
+    "aten::addmm",
+    [[1, 2, 0, 3, 2, "cuda:0"], [5, 6, 0, 8, 2, "cuda:0"], [8, 9, 0, 12, 2, "cuda:0"], 1, 0.5],
     [[64], [32, 128], [128, 64], [], []],
     ["Tensor(c10::BFloat16)", "Tensor(c10::BFloat16)", "Tensor(c10::BFloat16)", "Int", "Double"],
-)  # fmt: skip
+)
 
 
 def events() -> list[Event]:
     """A matrix product and an all-reduce, neither with sizes."""
     return [
-        {**op(0, 20, "aten::addmm", **{"Record function id": 7}), "pid": PID}, {**call(5, 5, 1), "pid": PID},
+        {**op(0, 20, "aten::addmm", **{"Record function id": 7}), "pid": PID},
+        {**call(5, 5, 1), "pid": PID},
         kernel(30, 100, 1, "gemm"),
-        {**op(40, 20, "record_param_comms", **{"Record function id": 9}), "pid": PID}, {**call(45, 5, 2), "pid": PID},
+        {**op(40, 20, "record_param_comms", **{"Record function id": 9}), "pid": PID},
+        {**call(45, 5, 2), "pid": PID},
         kernel(130, 50, 2, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", stream=20),
-    ]  # fmt: skip
+    ]
 
 
 def test_shapes_and_sizes_come_from_the_execution_trace(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", *events(), world_size=2)
-    comms = node(9, "record_param_comms", [], [], [], collective_name="allreduce", dtype="Float", in_msg_nelems=1000,
-                 out_msg_nelems=1000, pg_name="0", pg_size=2)  # fmt: skip
+    comms = node(
+        9,
+        "record_param_comms",
+        [],
+        [],
+        [],
+        collective_name="allreduce",
+        dtype="Float",
+        in_msg_nelems=1000,
+        out_msg_nelems=1000,
+        pg_name="0",
+        pg_size=2,
+    )
     execution_trace(tmp_path / "et_rank0.json", ADDMM, comms)
     trace = gpuscope.open_trace(tmp_path)
     (shape,) = trace.tables["shapes"].itertuples()
@@ -74,8 +91,10 @@ def test_the_first_use_of_a_result_is_the_next_read_of_its_storage(tmp_path: Pat
         (12, "aten::add_", tensor),
         (13, "aten::mm", tensor),
     ]
-    later = [{**op(60 + 10 * k, 5, name, **{"Record function id": number}), "pid": PID}
-             for k, (number, name, _) in enumerate(calls_later, 1)]  # fmt: skip
+    later = [
+        {**op(60 + 10 * k, 5, name, **{"Record function id": number}), "pid": PID}
+        for k, (number, name, _) in enumerate(calls_later, 1)
+    ]
     write(tmp_path / "rank0.json", *events(), *later, world_size=2)
     nodes = [node(number, name, [value], [[3]], ["Tensor(float)"]) for number, name, value in calls_later]
     comms = node(

@@ -86,9 +86,12 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         setting = _named(case, size, first)
         if setting is not None:
             yield Proposal(
-                finding, GradientBuckets(size, first, *now), setting, (BucketSize(size, first),),
+                finding,
+                GradientBuckets(size, first, *now),
+                setting,
+                (BucketSize(size, first),),
                 differs=size == DEFAULT and _far_smaller(case),
-            )  # fmt: skip
+            )
 
 
 DEFAULT_BUCKETS = 2

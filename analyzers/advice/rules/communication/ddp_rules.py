@@ -157,11 +157,13 @@ def _accumulated(case: Case, finding: FindingEntry) -> Proposal:
         case,
         torch_settings.NO_SYNC.to(around),
         fsdp=torch_settings.FSDP1_NO_SYNC.to(around),
-        fsdp2=torch_settings.GRADIENT_SYNC.to("False before the backward pass of all but the last "
-                     "micro-batch, True before that one's"),
-        accelerate=other_settings.ACCUMULATION.to("the micro-batches of a step, with "
-                          "accelerator.accumulate(model) around each"),
-    )  # fmt: skip
+        fsdp2=torch_settings.GRADIENT_SYNC.to(
+            "False before the backward pass of all but the last micro-batch, True before that one's"
+        ),
+        accelerate=other_settings.ACCUMULATION.to(
+            "the micro-batches of a step, with accelerator.accumulate(model) around each"
+        ),
+    )
     shards = {"fsdp", "fsdp2"} & set(case.frameworks)
     return Proposal(finding, (NoSyncOfShards if shards else NoSync)(passes), setting, (AccumulatedGradients(passes),))
 
@@ -182,11 +184,15 @@ def _ddp(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     best, busiest = sum(compute) // len(compute), max(compute)
     expected = min(round(busiest * UNEVEN), before)
     outcome = Predicted(
-        before, expected, best, (before + expected) // 2,
+        before,
+        expected,
+        best,
+        (before + expected) // 2,
         f"the busiest device computes for {units.duration(busiest)} per step; with one process per device there is no "
         "scattering, gathering and copying of the model, and gradients are reduced during the backward pass (assumed: "
-        "10 % more than that; at worst half of what is lost now remains)", "assumed",
-    )  # fmt: skip
+        "10 % more than that; at worst half of what is lost now remains)",
+        "assumed",
+    )
     value = f"torchrun --nproc-per-node={len(own)}, with a DistributedSampler and the batch size per process"
     setting = torch_settings.DDP.to(value)
     yield Proposal(finding, ProcessPerDevice(len(own)), setting, outcome=outcome)

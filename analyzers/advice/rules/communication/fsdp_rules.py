@@ -297,13 +297,14 @@ def _within_hosts(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     setting = in_dialect(
         case,
         {
-            "fsdp2": torch_settings.SHARD_MESH.to('init_device_mesh("cuda", (hosts, GPUs per host), mesh_dim_names='
-                            '("replicate", "shard"))'),
+            "fsdp2": torch_settings.SHARD_MESH.to(
+                'init_device_mesh("cuda", (hosts, GPUs per host), mesh_dim_names=("replicate", "shard"))'
+            ),
             "fsdp": torch_settings.SHARDING_STRATEGY.to("ShardingStrategy.HYBRID_SHARD"),
             "deepspeed": deepspeed_settings.HPZ_PARTITION_SIZE.to("GPUs per host"),
             "megatron": megatron_settings.OPTIMIZER_INSTANCES.to("the number of hosts"),
         },
-    )  # fmt: skip
+    )
     if rows and setting is not None:
         steps = len({step["step"] for step in case.report["steps"]}) or 1
         yield Proposal(finding, HybridShard(sum(row["bytes"] * row["count"] for row in rows) // steps), setting)
@@ -316,10 +317,12 @@ def _crossing(case: Case) -> list[BandwidthEntry]:
     nodes = {(one["size"], one["nodes"]) for one in case.report["nccl"]["communicators"]} if networked else set()
     spread = {size for size, count in nodes if count is not None and 1 < count < size}
     return [
-        row for row in case.report.get("bandwidth", ())
-        if row["tool"] == "trace" and row["op"] == "all_gather"
+        row
+        for row in case.report.get("bandwidth", ())
+        if row["tool"] == "trace"
+        and row["op"] == "all_gather"
         and (row["group_size"] in spread or "network port" in (row["link"] or ""))
-    ]  # fmt: skip
+    ]
 
 
 def _kept(case: Case) -> bool:

@@ -115,12 +115,14 @@ def _sends(case: Case) -> bool:
 def _beside(case: Case, finding: FindingEntry) -> Proposal:
     setting = by_framework(
         case,
-        torch_settings.BATCH_ISEND_IRECV.to("the next micro-batch's receive posted before this one computes, "
-               "and work.wait() right before its use"),
-        megatron=megatron_settings.LAYERS_PER_VIRTUAL_STAGE.to("half of a stage's layers, without "
-                        "--no-overlap-p2p-communication"),
+        torch_settings.BATCH_ISEND_IRECV.to(
+            "the next micro-batch's receive posted before this one computes, and work.wait() right before its use"
+        ),
+        megatron=megatron_settings.LAYERS_PER_VIRTUAL_STAGE.to(
+            "half of a stage's layers, without --no-overlap-p2p-communication"
+        ),
         torchtitan=other_settings.PIPELINE_SCHEDULE.to("Interleaved1F1B"),
-    )  # fmt: skip
+    )
     return Proposal(finding, OverlappedMessages(), setting, (EarlyMessages(),))
 
 

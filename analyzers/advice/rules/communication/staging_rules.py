@@ -30,8 +30,11 @@ class DeviceBuffers(Suggestion):
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """By the kind of program."""
     if case.native or case.program is None:
-        setting = config("MPI_Send, MPI_Recv and their kin", "device pointers, with a CUDA-aware MPI (Open MPI over "
-                         "UCX, MVAPICH2-GDR, Cray MPICH with MPICH_GPU_SUPPORT_ENABLED=1), or NCCL")  # fmt: skip
+        setting = config(
+            "MPI_Send, MPI_Recv and their kin",
+            "device pointers, with a CUDA-aware MPI (Open MPI over "
+            "UCX, MVAPICH2-GDR, Cray MPICH with MPICH_GPU_SUPPORT_ENABLED=1), or NCCL",
+        )
     elif case.program == "jax":
         setting = other_settings.JAX_INITIALIZE.to("collectives inside jit, over NCCL")
     else:
@@ -49,10 +52,14 @@ def _outcome(case: Case, finding: FindingEntry) -> Predicted | Refused:
     if not 0 < saved < before:
         return Refused("how much of the step the copies take with nothing beside them is not known")
     return Predicted(
-        before, before - saved, max(before - 2 * saved, 0), before - saved // 2,
+        before,
+        before - saved,
+        max(before - 2 * saved, 0),
+        before - saved // 2,
         f"the copies around the messages ({units.duration(saved)}) gone, the messages as long as now; at worst half of "
-        "the copies' time stays, at best as much again goes with messages that need not wait (assumed)", "assumed",
-    )  # fmt: skip
+        "the copies' time stays, at best as much again goes with messages that need not wait (assumed)",
+        "assumed",
+    )
 
 
 RULE = Rule("staging", (DeviceBuffers,), propose, programs=("pytorch", "jax", "native"), place=230)

@@ -171,8 +171,13 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         for rank in finding["ranks"]:
             setting = config(f"work of rank {rank} outside forward and backward", "as on the other ranks")
             seen = any(row["op"] in POINT_TO_POINT for row in case.report["collectives"])
-            yield Proposal(finding, WorkOutsidePipeline(rank), setting, (ReplacedRank(rank),),
-                           None if seen else Refused(_NO_MESSAGES))  # fmt: skip
+            yield Proposal(
+                finding,
+                WorkOutsidePipeline(rank),
+                setting,
+                (ReplacedRank(rank),),
+                None if seen else Refused(_NO_MESSAGES),
+            )
     elif finding["code"] != "straggler":
         for rank in () if held else finding["ranks"]:
             yield _slow_device(case, finding, rank, late.get(rank))
@@ -185,8 +190,9 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
             yield _slow_device(case, finding, slower[0], late[slower[0]], tuple(slower))
         alike = any(entry["reason"] == "device" for entry in late.values())
         if in_turns and _own_batches(case) and not (held or alike or "pipeline" in case.report):
-            yield Proposal(finding, EvenBatches(), _SAMPLER, (SharedWork(),),
-                           Refused(_SHARED_CORES) if on_cpu(case) else None)  # fmt: skip
+            yield Proposal(
+                finding, EvenBatches(), _SAMPLER, (SharedWork(),), Refused(_SHARED_CORES) if on_cpu(case) else None
+            )
             hosts = [late[rank] for rank in finding["ranks"] if rank in late and late[rank]["reason"] == "host"]
             if hosts and not on_cpu(case):
                 yield _by_reason(case, finding, max(hosts, key=lambda one: one["caused_wait_ns"]))
@@ -220,9 +226,10 @@ def _by_reason(case: Case, finding: FindingEntry, entry: StragglerEntry) -> Prop
         return Proposal(finding, LateHost(rank, shown, cause, **group), setting, replaced)
     if reason is None:
         setting = (
-            torch_settings.RECORD_SHAPES.to("True") if case.program == "pytorch"
+            torch_settings.RECORD_SHAPES.to("True")
+            if case.program == "pytorch"
             else config("nsys profile", "-t cuda,nvtx,osrt on all ranks")
-        )  # fmt: skip
+        )
         why = entry["reason_why"] or "no reason is recorded"
         return Proposal(finding, LateForUnknownReason(rank, why, **group), setting, replaced)
     phase, operation = entry["phase"] or "", entry.get("own_operation")
@@ -266,10 +273,12 @@ def _slow_device(
     group: _Group = {"ranks": ranks, "shared": shared_words(entry)} if entry is not None and len(ranks) > 1 else {}
     timed = _from_timers(case, rank)
     return Proposal(
-        finding, SlowDevice(rank, reason, case.rocm, **group),
+        finding,
+        SlowDevice(rank, reason, case.rocm, **group),
         config(f"node of {units.rank_words(ranks)}", "drained until it is checked"),
-        () if timed else tuple(ReplacedRank(one) for one in ranks), timed,
-    )  # fmt: skip
+        () if timed else tuple(ReplacedRank(one) for one in ranks),
+        timed,
+    )
 
 
 def _from_timers(case: Case, rank: int) -> Predicted | None:
@@ -279,9 +288,13 @@ def _from_timers(case: Case, rank: int) -> Predicted | None:
     if found is None:
         return None
     return Predicted(
-        found["step_ns_before"], found["step_ns_after"], found["low_ns"], found["high_ns"], found["basis"],
+        found["step_ns_before"],
+        found["step_ns_after"],
+        found["low_ns"],
+        found["high_ns"],
+        found["basis"],
         found["provenance"],
-    )  # fmt: skip
+    )
 
 
 _HOST: dict[str, tuple[str, Setting]] = {

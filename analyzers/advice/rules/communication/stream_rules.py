@@ -46,10 +46,13 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         return
     setting = by_framework(
         case,
-        python("torch.distributed collectives", "async_op=True, and work.wait() right before the first use; of several "
-               "in a row, the next one's input is computed meanwhile"),
+        python(
+            "torch.distributed collectives",
+            "async_op=True, and work.wait() right before the first use; of several "
+            "in a row, the next one's input is computed meanwhile",
+        ),
         megatron=megatron_settings.TP_COMM_OVERLAP.to(""),
-    )  # fmt: skip
+    )
     yield Proposal(finding, OwnStream(finding["share_frac"]), setting)
 
 

@@ -172,8 +172,9 @@ def _answer(case: Case, finding: FindingEntry) -> tuple[Suggestion, Setting, Cha
         setting = torch_settings.MODULE_TO.to("memory_format=torch.channels_last  # the model and its input batches")
         return ChannelsLast(case.rocm), setting, NoLayoutConversion()
     if code == "unfused_attention":
-        by_hand = torch_settings.ATTENTION.to("query, key, value  # is_causal=True "
-                         "instead of a mask; enable_gqa=True for fewer key heads")  # fmt: skip
+        by_hand = torch_settings.ATTENTION.to(
+            "query, key, value  # is_causal=True instead of a mask; enable_gqa=True for fewer key heads"
+        )
         in_transformers = other_settings.ATTENTION.to('"sdpa"')
         in_megatron = megatron_settings.ATTENTION_BACKEND.to("flash")
         setting = by_framework(case, by_hand, transformers=in_transformers, megatron=in_megatron)
@@ -185,8 +186,9 @@ def _answer(case: Case, finding: FindingEntry) -> tuple[Suggestion, Setting, Cha
 
 def _optimizer(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The fused form of the class that the trace names, where that has one; else foreach, where that is off."""
-    own = [one for entry in case.report.get("compute", []) for one in entry["reducible"]
-           if one["code"] == finding["code"]]  # fmt: skip
+    own = [
+        one for entry in case.report.get("compute", []) for one in entry["reducible"] if one["code"] == finding["code"]
+    ]
     classes = sorted({name for one in own for name in one["detail"].split(", ") if name})
     fused = [
         one
@@ -195,9 +197,10 @@ def _optimizer(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     ]
     if fused or not classes:
         by_hand = (
-            fused[0].to("True") if fused
+            fused[0].to("True")
+            if fused
             else python("the fused argument of the optimizer", "True, where it is torch's Adam, AdamW or SGD")
-        )  # fmt: skip
+        )
         adamw = {"transformers": other_settings.TRAINER_OPTIM.to('"adamw_torch_fused"')}
         setting = by_framework(case, by_hand, **(adamw if fused in ([], [torch_settings.FUSED["AdamW"]]) else {}))
         if not isinstance(case.predict((FusedOptimizer(),)), Refused):

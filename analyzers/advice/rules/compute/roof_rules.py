@@ -191,8 +191,17 @@ def _searched(case: Case, operator: str) -> Setting:
 
 RULE = Rule(
     "roofs",
-    (TunedKernel, MoreTiles, AlignedSizes, WiderProducts, PackedSequences, WiderHeads, ChannelsLastImages, TensorCores,
-     OneLayout),
+    (
+        TunedKernel,
+        MoreTiles,
+        AlignedSizes,
+        WiderProducts,
+        PackedSequences,
+        WiderHeads,
+        ChannelsLastImages,
+        TensorCores,
+        OneLayout,
+    ),
     propose,
     place=130,
-)  # fmt: skip
+)

@@ -114,14 +114,18 @@ def places(case: Case) -> list[Place]:
             found.setdefault(key, []).append(place)
     merged = [
         Place(
-            call=own[0][4], operator=operator, within=within, copy=copy,
+            call=own[0][4],
+            operator=operator,
+            within=within,
+            copy=copy,
             bytes=max((size for _, size, _, _, _ in own if size is not None), default=None),
             per_rank=sum(count for _, _, count, _, _ in own) / len(own),
-            steady=all(steady for steady, _, _, _, _ in own), blocked=sum(spent for _, _, _, spent, _ in own),
+            steady=all(steady for steady, _, _, _, _ in own),
+            blocked=sum(spent for _, _, _, spent, _ in own),
             behind=behind,
         )
         for (_, operator, within, copy, behind), own in found.items()
-    ]  # fmt: skip
+    ]
     return sorted(merged, key=lambda place: -place.blocked)
 
 
@@ -264,9 +268,13 @@ def _removed(case: Case, finding: FindingEntry, where: list[Place]) -> Proposal:
         setting = setting | {"besides": f"and at {units.plural(len(where) - 1, 'other place')}"}
     careful = freed(where)
     return Proposal(
-        finding, kind(where, [] if where else names, case.program), setting, (careful,), _needed(case, where),
+        finding,
+        kind(where, [] if where else names, case.program),
+        setting,
+        (careful,),
+        _needed(case, where),
         if_unused=(replace(careful, needed=False),) if careful.needed else (),
-    )  # fmt: skip
+    )
 
 
 def freed(where: Sequence[Place]) -> RemovedSyncs:
@@ -325,9 +333,18 @@ def _in_native(case: Case, place: Place) -> tuple[type[NoBlocking], Setting]:
 
 RULE = Rule(
     "blocking_calls",
-    (NoBlocking, BuiltOnDevice, KeptOnDevice, CallRemoved, AwaitedOnStream, ReadOutsideStep, CopiedAsynchronously,
-     OrderOfStream, OrderOfStreamForEach),
+    (
+        NoBlocking,
+        BuiltOnDevice,
+        KeptOnDevice,
+        CallRemoved,
+        AwaitedOnStream,
+        ReadOutsideStep,
+        CopiedAsynchronously,
+        OrderOfStream,
+        OrderOfStreamForEach,
+    ),
     propose,
     programs=("pytorch", "jax", "native"),
     place=30,
-)  # fmt: skip
+)

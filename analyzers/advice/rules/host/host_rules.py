@@ -316,9 +316,19 @@ HALF = 0.5
 
 RULE = Rule(
     "host",
-    (CollectedTogether, MovedAside, OtherProcess, HostWorkNamed, HostWorkSampled, GilGivenUp, NoBroadcastBuffers,
-     NoRecompilation, NoRecompilationInJax, EagerLoading),
+    (
+        CollectedTogether,
+        MovedAside,
+        OtherProcess,
+        HostWorkNamed,
+        HostWorkSampled,
+        GilGivenUp,
+        NoBroadcastBuffers,
+        NoRecompilation,
+        NoRecompilationInJax,
+        EagerLoading,
+    ),
     propose,
     programs=("pytorch", "jax", "native"),
     place=110,
-)  # fmt: skip
+)

@@ -152,9 +152,10 @@ def _blocking(case: Case) -> list[Place]:
     """Calls that block within a step: no graph can hold them."""
     window = sum(rank["window_ns"] for rank in case.report["ranks"])
     return [
-        place for place in places(case)
+        place
+        for place in places(case)
         if place.per_rank >= OFTEN and (place.copy is not None or place.blocked >= BLOCKED * window)
-    ]  # fmt: skip
+    ]
 
 
 def _freeing(blocking: list[Place]) -> tuple[Change, ...]:

@@ -158,9 +158,8 @@ def _loads_first(shown: str) -> bool:
 
 RULE = Rule(
     "once",
-    (SteadySteps, CompiledCodeKept, CompiledProgramsKept, CompiledBefore, LazyLoading,
-     SavedBeside),
+    (SteadySteps, CompiledCodeKept, CompiledProgramsKept, CompiledBefore, LazyLoading, SavedBeside),
     propose,
     programs=("pytorch", "jax", "native"),
     place=180,
-)  # fmt: skip
+)

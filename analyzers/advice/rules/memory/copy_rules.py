@@ -88,8 +88,10 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 def _copies(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if case.host_calls and not _blocks(case):
         if case.program != "native":  # from pinned memory already
-            by_hand = torch_settings.STREAM.to("with torch.cuda.stream(copies): batch.to(device, non_blocking=True);"
-                             " then torch.cuda.current_stream().wait_stream(copies) before its use")  # fmt: skip
+            by_hand = torch_settings.STREAM.to(
+                "with torch.cuda.stream(copies): batch.to(device, non_blocking=True);"
+                " then torch.cuda.current_stream().wait_stream(copies) before its use"
+            )
             setting = _AHEAD_IN_JAX if case.program == "jax" else by_hand
             yield Proposal(finding, OwnCopyStream(), setting, (CopyStream(),))
     elif case.program == "pytorch" or case.program is None:

@@ -160,8 +160,12 @@ def _used(case: Case, entries: Sequence[CrossoverEntry]) -> _Used:
     }
     if not case.report["ranks"] or not sizes:
         return None
-    return [(size, one) for size in sorted(sizes) for one in entries
-            if one["bytes"] / NEXT_SIZE < size < one["bytes"] * NEXT_SIZE]  # fmt: skip
+    return [
+        (size, one)
+        for size in sorted(sizes)
+        for one in entries
+        if one["bytes"] / NEXT_SIZE < size < one["bytes"] * NEXT_SIZE
+    ]
 
 
 def _by_size(case: Case, finding: FindingEntry, entries: Sequence[CrossoverEntry], used: _Used) -> Proposal:
@@ -174,9 +178,16 @@ def _by_size(case: Case, finding: FindingEntry, entries: Sequence[CrossoverEntry
     best = min(known, key=_ratio)
     old = older_than(case, nccl_settings.TUNER_CONFIG_FILE.since)
     record = ChoiceBySize(
-        op, ranks, _gains(known), sorted({one["bytes"] for one in known}), str(best["faster_algorithm"]),
-        str(best["faster_protocol"]), best["like_bytes"], sizes, old,
-    )  # fmt: skip
+        op,
+        ranks,
+        _gains(known),
+        sorted({one["bytes"] for one in known}),
+        str(best["faster_algorithm"]),
+        str(best["faster_protocol"]),
+        best["like_bytes"],
+        sizes,
+        old,
+    )
     newer = config("NCCL", "2.19 or later, with NCCL_TUNER_CONFIG_FILE=nccl_tuner.csv")
     setting = newer if old else nccl_settings.TUNER_CONFIG_FILE.to("nccl_tuner.csv")
     return _tried(case, Proposal(finding, record, setting), record, used)

@@ -136,24 +136,36 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
 def _made(gain: RoleGain) -> Suggestion:
     rollout, trainer = gain["gpus_rollout"] or 0, gain["gpus_trainer"] or 0
     plain: dict[str, Suggestion] = {
-        "overlap": OverlapRollout(), "asynchronous": PartialRollouts(), "reward_beside": RewardBeside(),
-        "weight_sync": WeightTransfer(), "split": SplitRoles(rollout, trainer), "move": MoveGpus(rollout, trainer),
+        "overlap": OverlapRollout(),
+        "asynchronous": PartialRollouts(),
+        "reward_beside": RewardBeside(),
+        "weight_sync": WeightTransfer(),
+        "split": SplitRoles(rollout, trainer),
+        "move": MoveGpus(rollout, trainer),
         "cap": CapResponse(gain["tokens"] or 0),
-    }  # fmt: skip
+    }
     return plain[gain["change"]]
 
 
 _NAMES: Mapping[str, Mapping[str, Known]] = {
-    "overlap": rl_settings.ONE_STEP_OFF, "split": rl_settings.ROLLOUT_GPUS, "move": rl_settings.ROLLOUT_GPUS,
-    "cap": rl_settings.LONGEST_RESPONSE, "reward_beside": rl_settings.REWARD_BESIDE,
-    "asynchronous": rl_settings.FULLY_ASYNC, "weight_sync": rl_settings.WEIGHT_TRANSFER,
-}  # fmt: skip
+    "overlap": rl_settings.ONE_STEP_OFF,
+    "split": rl_settings.ROLLOUT_GPUS,
+    "move": rl_settings.ROLLOUT_GPUS,
+    "cap": rl_settings.LONGEST_RESPONSE,
+    "reward_beside": rl_settings.REWARD_BESIDE,
+    "asynchronous": rl_settings.FULLY_ASYNC,
+    "weight_sync": rl_settings.WEIGHT_TRANSFER,
+}
 _VALUES = {"overlap": {"nemo-rl": "true"}, "asynchronous": {"verl": "0.5", "nemo-rl": "2"}}
 _WORDS = {
-    "overlap": "asynchronous rollouts", "split": "GPUs of the rollout", "move": "GPUs of the rollout",
-    "cap": "longest response", "reward_beside": "rewards beside the log-probs", "asynchronous": "partial rollouts",
+    "overlap": "asynchronous rollouts",
+    "split": "GPUs of the rollout",
+    "move": "GPUs of the rollout",
+    "cap": "longest response",
+    "reward_beside": "rewards beside the log-probs",
+    "asynchronous": "partial rollouts",
     "weight_sync": "transfer of the weights",
-}  # fmt: skip
+}
 
 
 def _setting(framework: str, gain: RoleGain) -> Setting:

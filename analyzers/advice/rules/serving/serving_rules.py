@@ -155,9 +155,12 @@ class FewerTensorRanks(Suggestion):
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """What answers a finding by the server's own names; nothing where the server is not known."""
     makers = {
-        "eager_decode": _graphs, "uncaptured_batch": _sizes, "prefill_stalls_decode": _chunks,
-        "scheduler_gap": _scheduling, "small_all_reduces": _messages,
-    }  # fmt: skip
+        "eager_decode": _graphs,
+        "uncaptured_batch": _sizes,
+        "prefill_stalls_decode": _chunks,
+        "scheduler_gap": _scheduling,
+        "small_all_reduces": _messages,
+    }
     if "serving" in case.report:
         yield from makers[finding["code"]](case, finding)
 
@@ -176,9 +179,12 @@ def _graphs(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     if setting is not None:
         only_decode = {step.get("phase") for step in case.report["steps"] if step["role"] == "steady"} == {"decode"}
         yield Proposal(
-            finding, DecodeGraphs(finding["facts"]["launches"]), setting, (CapturedGraphs(),),
+            finding,
+            DecodeGraphs(finding["facts"]["launches"]),
+            setting,
+            (CapturedGraphs(),),
             None if only_decode else Refused(OTHERS_BETWEEN),
-        )  # fmt: skip
+        )
     yield from _cores(case, finding)
 
 
@@ -186,9 +192,13 @@ def _sizes(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     facts = finding["facts"]
     largest = max(facts["batches"])
     setting = _named(
-        case, str(largest), vllm_settings.MAX_CAPTURED, sglang_settings.MAX_CAPTURED, vllm_settings.OLDER_SIZES,
+        case,
+        str(largest),
+        vllm_settings.MAX_CAPTURED,
+        sglang_settings.MAX_CAPTURED,
+        vllm_settings.OLDER_SIZES,
         sglang_settings.OLDER_MAX_CAPTURED,
-    )  # fmt: skip
+    )
     if setting is not None:
         yield Proposal(finding, LargerGraphs(largest, facts["captured"]), setting)
 

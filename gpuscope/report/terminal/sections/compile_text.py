@@ -65,23 +65,31 @@ def lines(compilation: CompilationSection) -> list[Line]:
     """Graph breaks, then recompilations and failures, each place once, the costliest first."""
     found = [
         Line(
-            "graph break", frame_place(None, one["file"], one["line"]), one["ranks"],
+            "graph break",
+            frame_place(None, one["file"], one["line"]),
+            one["ranks"],
             len(one["compile_ids"]) if one["per_step"] is None else round(one["per_step"]),
             units.NONE if one["idle_ns_per_step"] is None else f"{units.duration(one['idle_ns_per_step'])} a step",
             one["reason"],
         )
         for one in compilation["graph_breaks"]
-    ]  # fmt: skip
+    ]
     again: dict[tuple[str, str], list[CompileEntry]] = {}
     for one in compilation["compiles"]:
         kind = "failed" if one["failed"] else "recompiled" if one["recompiled"] else "compiled"
         again.setdefault((kind, frame_place(one["function"], one["file"], one["line"])), []).append(one)
     ordered = sorted(again.items(), key=lambda item: (item[0][0] == "compiled", -_spent(item[1])))
     return found + [
-        Line(kind, where, sorted({one["rank"] for one in own}), len(own), units.duration(_spent(own)),
-             own[-1]["failed"] or own[-1]["reason"] or (f"cache {own[-1]['cache']}" if own[-1]["cache"] else ""))
+        Line(
+            kind,
+            where,
+            sorted({one["rank"] for one in own}),
+            len(own),
+            units.duration(_spent(own)),
+            own[-1]["failed"] or own[-1]["reason"] or (f"cache {own[-1]['cache']}" if own[-1]["cache"] else ""),
+        )
         for (kind, where), own in ordered
-    ]  # fmt: skip
+    ]
 
 
 def _spent(own: list[CompileEntry]) -> int:

@@ -28,11 +28,18 @@ def section(report: Report, writer: Writer) -> None:
         writer.line(sentence, hang=2)
     passes = sorted(experts["passes"], key=lambda one: -one["imbalance_ns"])
     rows = [
-        (str(one["number"]), units.memory(one["bytes"]), f"{one['imbalance']:.2f}×", str(one["busiest"]),
-         units.duration(one["experts_ns"]), units.duration(one["imbalance_ns"]), units.duration(one["straggler_ns"]),
-         units.duration(one["dispatch_ns"] + one["combine_ns"]))
+        (
+            str(one["number"]),
+            units.memory(one["bytes"]),
+            f"{one['imbalance']:.2f}×",
+            str(one["busiest"]),
+            units.duration(one["experts_ns"]),
+            units.duration(one["imbalance_ns"]),
+            units.duration(one["straggler_ns"]),
+            units.duration(one["dispatch_ns"] + one["combine_ns"]),
+        )
         for one in passes[:PASSES_SHOWN]
-    ]  # fmt: skip
+    ]
     writer.rows((">pass", ">bytes", ">busiest", ">rank", ">experts", ">imbalance", ">straggler", ">transfers"), rows)
     if len(passes) > PASSES_SHOWN:
         more = units.plural(len(passes) - PASSES_SHOWN, "more pass", "more passes")
@@ -57,8 +64,10 @@ def sentences(experts: ExpertsSection, bandwidth: Sequence[BandwidthEntry] = ())
         *(f"{routing(one)}: {outcome(one)}" for one in experts["gains"]),
     ]
     if experts["overlapping"]:
-        told.append(f"{units.plural(experts['overlapping'], 'pass', 'passes')} beside another: micro-batches overlap "
-                    "(DualPipe, two-batch overlap)")  # fmt: skip
+        told.append(
+            f"{units.plural(experts['overlapping'], 'pass', 'passes')} beside another: micro-batches overlap "
+            "(DualPipe, two-batch overlap)"
+        )
     if experts["left_out"]:
         all_to_alls = units.plural(experts["left_out"], "all-to-all")
         told.append(f"{all_to_alls} left out: no dispatch with its combine (weights of tokens, cut steps)")
@@ -69,9 +78,11 @@ def _busiest_experts(passes: Sequence[ExpertPassEntry]) -> Iterator[str]:
     """`expert 3 of pass 0 has 2.10 times the mean of its layer's tokens`, of the three with most."""
     ratios = [
         (tokens / fmean(chain(*one["tokens"])), one["number"], place * len(own) + expert)
-        for one in passes if "tokens" in one and any(map(any, one["tokens"]))
-        for place, own in enumerate(one["tokens"]) for expert, tokens in enumerate(own)
-    ]  # fmt: skip
+        for one in passes
+        if "tokens" in one and any(map(any, one["tokens"]))
+        for place, own in enumerate(one["tokens"])
+        for expert, tokens in enumerate(own)
+    ]
     if ratios:
         most = sorted(ratios, key=lambda one: -one[0])[:EXPERTS_SHOWN]
         shown = ", ".join(f"{ratio:.2f} (expert {expert}, pass {number})" for ratio, number, expert in most)
@@ -98,9 +109,10 @@ def routing(gain: ExpertGain) -> str:
 
 
 _KINDS = {
-    "even": "even routing", "placement": "experts placed by their tokens",
+    "even": "even routing",
+    "placement": "experts placed by their tokens",
     "redundant": "so, and a copy of a busy expert on each rank",
-}  # fmt: skip
+}
 
 
 def outcome(gain: ExpertGain) -> str:

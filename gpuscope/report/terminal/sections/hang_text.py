@@ -135,10 +135,16 @@ def _operations(operations: list[HangOperation], writer: Writer) -> None:
         return
     writer.heading("Waits by operation")
     rows = [
-        (entry["op"], str(entry["seq"]), f"{entry['group']} {entry['description'] or ''}".rstrip(),
-         _some(entry["waiting"]), _some(entry["awaited"]), _REASONS[entry["reason"]])
+        (
+            entry["op"],
+            str(entry["seq"]),
+            f"{entry['group']} {entry['description'] or ''}".rstrip(),
+            _some(entry["waiting"]),
+            _some(entry["awaited"]),
+            _REASONS[entry["reason"]],
+        )
         for entry in operations[:OPERATIONS_SHOWN]
-    ]  # fmt: skip
+    ]
     writer.rows(("~operation", ">number", "~group", "<waiting", "<for", "<"), rows)
     writer.more(len(operations) - OPERATIONS_SHOWN)
 

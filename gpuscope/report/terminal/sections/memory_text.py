@@ -62,10 +62,14 @@ def _details(entry: MemoryEntry, lines: int, writer: Writer, *, whole: bool, rep
     if entry["at_peak"]:
         whole_peak = max(entry["peak_allocated_bytes"], 1)
         rows = [
-            (units.memory(held["bytes"]), units.count(held["blocks"]), units.share(held["bytes"] / whole_peak),
-             memory_sentences.brief_where(held))
+            (
+                units.memory(held["bytes"]),
+                units.count(held["blocks"]),
+                units.share(held["bytes"] / whole_peak),
+                memory_sentences.brief_where(held),
+            )
             for held in entry["at_peak"][:lines]
-        ]  # fmt: skip
+        ]
         writer.rows((">bytes", ">blocks", ">share", "~where"), rows)
         if more := memory_sentences.lines_left(entry, lines):
             writer.line(writer.text(more, "dim"))

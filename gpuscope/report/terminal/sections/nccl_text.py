@@ -79,18 +79,27 @@ def _choices(choices: Sequence[ChoiceEntry], writer: Writer) -> None:
         return
     titles = ("<operation", ">bytes", "<algorithm", "<protocol", ">channels", ">devices", ">count")
     rows = [
-        (entry["op"] or units.NONE, units.size(entry["bytes"]), entry["algorithm"], entry["protocol"],
-         _number(entry["channels"]), _number(entry["ranks"]), units.count(entry["count"]))
+        (
+            entry["op"] or units.NONE,
+            units.size(entry["bytes"]),
+            entry["algorithm"],
+            entry["protocol"],
+            _number(entry["channels"]),
+            _number(entry["ranks"]),
+            units.count(entry["count"]),
+        )
         for entry in choices[:ROWS_SHOWN]
-    ]  # fmt: skip
+    ]
     writer.rows(titles, rows)
     writer.more(len(choices) - ROWS_SHOWN)
 
 
 def _bandwidth(entries: Sequence[BandwidthEntry], writer: Writer) -> None:
     tools = sorted({entry["tool"] for entry in entries} - {TRACE})
-    for measured, rows in ((True, [e for e in entries if e["tool"] != TRACE]),
-                           (False, [e for e in entries if e["tool"] == TRACE])):  # fmt: skip
+    for measured, rows in (
+        (True, [e for e in entries if e["tool"] != TRACE]),
+        (False, [e for e in entries if e["tool"] == TRACE]),
+    ):
         if not rows:
             continue
         writer.heading(f"Bandwidth measured by {', '.join(tools)}" if measured else "Bandwidth in the trace")
@@ -201,10 +210,15 @@ def _by_kernel(entries: Sequence[DeviceCounterEntry], writer: Writer) -> None:
     if not found:
         return
     rows = [
-        (str(entry["rank"]), kernel["name"], entry["counter"], units.amount(kernel["mean"], entry["unit"]),
-         units.count(kernel["samples"]))
+        (
+            str(entry["rank"]),
+            kernel["name"],
+            entry["counter"],
+            units.amount(kernel["mean"], entry["unit"]),
+            units.count(kernel["samples"]),
+        )
         for entry, kernel in found[:ROWS_SHOWN]
-    ]  # fmt: skip
+    ]
     writer.rows((">rank", "~kernel", "~counter", ">mean", ">samples"), rows)
     writer.more(len(found) - ROWS_SHOWN)
 
@@ -220,10 +234,15 @@ def _course(values: Sequence[float]) -> str:
 def _traffic(entries: Sequence[TrafficEntry], writer: Writer) -> None:
     writer.heading("Messages between ranks")
     rows = [
-        (str(entry["rank"]), str(entry["peer"]), units.count(entry["count"]), units.size(entry["bytes"]),
-         units.duration(entry["dur_ns"]))
+        (
+            str(entry["rank"]),
+            str(entry["peer"]),
+            units.count(entry["count"]),
+            units.size(entry["bytes"]),
+            units.duration(entry["dur_ns"]),
+        )
         for entry in sorted(entries, key=lambda row: -row["dur_ns"])[:COSTLIEST]
-    ]  # fmt: skip
+    ]
     writer.rows((">from", ">to", ">count", ">bytes", ">time"), rows)
     writer.more(len(entries) - COSTLIEST)
 

@@ -80,10 +80,12 @@ def _tree(entries: Sequence[PlaceEntry], writer: Writer, shown: int | None) -> N
     kept = [entry for entry in entries if within[entry["id"]][0] + within[entry["id"]][2] >= least][:shown]
     writer.heading("By place (with all below it, sums over ranks)")
     rows = [
-        (*(units.duration(ns) if ns else units.NONE for ns in within[entry["id"]]),
-         f"{'  ' * depth[entry['id']]}{entry['name']}")
+        (
+            *(units.duration(ns) if ns else units.NONE for ns in within[entry["id"]]),
+            f"{'  ' * depth[entry['id']]}{entry['name']}",
+        )
         for entry in kept
-    ]  # fmt: skip
+    ]
     writer.rows((">device", ">exposed comm.", ">idle", "~place"), rows)
     if len(kept) < len(entries):
         writer.line(f"{len(entries) - len(kept)} smaller ones: --top {len(entries)}")

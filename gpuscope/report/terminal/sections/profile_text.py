@@ -52,8 +52,16 @@ def _kernel_ranks(report: Report, writer: Writer, shown: int) -> None:
         rows = sorted(rows, key=lambda row: row["mean_ns"])
         low, high = rows[0], rows[-1]
         middle = median(row["mean_ns"] for row in rows)
-        found.append((units.duration(low["mean_ns"]), str(low["rank"]), units.duration(middle),
-                      units.duration(high["mean_ns"]), str(high["rank"]), name))  # fmt: skip
+        found.append(
+            (
+                units.duration(low["mean_ns"]),
+                str(low["rank"]),
+                units.duration(middle),
+                units.duration(high["mean_ns"]),
+                str(high["rank"]),
+                name,
+            )
+        )
     writer.rows((">fastest", ">rank", ">median", ">slowest", ">rank", "~kernel"), found)
     writer.more(len(compared) - shown, ELSEWHERE)
 
@@ -111,9 +119,15 @@ def _gaps(report: Report, writer: Writer, shown: int) -> None:
     for row in rows[:shown]:
         at = arrangement.place_ns(row, starts)
         names = (short_kernel(row[key]) if row[key] else units.NONE for key in ("host", "after"))
-        cells.append((units.NONE if at is None else units.offset(at), units.duration(row["dur_ns"]),
-                      units.NONE if row["step"] is None else str(row["step"]),
-                      row["cause"] or units.NONE, *names))  # fmt: skip
+        cells.append(
+            (
+                units.NONE if at is None else units.offset(at),
+                units.duration(row["dur_ns"]),
+                units.NONE if row["step"] is None else str(row["step"]),
+                row["cause"] or units.NONE,
+                *names,
+            )
+        )
     writer.rows((">at", ">idle", ">step", "<cause", "~host meanwhile", "~ended by"), cells)
 
 
@@ -149,10 +163,15 @@ def _launches(report: Report, writer: Writer, shown: int) -> None:
     if queues:
         writer.heading(f"Launch queue{where}")
         cells = [
-            (_stream(row), f"{row['mean']:.3g}", units.count(row["max"]), units.share(row["empty_frac"]),
-             spark(row, writer))
+            (
+                _stream(row),
+                f"{row['mean']:.3g}",
+                units.count(row["max"]),
+                units.share(row["empty_frac"]),
+                spark(row, writer),
+            )
             for row in queues[:shown]
-        ]  # fmt: skip
+        ]
         writer.rows((">stream", ">mean", ">max", ">empty", "<over time"), cells)
 
 
@@ -171,10 +190,16 @@ def _copies(report: Report, writer: Writer, shown: int) -> None:
         return
     writer.heading(f"Copies{where}")
     cells = [
-        (row["kind"], _sizes(row["least_bytes"], row["below_bytes"]), units.count(row["count"]),
-         units.size(row["bytes"]), units.duration(row["dur_ns"]), units.bandwidth(row["bandwidth_gbps"]))
+        (
+            row["kind"],
+            _sizes(row["least_bytes"], row["below_bytes"]),
+            units.count(row["count"]),
+            units.size(row["bytes"]),
+            units.duration(row["dur_ns"]),
+            units.bandwidth(row["bandwidth_gbps"]),
+        )
         for row in rows[:shown]
-    ]  # fmt: skip
+    ]
     writer.rows(("<kind", ">size", ">count", ">bytes", ">time", ">bandwidth"), cells)
     writer.more(len(rows) - shown, ELSEWHERE)
 
@@ -185,10 +210,16 @@ def _calls(report: Report, writer: Writer, shown: int) -> None:
         return
     writer.heading(f"Runtime calls{where}")
     cells = [
-        (units.share(row["share_frac"]), units.duration(row["dur_ns"]), units.count(row["count"]),
-         units.duration(row["median_ns"]), units.duration(row["max_ns"]), row["name"])
+        (
+            units.share(row["share_frac"]),
+            units.duration(row["dur_ns"]),
+            units.count(row["count"]),
+            units.duration(row["median_ns"]),
+            units.duration(row["max_ns"]),
+            row["name"],
+        )
         for row in rows[:shown]
-    ]  # fmt: skip
+    ]
     writer.rows((">share", ">time", ">count", ">median", ">longest", "~call"), cells)
     writer.more(len(rows) - shown, ELSEWHERE)
 

@@ -15,9 +15,10 @@ FAINT = 0.001
 """The share below which a role has no row."""
 STALENESS = {
     "staleness_mean": "versions of the weights between rollout and use, mean",
-    "staleness_max": "the most", "stale_in_all": "stale samples used in all",
+    "staleness_max": "the most",
+    "stale_in_all": "stale samples used in all",
     "stale_dropped_in_all": "stale samples dropped in all",
-}  # fmt: skip
+}
 
 
 def section(report: Report, writer: Writer) -> None:
@@ -31,10 +32,15 @@ def section(report: Report, writer: Writer) -> None:
         shortest = min((step["dur_ns"] for step in roles["steps"]), default=0)
         writer.line(f"no role is timed; steps took {units.span(shortest, longest, ' to ')}", hang=2)
     rows = [
-        (label(one["role"]), units.duration(one["per_step_ns"]), units.share(one["share_frac"]),
-         units.duration(one["half_gains_ns"]))
-        for one in roles["roles"] if one["share_frac"] >= FAINT
-    ]  # fmt: skip
+        (
+            label(one["role"]),
+            units.duration(one["per_step_ns"]),
+            units.share(one["share_frac"]),
+            units.duration(one["half_gains_ns"]),
+        )
+        for one in roles["roles"]
+        if one["share_frac"] >= FAINT
+    ]
     if rows:
         writer.rows(("<role", ">per step", ">share", ">half of it saves"), rows)
     for sentence in sentences(roles):
@@ -49,9 +55,13 @@ def label(role: str) -> str:
 def sentences(roles: RolesSection) -> list[str]:
     """What the table does not say."""
     return [
-        *_averaged(roles), *_growth(roles), *map(_idle, roles["pools"]), *_tail(roles), *_staleness(roles),
+        *_averaged(roles),
+        *_growth(roles),
+        *map(_idle, roles["pools"]),
+        *_tail(roles),
+        *_staleness(roles),
         *filter(None, map(_limit, roles["gains"])),
-    ]  # fmt: skip
+    ]
 
 
 def _averaged(roles: RolesSection) -> Iterator[str]:
@@ -62,9 +72,14 @@ def _averaged(roles: RolesSection) -> Iterator[str]:
 def _growth(roles: RolesSection) -> Iterator[str]:
     for one in roles.get("growth", []):
         yield RoleGrowth(
-            one["role"], one["steps"], one["first_ns"], one["last_ns"], one["figure"], one["figure_times"],
+            one["role"],
+            one["steps"],
+            one["first_ns"],
+            one["last_ns"],
+            one["figure"],
+            one["figure_times"],
             one["slower_times"],
-        ).message()  # fmt: skip
+        ).message()
 
 
 def _idle(pool: RolePool) -> str:
@@ -94,10 +109,14 @@ def _staleness(roles: RolesSection) -> Iterator[str]:
 
 
 CHANGES = {
-    "overlap": "rollout beside the training", "split": "GPUs apart, rollout beside the training",
-    "move": "GPUs moved", "cap": "shorter responses", "reward_beside": "rewards beside the log-probs",
-    "asynchronous": "partial or asynchronous rollouts", "weight_sync": "faster weight sync",
-}  # fmt: skip
+    "overlap": "rollout beside the training",
+    "split": "GPUs apart, rollout beside the training",
+    "move": "GPUs moved",
+    "cap": "shorter responses",
+    "reward_beside": "rewards beside the log-probs",
+    "asynchronous": "partial or asynchronous rollouts",
+    "weight_sync": "faster weight sync",
+}
 
 
 def _limit(gain: RoleGain) -> str:

@@ -35,10 +35,12 @@ def row(one: ServingPhase) -> list[str]:
     spent = max(sum(columns), 1)
     rate = one["tokens_per_s"]
     return [
-        f"{one['steps']} {one['phase'] or 'unknown'}", units.duration(one["step_ns"]),
-        *(units.share(part / spent) for part in (*columns, one["cpu_ns"])), units.duration(one["gap_ns"]),
+        f"{one['steps']} {one['phase'] or 'unknown'}",
+        units.duration(one["step_ns"]),
+        *(units.share(part / spent) for part in (*columns, one["cpu_ns"])),
+        units.duration(one["gap_ns"]),
         units.NONE if rate is None else units.count(round(rate)),
-    ]  # fmt: skip
+    ]
 
 
 def sentences(serving: ServingSection, *, waits: bool = True) -> list[str]:
@@ -63,11 +65,14 @@ def _of_phase(one: ServingPhase) -> Iterator[str]:
     by = "compute" if bound == "compute" else CLASSES[bound]
     cause = f", most of it {cause_label(one['cause'])}" if one["cause"] else ""
     batch = [
-        f"{units.count(round(number))} {what}" for number, what in (
-            (one["prefill_requests"], "prompts"), (one["prefill_tokens"], "tokens of prompts"),
+        f"{units.count(round(number))} {what}"
+        for number, what in (
+            (one["prefill_requests"], "prompts"),
+            (one["prefill_tokens"], "tokens of prompts"),
             (one["decode_requests"], "requests that decode"),
-        ) if number
-    ]  # fmt: skip
+        )
+        if number
+    ]
     means = f"; per step {', '.join(batch)}" if batch and one["phase"] != "capture" else ""
     yield f"{name}: bound by {by} ({units.share(one['cause_frac'])}{cause}){means}"
     if one["launches"]:
@@ -93,8 +98,9 @@ def _waits(serving: ServingSection) -> Iterator[str]:
         than = f"; {units.duration(alone)} where nothing but decode runs" if alone is not None else ""
         spread = (
             f" (90th percentile {units.duration(interval['p90_ns'])}, longest {units.duration(interval['max_ns'])})"
-            if interval["count"] > 1 else ""
-        )  # fmt: skip
+            if interval["count"] > 1
+            else ""
+        )
         yield f"time per token: {units.duration(interval['median_ns'])}{spread}{than}"
     if first is not None:
         yield (

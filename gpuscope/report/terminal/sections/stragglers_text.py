@@ -60,8 +60,15 @@ def _stragglers(report: Report, writer: Writer) -> None:
     cells = []
     for row in rows[:STRAGGLERS_SHOWN]:
         waits = [row["caused_wait_ns"], *([row["per_step_ns"]] if stepped else []), row["root_wait_ns"]]
-        cells.append((str(row["rank"]), *map(units.duration, waits), "yes" if row["recurrent"] else "no",
-                      row["phase"] or units.NONE, row["operation"] or units.NONE))  # fmt: skip
+        cells.append(
+            (
+                str(row["rank"]),
+                *map(units.duration, waits),
+                "yes" if row["recurrent"] else "no",
+                row["phase"] or units.NONE,
+                row["operation"] or units.NONE,
+            )
+        )
     writer.rows((">rank", ">caused wait", *each, ">traced to it", "<recurrent", "~late in", "~doing"), cells)
     writer.more(len(rows) - STRAGGLERS_SHOWN)
     writer.line(writer.text(CAUSED_WAIT, "dim"))

@@ -20,7 +20,7 @@ from gpuscope.sources.nsys.rows.event_tables import (
     Events,
     Rows,
     take,
-)  # fmt: skip
+)
 from gpuscope.sources.nsys.rows.process_ranks import Ranks
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.columns.distinct import distinct, distinct_pairs, distinct_values, mapped
@@ -79,8 +79,9 @@ def add_device_events(builder: TraceBuilder, events: Events, ranks: Ranks) -> di
     memsets |= {"bytes": events[MEMSET]["bytes"], "graph": _graph(events[MEMSET])}
     first[MEMSET] = _add(builder, ranks, events[MEMSET], memsets)
     graphs = _graphs_without_nodes(events)
-    first[GRAPH] = _add(builder, ranks, graphs, {"name": _graph_names(graphs, names), "kind": Kind.COMPUTE,
-                                                 "graph": graphs["graphId"]})  # fmt: skip
+    first[GRAPH] = _add(
+        builder, ranks, graphs, {"name": _graph_names(graphs, names), "kind": Kind.COMPUTE, "graph": graphs["graphId"]}
+    )
     builder.problem(completeness.GRAPH_LEVEL, len(graphs["start"]))
     return first
 
@@ -199,8 +200,14 @@ def _awaited(waits: Rows, records: Rows) -> dict[str, Times]:
     linked = bool(len(records["eventId"])) and bool((records["eventSyncId"] > 0).any())
     key = "eventSyncId" if linked else "eventId"
     order = np.lexsort((records["correlationId"], records[key], records["process"]))
-    keys = list(zip(records["process"][order].tolist(), records[key][order].tolist(),
-                    records["correlationId"][order].tolist(), strict=True))  # fmt: skip
+    keys = list(
+        zip(
+            records["process"][order].tolist(),
+            records[key][order].tolist(),
+            records["correlationId"][order].tolist(),
+            strict=True,
+        )
+    )
     for row in np.flatnonzero(waits["syncType"] == _STREAM_WAIT).tolist():
         process, event, before = (int(waits[name][row]) for name in ("process", key, "correlationId"))
         place = bisect_right(keys, (process, event, before)) - 1

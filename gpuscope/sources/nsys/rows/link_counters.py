@@ -57,11 +57,19 @@ class _Adder:
     ) -> None:
         """A row per sample; times in ns as exported."""
         code = self.builder.names.code
-        self.builder.add("counters", len(places), {
-            "source": self.source, "place": [code(one) for one in places], "counter": [code(one) for one in counters],
-            "unit": [code(one) for one in units], "start": start + self.epoch_ns, "end": end + self.epoch_ns,
-            "value": value,
-        })  # fmt: skip
+        self.builder.add(
+            "counters",
+            len(places),
+            {
+                "source": self.source,
+                "place": [code(one) for one in places],
+                "counter": [code(one) for one in counters],
+                "unit": [code(one) for one in units],
+                "start": start + self.epoch_ns,
+                "end": end + self.epoch_ns,
+                "value": value,
+            },
+        )
 
 
 def _of_network(adder: _Adder, tables: Tables, table: str, devices: Mapping[int, str | None] | _Switches) -> int:
@@ -77,14 +85,19 @@ def _of_network(adder: _Adder, tables: Tables, table: str, devices: Mapping[int,
         for number, port in zip(numbers, rows["portId"].tolist(), strict=True)
     ]
     counters = [name.get(key) for key in keys]
-    known = np.array([place is not None and counter is not None
-                      for place, counter in zip(places, counters, strict=True)], np.bool_)  # fmt: skip
+    known = np.array(
+        [place is not None and counter is not None for place, counter in zip(places, counters, strict=True)], np.bool_
+    )
     known &= (rows["start"] != NA) & (rows["end"] != NA) & (rows["value"] != NA)
     kept = np.flatnonzero(known).tolist()
     adder.add(
-        [str(places[row]) for row in kept], [str(counters[row]) for row in kept],
-        [unit.get(keys[row]) or "" for row in kept], rows["start"][kept], rows["end"][kept], rows["value"][kept],
-    )  # fmt: skip
+        [str(places[row]) for row in kept],
+        [str(counters[row]) for row in kept],
+        [unit.get(keys[row]) or "" for row in kept],
+        rows["start"][kept],
+        rows["end"][kept],
+        rows["value"][kept],
+    )
     return len(known) - len(kept)
 
 
@@ -125,16 +138,24 @@ def _of_congestion(adder: _Adder, tables: Tables) -> int:
     rows = tables.integers(table, ("start", "globalId", "congestionType", "switchEgressPort"))
     kinds = dict(zip(tables.integers(_KINDS, ("id",))["id"].tolist(), tables.texts(_KINDS, "label"), strict=True))
     known = (rows["start"] != NA) & (rows["globalId"] != NA)
-    keys = np.stack([rows[name][known] for name in ("globalId", "switchEgressPort", "congestionType")]
-                    + [rows["start"][known] // MILLISECOND], axis=1)  # fmt: skip
+    keys = np.stack(
+        [rows[name][known] for name in ("globalId", "switchEgressPort", "congestionType")]
+        + [rows["start"][known] // MILLISECOND],
+        axis=1,
+    )
     found, counts = np.unique(keys, axis=0, return_counts=True)
     start = found[:, 3] * MILLISECOND
     adder.add(
-        [f"{switches.get(guid)}, port {port}" if port != NA else str(switches.get(guid))
-         for guid, port in found[:, :2].tolist()],
+        [
+            f"{switches.get(guid)}, port {port}" if port != NA else str(switches.get(guid))
+            for guid, port in found[:, :2].tolist()
+        ],
         [f"Congestion events: {kinds.get(kind) or 'any'}" for kind in found[:, 2].tolist()],
-        ["/ms"] * len(found), start, start + MILLISECOND, counts,
-    )  # fmt: skip
+        ["/ms"] * len(found),
+        start,
+        start + MILLISECOND,
+        counts,
+    )
     return int((~known).sum())
 
 
@@ -163,5 +184,4 @@ def _add_gpu(adder: _Adder, device: int, name: str, times: Times, values: Times)
     order = np.argsort(times, kind="stable")
     count = max(len(order) - 1, 0)
     starts = times[order]
-    adder.add([f"GPU {device}"] * count, [name] * count, [PERCENT] * count, starts[:-1], starts[1:],
-              values[order][:-1])  # fmt: skip
+    adder.add([f"GPU {device}"] * count, [name] * count, [PERCENT] * count, starts[:-1], starts[1:], values[order][:-1])

@@ -24,17 +24,48 @@ from gpuscope.when_used import dataclass
 _HEADER = struct.Struct("<QQQQ")
 _FORMATS = {
     # nvToolsExtPayload.h, NVTX_PAYLOAD_ENTRY_TYPE_*
-    3: "<h", 4: "<H", 5: "<i", 6: "<I", 7: "<q", 8: "<Q", 9: "<q", 10: "<Q",
-    13: "<h", 14: "<H", 15: "<i", 16: "<I", 17: "<q", 18: "<Q", 22: "<Q",
-}  # fmt: skip
+    3: "<h",
+    4: "<H",
+    5: "<i",
+    6: "<I",
+    7: "<q",
+    8: "<Q",
+    9: "<q",
+    10: "<Q",
+    13: "<h",
+    14: "<H",
+    15: "<i",
+    16: "<I",
+    17: "<q",
+    18: "<Q",
+    22: "<Q",
+}
 _FIELDS = {
-    "messagesizebytes": "bytes", "messagesize": "bytes", "bytes": "bytes", "size": "bytes",
-    "count": "count", "datatype": "dtype", "dtype": "dtype", "type": "dtype",
-    "ncclcommunicatorid": "communicator", "communicatorid": "communicator", "communicator": "communicator",
-    "commhash": "communicator", "commid": "communicator", "comm": "communicator",
-    "peerrank": "peer", "peer": "peer", "noofranks": "members", "nranks": "members", "rank": "rank",
-    "seq": "seq", "sequencenumber": "seq", "collectiveid": "seq", "opcount": "seq", "operationid": "seq",
-}  # fmt: skip
+    "messagesizebytes": "bytes",
+    "messagesize": "bytes",
+    "bytes": "bytes",
+    "size": "bytes",
+    "count": "count",
+    "datatype": "dtype",
+    "dtype": "dtype",
+    "type": "dtype",
+    "ncclcommunicatorid": "communicator",
+    "communicatorid": "communicator",
+    "communicator": "communicator",
+    "commhash": "communicator",
+    "commid": "communicator",
+    "comm": "communicator",
+    "peerrank": "peer",
+    "peer": "peer",
+    "noofranks": "members",
+    "nranks": "members",
+    "rank": "rank",
+    "seq": "seq",
+    "sequencenumber": "seq",
+    "collectiveid": "seq",
+    "opcount": "seq",
+    "operationid": "seq",
+}
 
 
 @dataclass

@@ -46,10 +46,12 @@ FAMILY = Family(
     "collector",
     (
         Knob(
-            name=NAME, takes="freeze, off or every:N steps", read=mode,
+            name=NAME,
+            takes="freeze, off or every:N steps",
+            read=mode,
             alters="Nothing computed; unreachable cycles stay in memory until they are collected, with off for good.",
             shown_by="test_process.py",
         ),
     ),
     _install,
-)  # fmt: skip
+)

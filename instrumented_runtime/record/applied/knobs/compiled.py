@@ -94,16 +94,21 @@ FAMILY = Family(
     "compiled",
     (
         Knob(
-            name=COMPILE, takes="default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
-            read=one_of(*MODES), allow="compile",
+            name=COMPILE,
+            takes="default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs",
+            read=one_of(*MODES),
+            allow="compile",
             alters="Rounding of fused operations and the random numbers of dropout; the second step compiles.",
             shown_by="test_compiled.py",
         ),
         Knob(
-            name=GRAPHS, takes="true or false", read=boolean, allow="compile",
+            name=GRAPHS,
+            takes="true or false",
+            read=boolean,
+            allow="compile",
             alters="As torch.compile's reduce-overhead, which it is; memory of each captured graph stays taken.",
             shown_by="test_compiled.py",
         ),
     ),
     _install,
-)  # fmt: skip
+)

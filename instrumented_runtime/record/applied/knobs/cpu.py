@@ -37,12 +37,16 @@ FAMILY = Family(
     "cpu",
     (
         Knob(
-            name=THREADS, takes="a number from 1", read=at_least(1),
+            name=THREADS,
+            takes="a number from 1",
+            read=at_least(1),
             alters="The last bits of sums that are split over threads of the CPU; it also sets OMP_NUM_THREADS.",
             shown_by="test_process.py",
         ),
         Knob(
-            name=BIND, takes="node, socket, exclusive or core-complex", how="framework option",
+            name=BIND,
+            takes="node, socket, exclusive or core-complex",
+            how="framework option",
             read=one_of("node", "socket", "exclusive", "core-complex"),
             alters="Nothing computed; under torchrun alone, by its --numa-binding, which needs GPUs.",
             shown_by="test_frameworks.py",
@@ -50,4 +54,4 @@ FAMILY = Family(
     ),
     _install,
     _rewrite,
-)  # fmt: skip
+)

@@ -145,24 +145,34 @@ FAMILY = Family(
     "dataloader",
     (
         Knob(
-            name="dataloader.num_workers", takes="a number from 0, or x2 for twice the script's own", read=workers,
+            name="dataloader.num_workers",
+            takes="a number from 0, or x2 for twice the script's own",
+            read=workers,
             alters=f"{_ORDER}; random augmentation draws from the workers' generators, so losses may differ.",
             shown_by="test_dataloader.py",
         ),
         Knob(
-            name="dataloader.pin_memory", takes="true or false", read=boolean,
-            alters="Nothing computed; pinned host memory is taken from the machine.", shown_by="test_dataloader.py",
+            name="dataloader.pin_memory",
+            takes="true or false",
+            read=boolean,
+            alters="Nothing computed; pinned host memory is taken from the machine.",
+            shown_by="test_dataloader.py",
         ),
         Knob(
-            name="dataloader.persistent_workers", takes="true or false", read=boolean,
+            name="dataloader.persistent_workers",
+            takes="true or false",
+            read=boolean,
             alters=f"{_ORDER}; workers are not seeded anew each epoch, and keep their copy of a dataset that the "
             "script changes between epochs.",
             shown_by="test_dataloader.py",
         ),
         Knob(
-            name="dataloader.prefetch_factor", takes="a number from 1", read=at_least(1),
-            alters="Nothing computed; each worker holds so many batches in memory.", shown_by="test_dataloader.py",
+            name="dataloader.prefetch_factor",
+            takes="a number from 1",
+            read=at_least(1),
+            alters="Nothing computed; each worker holds so many batches in memory.",
+            shown_by="test_dataloader.py",
         ),
     ),
     _install,
-)  # fmt: skip
+)

@@ -42,9 +42,14 @@ def _rewrite(words: list[str], name: str, value: str, folder: Path | None) -> li
 
 def _knob(name: str, takes: str, read: Callable[[str], Any], alters: str, allow: str = "") -> Knob:
     return Knob(
-        name=f"{PREFIX}{name}", takes=takes, read=read, how="framework option", alters=alters, allow=allow,
+        name=f"{PREFIX}{name}",
+        takes=takes,
+        read=read,
+        how="framework option",
+        alters=alters,
+        allow=allow,
         shown_by="test_frameworks.py",
-    )  # fmt: skip
+    )
 
 
 _MEMORY = "Nothing computed but for the order of sums; buffers of that many elements."
@@ -56,11 +61,20 @@ FAMILY = Family(
         _knob("zero_optimization.reduce_bucket_size", "elements", at_least(1), _MEMORY),
         _knob("zero_optimization.allgather_bucket_size", "elements", at_least(1), _MEMORY),
         _knob("zero_optimization.stage3_prefetch_bucket_size", "elements", at_least(0), _MEMORY),
-        _knob("zero_optimization.stage", "1, 2 or 3", lambda value: int(one_of("1", "2", "3")(value)),
-              "Nothing computed but for the order of sums; what is sharded, so memory and checkpoints."),
-        _knob("communication_data_type", "fp32, fp16 or bf16", one_of("fp32", "fp16", "bf16"),
-              "Gradients are rounded to 16 bits.", "compression"),
+        _knob(
+            "zero_optimization.stage",
+            "1, 2 or 3",
+            lambda value: int(one_of("1", "2", "3")(value)),
+            "Nothing computed but for the order of sums; what is sharded, so memory and checkpoints.",
+        ),
+        _knob(
+            "communication_data_type",
+            "fp32, fp16 or bf16",
+            one_of("fp32", "fp16", "bf16"),
+            "Gradients are rounded to 16 bits.",
+            "compression",
+        ),
     ),
     rewrite=_rewrite,
-)  # fmt: skip
+)
 _KNOBS = {one.name: one for one in FAMILY.knobs}

@@ -12,14 +12,41 @@ PREFIX = "env."
 UNSET = "unset"
 MORE = ("HOROVOD_FUSION_THRESHOLD",)
 """Variables besides those that may be recorded."""
-FIXED = ("CUDA_VISIBLE_DEVICES", "GPUSCOPE_", "HIP_VISIBLE_DEVICES", "OMPI_COMM_WORLD_", "ROCR_VISIBLE_DEVICES",
-         "TORCHELASTIC_", *NAMES)  # fmt: skip
+FIXED = (
+    "CUDA_VISIBLE_DEVICES",
+    "GPUSCOPE_",
+    "HIP_VISIBLE_DEVICES",
+    "OMPI_COMM_WORLD_",
+    "ROCR_VISIBLE_DEVICES",
+    "TORCHELASTIC_",
+    *NAMES,
+)
 """Of those, what says which job it is, not how it runs."""
-RECORDERS = ("NCCL_DEBUG", "NCCL_INSPECTOR_", "NCCL_PROFILER_PLUGIN", "TORCH_FR_", "TORCH_NCCL_DEBUG_INFO_",
-             "TORCH_NCCL_DUMP_")  # fmt: skip
+RECORDERS = (
+    "NCCL_DEBUG",
+    "NCCL_INSPECTOR_",
+    "NCCL_PROFILER_PLUGIN",
+    "TORCH_FR_",
+    "TORCH_NCCL_DEBUG_INFO_",
+    "TORCH_NCCL_DUMP_",
+)
 """Those that the recorder sets itself, by its own options: no settings of the job."""
-SAFE = ("CUDA_", "GLOO_", "HOROVOD_", "HSA_", "KMP_", "NCCL_", "OMP_", "PYTORCH_ALLOC_", "PYTORCH_CUDA_ALLOC_",
-        "PYTORCH_HIP_ALLOC_", "PYTORCH_NO_", "RCCL_", "TORCH_NCCL_", "TORCHINDUCTOR_CACHE_DIR")  # fmt: skip
+SAFE = (
+    "CUDA_",
+    "GLOO_",
+    "HOROVOD_",
+    "HSA_",
+    "KMP_",
+    "NCCL_",
+    "OMP_",
+    "PYTORCH_ALLOC_",
+    "PYTORCH_CUDA_ALLOC_",
+    "PYTORCH_HIP_ALLOC_",
+    "PYTORCH_NO_",
+    "RCCL_",
+    "TORCH_NCCL_",
+    "TORCHINDUCTOR_CACHE_DIR",
+)
 """Families that compute the same, but for the order of sums."""
 
 
@@ -31,16 +58,25 @@ def may_set(name: str) -> bool:
 def variable(name: str) -> Knob:
     """The knob of one variable."""
     return Knob(
-        name=f"{PREFIX}{name}", takes=GENERAL.takes, read=GENERAL.read, how="environment",
-        alters=GENERAL.alters, allow="" if name.startswith(SAFE) else GENERAL.allow, shown_by=GENERAL.shown_by,
-    )  # fmt: skip
+        name=f"{PREFIX}{name}",
+        takes=GENERAL.takes,
+        read=GENERAL.read,
+        how="environment",
+        alters=GENERAL.alters,
+        allow="" if name.startswith(SAFE) else GENERAL.allow,
+        shown_by=GENERAL.shown_by,
+    )
 
 
 GENERAL = Knob(
-    name=f"{PREFIX}NAME", takes="any text, or unset to take it out", read=str, how="environment", allow="env",
+    name=f"{PREFIX}NAME",
+    takes="any text, or unset to take it out",
+    read=str,
+    how="environment",
+    allow="env",
     alters=f"What the variable says; those of {', '.join(f'`{one}`' for one in SAFE)} need no permission.",
     shown_by="test_process.py",
-)  # fmt: skip
+)
 
 
 def _install(ledger: Ledger) -> None:

@@ -143,25 +143,33 @@ FAMILY = Family(
     "fsdp",
     (
         Knob(
-            name=AHEAD, takes="modules gathered ahead, from 0; FSDP1 knows 0 and 1", read=at_least(0),
+            name=AHEAD,
+            takes="modules gathered ahead, from 0; FSDP1 knows 0 and 1",
+            read=at_least(0),
             alters="Nothing computed; parameters of so many more modules are in memory at once.",
             shown_by="test_fsdp.py",
         ),
         Knob(
-            name=BEHIND, takes="modules gathered ahead, from 0; FSDP1 knows 0 and 1", read=at_least(0),
+            name=BEHIND,
+            takes="modules gathered ahead, from 0; FSDP1 knows 0 and 1",
+            read=at_least(0),
             alters="Nothing computed; parameters of so many more modules are in memory at once.",
             shown_by="test_fsdp.py",
         ),
         Knob(
-            name=RESHARD, takes="true or false", read=boolean,
+            name=RESHARD,
+            takes="true or false",
+            read=boolean,
             alters="Nothing computed; with false all parameters stay in memory until their backward pass.",
             shown_by="test_fsdp.py",
         ),
         Knob(
-            name=LIMIT, takes="true or false (FSDP1)", read=boolean,
+            name=LIMIT,
+            takes="true or false (FSDP1)",
+            read=boolean,
             alters="Nothing computed; with false memory for more gathered parameters is needed.",
             shown_by="test_fsdp.py",
         ),
     ),
     _install,
-)  # fmt: skip
+)

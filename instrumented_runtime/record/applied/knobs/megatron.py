@@ -24,17 +24,26 @@ def _rewrite(words: list[str], name: str, value: str, folder: Path | None) -> li
 
 def _knob(name: str, takes: str, read: Callable[[str], Any], alters: str, allow: str = "") -> Knob:
     return Knob(
-        name=f"{PREFIX}{name}", takes=takes, read=read, how="framework option", alters=alters, allow=allow,
+        name=f"{PREFIX}{name}",
+        takes=takes,
+        read=read,
+        how="framework option",
+        alters=alters,
+        allow=allow,
         shown_by="test_frameworks.py",
-    )  # fmt: skip
+    )
 
 
 FAMILY = Family(
     "megatron",
     (
         _knob("overlap-grad-reduce", "true or false", boolean, "Nothing computed; communication takes SMs."),
-        _knob("overlap-param-gather", "true or false", boolean,
-              "Nothing computed; it needs the distributed optimizer and overlap-grad-reduce."),
+        _knob(
+            "overlap-param-gather",
+            "true or false",
+            boolean,
+            "Nothing computed; it needs the distributed optimizer and overlap-grad-reduce.",
+        ),
         _knob("ddp-bucket-size", "elements", at_least(1), "The order in which gradients are added."),
         _knob("manual-gc", "true or false", boolean, "Nothing computed; cycles stay in memory for longer."),
         _knob("manual-gc-interval", "steps", at_least(0), "Nothing computed; cycles stay in memory for longer."),
@@ -42,5 +51,5 @@ FAMILY = Family(
         _knob("grad-reduce-in-bf16", "true or false", boolean, "Gradients are rounded to 16 bits.", "compression"),
     ),
     rewrite=_rewrite,
-)  # fmt: skip
+)
 _KNOBS = {one.name: one for one in FAMILY.knobs}

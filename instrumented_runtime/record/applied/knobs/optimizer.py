@@ -112,15 +112,19 @@ FAMILY = Family(
     "optimizer",
     (
         Knob(
-            name="optimizer.fused", takes="true or false", read=boolean,
+            name="optimizer.fused",
+            takes="true or false",
+            read=boolean,
             alters="The last bits of the parameters: the same operations, rounded in another order.",
             shown_by="test_optimizer.py",
         ),
         Knob(
-            name="optimizer.foreach", takes="true or false", read=boolean,
+            name="optimizer.foreach",
+            takes="true or false",
+            read=boolean,
             alters="Nothing computed but for last bits; with true temporary memory of the size of the parameters.",
             shown_by="test_optimizer.py",
         ),
     ),
     _install,
-)  # fmt: skip
+)

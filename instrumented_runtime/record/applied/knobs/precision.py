@@ -37,10 +37,13 @@ FAMILY = Family(
     "precision",
     (
         Knob(
-            name=NAME, takes="highest, high (TF32) or medium", read=one_of("highest", "high", "medium"), allow="tf32",
+            name=NAME,
+            takes="highest, high (TF32) or medium",
+            read=one_of("highest", "high", "medium"),
+            allow="tf32",
             alters="Inputs of 32-bit products are rounded to 10 bits of mantissa, with medium to 7.",
             shown_by="test_process.py",
         ),
     ),
     _install,
-)  # fmt: skip
+)

@@ -29,28 +29,40 @@ FAMILY = Family(
     "torchtitan",
     (
         Knob(
-            name=f"{PREFIX}parallelism.fsdp_reshard_after_forward", takes="default, always or never",
-            read=one_of("default", "always", "never"), how="framework option",
+            name=f"{PREFIX}parallelism.fsdp_reshard_after_forward",
+            takes="default, always or never",
+            read=one_of("default", "always", "never"),
+            how="framework option",
             alters="Nothing computed; with never all parameters stay in memory until their backward pass.",
             shown_by="test_frameworks.py",
         ),
         Knob(
-            name=f"{PREFIX}parallelism.pipeline_parallel_schedule", takes="a schedule of torch.distributed.pipelining",
-            read=one_of("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble",
-                        "DualPipeV"),
+            name=f"{PREFIX}parallelism.pipeline_parallel_schedule",
+            takes="a schedule of torch.distributed.pipelining",
+            read=one_of(
+                "1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble", "DualPipeV"
+            ),
             how="framework option",
             alters="The order in which micro-batches add their gradients; some schedules take several stages a rank.",
             shown_by="test_frameworks.py",
         ),
         Knob(
-            name=f"{PREFIX}compile.enable", takes="true or false", read=boolean, how="framework option",
-            allow="compile", alters="Rounding of fused operations.", shown_by="test_frameworks.py",
+            name=f"{PREFIX}compile.enable",
+            takes="true or false",
+            read=boolean,
+            how="framework option",
+            allow="compile",
+            alters="Rounding of fused operations.",
+            shown_by="test_frameworks.py",
         ),
         Knob(
-            name=f"{PREFIX}training.gc_freq", takes="steps between collections", read=at_least(1),
-            how="framework option", alters="Nothing computed; cycles stay in memory for longer.",
+            name=f"{PREFIX}training.gc_freq",
+            takes="steps between collections",
+            read=at_least(1),
+            how="framework option",
+            alters="Nothing computed; cycles stay in memory for longer.",
             shown_by="test_frameworks.py",
         ),
     ),
     rewrite=_rewrite,
-)  # fmt: skip
+)

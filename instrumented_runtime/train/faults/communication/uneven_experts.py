@@ -37,9 +37,12 @@ class UnevenExperts(StepFault):
         require_rank(self.rank, world_size, self.name)
         require(0 < self.share <= 1, self.name, "share", "must be above 0 and at most 1")
         require(
-            config.parallel.size(EP.name) == world_size, self.name, "rank",
-            "needs expert parallelism over all processes", "--parallel ep --preset tiny-moe",
-        )  # fmt: skip
+            config.parallel.size(EP.name) == world_size,
+            self.name,
+            "rank",
+            "needs expert parallelism over all processes",
+            "--parallel ep --preset tiny-moe",
+        )
         own = config.model.experts // world_size
         top = config.model.experts_per_token
         require(own >= top, self.name, "rank", f"holds {own} experts, and a token goes to {top}", "more experts")

@@ -30,9 +30,10 @@ def report_of(job: Job, folder: Path, told: bool = True, **recorded: bool) -> Re
         for event in document["traceEvents"]:
             if "nccl" in event["name"] or event["name"] == "record_param_comms":
                 event["args"] = {
-                    key: value for key, value in event.get("args", {}).items()
+                    key: value
+                    for key, value in event.get("args", {}).items()
                     if key in ("correlation", "stream", "device", "External id")
-                }  # fmt: skip
+                }
         file.write_text(json.dumps(document))
     return gpuscope.analyze(path).report
 

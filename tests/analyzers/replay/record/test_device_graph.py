@@ -33,9 +33,12 @@ def test_launches_queues_and_waits(tmp_path: Path) -> None:
     """k1 10–110; k2 launched at 20 is queued: 111–161; the host waits until 164 and launches k3 at 180: 190–200.
     Launches take 10, the pause in the queue is 1, the wait returns 3 later. k1 in 40: k2 51–101, k3 130–140."""
     found = graph(
-        tmp_path, *launched(1, 0, 10, 100), *launched(2, 20, 111, 50),
-        call(40, 124, 3, "cudaStreamSynchronize"), *launched(4, 180, 190, 10),
-    )  # fmt: skip
+        tmp_path,
+        *launched(1, 0, 10, 100),
+        *launched(2, 20, 111, 50),
+        call(40, 124, 3, "cudaStreamSynchronize"),
+        *launched(4, 180, 190, 10),
+    )
     assert steps(found) == [190_000]  # from the first kernel's start, 10, to the last one's end, 200
     dur = np.where(found.nodes["dur"] == 100_000, 40_000, found.nodes["dur"])
     assert steps(found.with_nodes(dur=dur)) == [130_000]
@@ -44,9 +47,11 @@ def test_launches_queues_and_waits(tmp_path: Path) -> None:
 def test_a_collective_waits_for_what_was_launched_before_it_and_compute_for_the_collective(tmp_path: Path) -> None:
     """gemm 10–110 on stream 7; NCCL on 20 from 112 to 212; the next gemm, launched long before, starts at 214."""
     found = graph(
-        tmp_path, *launched(1, 0, 10, 100), *launched(2, 20, 112, 100, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20),
+        tmp_path,
+        *launched(1, 0, 10, 100),
+        *launched(2, 20, 112, 100, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20),
         *launched(3, 40, 214, 10),
-    )  # fmt: skip
+    )
     assert steps(found) == [214_000]
     events = found.edges["why"] == Edge.EVENT
     kinds = found.nodes["kind"]

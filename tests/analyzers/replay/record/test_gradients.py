@@ -70,8 +70,11 @@ def test_what_tensor_parallelism_reduces_in_between_holds_none(tmp_path: Path) -
     found = trace(tmp_path, accumulated(100, [8, 8]), accumulated(120, [32]), accumulated(150, [16]))
     between = replace(bucket(4096), group="tp")
     assert held(found, (115, between), (128, bucket(384)), (140, between), (155, bucket(64))) == [
-        (), (Gradient(256, 27_000), Gradient(128, 0)), (), (Gradient(64, 0),),
-    ]  # fmt: skip
+        (),
+        (Gradient(256, 27_000), Gradient(128, 0)),
+        (),
+        (Gradient(64, 0),),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -115,9 +118,12 @@ def test_pythons_and_the_operators_share(tmp_path: Path) -> None:
     found = gpuscope.open_trace(
         write(
             tmp_path / "rank0.json",
-            op(10, 40, "aten::linear"), op(20, 10, "aten::mm"), op(60, 4, "aten::t"), op(70, 6, "aten::t"),
+            op(10, 40, "aten::linear"),
+            op(20, 10, "aten::mm"),
+            op(60, 4, "aten::t"),
+            op(70, 6, "aten::t"),
         )
-    )  # fmt: skip
+    )
     table = forward(found, 100_000)
     assert fixed_shares(found, 0, table) == {"F": 0.76}
     assert fixed_shares(found, 1, table) == {}

@@ -65,10 +65,18 @@ def test_a_part_of_the_hosts_time_gone(change: Change, part: str) -> None:
 
 def test_a_sync_gone_lets_the_host_run_ahead() -> None:
     """10, kernel to 110, wait, 50, kernel 160–180. Without the first wait: host at 60, kernel 110–130."""
-    graph = job([
-        Step(), Host(10), Launch(100), Wait(stream=7, label="aten::item/cudaStreamSynchronize"), Host(50), Launch(20),
-        Wait(stream=7, label="cudaDeviceSynchronize"), Step(),
-    ])  # fmt: skip
+    graph = job(
+        [
+            Step(),
+            Host(10),
+            Launch(100),
+            Wait(stream=7, label="aten::item/cudaStreamSynchronize"),
+            Host(50),
+            Launch(20),
+            Wait(stream=7, label="cudaDeviceSynchronize"),
+            Step(),
+        ]
+    )
     assert (steps(graph), after(graph, RemovedSyncs("aten::item"), ON_GPU)) == ([180], 130)
     # The host needs the value: of the 50 behind the wait, 20 more than usual, it reads it behind the last launch.
     needed = RemovedSyncs("aten::item", needed=True)
@@ -85,9 +93,14 @@ def test_captured_graphs_launch_without_the_host() -> None:
         after(job([Step(), Host(40), Step()]), CapturedGraphs())
 
 
-@pytest.mark.parametrize(("told", "bias", "step"), [
-    ({"unlaunching": 30}, 0, 30_040), ({"optimizing": 35}, 0, 30_020), ({"optimizing": 35}, 1, 90),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("told", "bias", "step"),
+    [
+        ({"unlaunching": 30}, 0, 30_040),
+        ({"optimizing": 35}, 0, 30_020),
+        ({"optimizing": 35}, 1, 90),
+    ],
+)
 def test_no_graph_holds_what_launches_nothing(told: dict[str, int], bias: int, step: int) -> None:
     """Of the 40 before the second kernel 30 launch nothing; an optimizer is at worst not captured."""
     graph = job([Step(), Host(40), Launch(10), Host(40, **told), Launch(10), Wait(stream=7), Step()])
@@ -98,9 +111,19 @@ def test_no_graph_holds_what_launches_nothing(told: dict[str, int], bias: int, s
 def test_another_thread_launches_a_graph_of_its_own(bias: int, step: int) -> None:
     """Of the 70 before the third kernel 30 are the change of threads, and launching takes 30 µs; at best one graph
     holds the whole step."""
-    graph = job([
-        Step(), Host(40), Launch(10), Host(40), Launch(10), Host(70, thread=1), Launch(10), Wait(stream=7), Step(),
-    ])  # fmt: skip
+    graph = job(
+        [
+            Step(),
+            Host(40),
+            Launch(10),
+            Host(40),
+            Launch(10),
+            Host(70, thread=1),
+            Launch(10),
+            Wait(stream=7),
+            Step(),
+        ]
+    )
     assert after(graph, CapturedGraphs(), ON_GPU, bias=bias) == step
 
 
@@ -123,10 +146,18 @@ def test_a_wait_for_the_device_is_for_collectives_issued_before_it(call: str, st
 def test_a_pinned_copy_goes_beside_compute() -> None:
     """Kernel 0–100, a copy behind it to 140 that blocks the host, then 10 of host and a kernel of 20: 170.
     Pinned, the copy runs 0–40, the host is at 10, the kernel runs 100–120."""
-    graph = job([
-        Step(), Launch(100), Launch(40, copy="HtoD pageable"), Wait(stream=7, label="aten::to/cudaMemcpyAsync"),
-        Host(10), Launch(20), Wait(stream=7, label="cudaDeviceSynchronize"), Step(),
-    ])  # fmt: skip
+    graph = job(
+        [
+            Step(),
+            Launch(100),
+            Launch(40, copy="HtoD pageable"),
+            Wait(stream=7, label="aten::to/cudaMemcpyAsync"),
+            Host(10),
+            Launch(20),
+            Wait(stream=7, label="cudaDeviceSynchronize"),
+            Step(),
+        ]
+    )
     assert (steps(graph), after(graph, PinnedCopies(), ON_GPU)) == ([170], 120)
 
 
@@ -255,8 +286,10 @@ def test_a_copy_on_a_stream_of_its_own_runs_beside_kernels() -> None:
 
 def test_more_data_of_one_rank_shared_by_all() -> None:
     """Rank 1 computes 90 where its two peers compute 30: each of the three takes 20 of the 60 more."""
-    program = [[Step(), Host(1), Launch(ns), Issue("all_reduce", 8, 5), Wait(calls=(0,)), Wait(stream=7), Step()]
-               for ns in (30, 90, 30)]  # fmt: skip
+    program = [
+        [Step(), Host(1), Launch(ns), Issue("all_reduce", 8, 5), Wait(calls=(0,)), Wait(stream=7), Step()]
+        for ns in (30, 90, 30)
+    ]
     graph = job(*program)
     changed = rewrite(graph, SharedWork(1), ON_GPU).graph
     kernels = changed.nodes["dur"][changed.nodes["work"] == Kind.COMPUTE]
@@ -360,8 +393,14 @@ def test_gradients_sent_behind_the_backward() -> None:
 
 def test_gradients_sent_as_they_become_ready() -> None:
     """Sent behind 5000 of backward in 2000 and 3000: 10000. Ready at 1000 and 4000: 1000–3000 and 4000–7000."""
-    program = [Step(), Host(5000), Issue("all_reduce", 1000, 2000, backward=False),
-               Issue("all_reduce", 2000, 3000, backward=False), Wait(calls=(0, 1)), Step()]  # fmt: skip
+    program = [
+        Step(),
+        Host(5000),
+        Issue("all_reduce", 1000, 2000, backward=False),
+        Issue("all_reduce", 2000, 3000, backward=False),
+        Wait(calls=(0, 1)),
+        Step(),
+    ]
     graph = job(program, program)
     early = {1000: (Gradient(600, 4500), Gradient(400, 4000)), 2000: (Gradient(2000, 1000),)}
     told = replace(graph, calls=tuple(replace(call, gradients=early[call.bytes or 0]) for call in graph.calls))
@@ -408,10 +447,12 @@ def test_within_a_host_there_is_no_link() -> None:
 def test_a_barrier_gone_lets_ranks_drift() -> None:
     """Rank 0 takes 10 and 30 around the barrier, rank 1 30 and 10: 60 with it, 40 without."""
     barrier = (Issue("barrier", 0, 0, backward=False), Wait(calls=(0,), label="c10d::barrier"))
-    graph = job(*(
-        [Step(), Host(first), *barrier, Host(60 - 20 - first), Issue("all_reduce", 8, 5), Wait(calls=(1,)), Step()]
-        for first in (10, 30)
-    ))  # fmt: skip
+    graph = job(
+        *(
+            [Step(), Host(first), *barrier, Host(60 - 20 - first), Issue("all_reduce", 8, 5), Wait(calls=(1,)), Step()]
+            for first in (10, 30)
+        )
+    )
     assert (steps(graph), after(graph, RemovedSyncs("c10d::barrier"))) == ([65], 45)
     unnamed = replace(graph, labels=("",) * len(graph.labels))
     assert after(unnamed, RemovedSyncs("c10d::barrier")) == 45  # a wait behind the call itself
@@ -437,11 +478,17 @@ def test_more_ranks_over_another_link() -> None:
 
 def modules(*gathers: tuple[int, int]) -> list[Program]:
     """Two ranks that gather each module (transfer, compute ns) before computing it, forward and then backward."""
-    forward = [item for place, (transfer, compute) in enumerate(gathers) for item in
-               (Issue("all_gather", 64, transfer, backward=False), Wait(calls=(place,)), Host(compute))]  # fmt: skip
+    forward = [
+        item
+        for place, (transfer, compute) in enumerate(gathers)
+        for item in (Issue("all_gather", 64, transfer, backward=False), Wait(calls=(place,)), Host(compute))
+    ]
     count = len(gathers)
-    back = [item for place, (transfer, compute) in enumerate(gathers) for item in
-            (Issue("all_gather", 64, transfer), Wait(calls=(count + place,)), Host(compute))]  # fmt: skip
+    back = [
+        item
+        for place, (transfer, compute) in enumerate(gathers)
+        for item in (Issue("all_gather", 64, transfer), Wait(calls=(count + place,)), Host(compute))
+    ]
     return [[Step(), *forward, *back, Step()]] * 2
 
 

@@ -19,10 +19,19 @@ ON_GPU = Setting(backend="nccl", gpu="NVIDIA A100", complete=True)
 def behind_the_backward(early: int) -> Graph:
     """The host launches kernels of 100 at 10 and 20, and issues at 20 what waits for both; its gradients were there
     `early` ns before."""
-    graph = job([
-        Step(), Host(10), Launch(100), Host(10), Launch(100), Issue("all_reduce", 8, 50),
-        Wait(calls=(0,)), Wait(stream=7), Step(),
-    ])  # fmt: skip
+    graph = job(
+        [
+            Step(),
+            Host(10),
+            Launch(100),
+            Host(10),
+            Launch(100),
+            Issue("all_reduce", 8, 50),
+            Wait(calls=(0,)),
+            Wait(stream=7),
+            Step(),
+        ]
+    )
     (arrival,) = np.flatnonzero(graph.of(Node.ARRIVAL)).tolist()
     last = int(np.flatnonzero(graph.of(Node.DEVICE))[-1])
     graph = graph.add([], [(last, arrival, 0, int(Edge.EVENT))])

@@ -125,7 +125,9 @@ def test_one_forward_one_backward_orders_alike() -> None:
     """Two stages, two micro-batches: the last stage alternates, B0 at 20 for 30: the first one's ends at 80 + …"""
     tasks = plan(GPIPE, Schedule("1f1b"), WHOLE)
     assert [[(t.kind, t.micro_batch) for t in own] for own in tasks] == [
-        [("F", 0), ("F", 1), ("B", 0), ("B", 1)], [("F", 0), ("B", 0), ("F", 1), ("B", 1)]]  # fmt: skip
+        [("F", 0), ("F", 1), ("B", 0), ("B", 1)],
+        [("F", 0), ("B", 0), ("F", 1), ("B", 1)],
+    ]
     # Stage 1: F0 10–20, B0 20–40, F1 40–50, B1 50–70; stage 0: B0 40–60, B1 70–90.
     assert length(tasks, delays_of(GPIPE)) == 90
 

@@ -82,8 +82,9 @@ def test_a_run_without_counters_has_no_such_rows(pair: OpenRun) -> None:
 
 def test_parts_of_a_unit_are_shown_in_whole_ones(tmp_path: Path) -> None:
     """torch's counters are kept in thousandths: 62.327 % is not 62,327 %."""
-    samples = [{"ph": "C", "name": "SM Active (%)", "pid": "GPU 0 Counters", "ts": at, "args": {"": 62.327}}
-               for at in (0, 500)]  # fmt: skip
+    samples = [
+        {"ph": "C", "name": "SM Active (%)", "pid": "GPU 0 Counters", "ts": at, "args": {"": 62.327}} for at in (0, 500)
+    ]
     path = write(tmp_path / "rank0.json", call(0, 5, 1), kernel(10, 900, 1), *samples)
     events = open_run("1", str(path), Options()).events
     assert events is not None

@@ -18,8 +18,12 @@ from gpuscope.schema.document import Report
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     folder = tmp_path_factory.mktemp("run")
     for rank, length in ((0, 100), (1, 150)):
-        events = [note(0, 4_000, "## forward ##"), op(0, 30, "aten::linear"), call(1_000, 5, 90, "cudaMemcpyAsync"),
-                  copy(3_000, 100, 90, bytes=1_000_000)]  # fmt: skip
+        events = [
+            note(0, 4_000, "## forward ##"),
+            op(0, 30, "aten::linear"),
+            call(1_000, 5, 90, "cudaMemcpyAsync"),
+            copy(3_000, 100, 90, bytes=1_000_000),
+        ]
         for i in range(12):
             events += [op(10 * i, 9), call(10 * i + 1, 5, i + 1), kernel(20 + 200 * i, length, i + 1)]
         write(folder / f"rank{rank}.json", *events, rank=rank, world_size=2)

@@ -118,12 +118,15 @@ def test_pinned_memory_is_for_accelerators(job: Job) -> None:
 
 
 def test_a_loader_that_refuses_a_change_is_made_as_the_script_asks(job: Job) -> None:
-    script = SCRIPT.replace("class Mine(DataLoader):\n    pass", """
+    script = SCRIPT.replace(
+        "class Mine(DataLoader):\n    pass",
+        """
 class Mine(DataLoader):
     def __setattr__(self, name, value):
         if name == "num_workers" and value: raise ValueError("no workers here")
         super().__setattr__(name, value)
-""")  # fmt: skip
+""",
+    )
     changed = job(script, "dataloader.num_workers=2")
     assert changed.told[0]["workers"] == [0, 0, 2]
     assert "ValueError: no workers here" in refusals(changed, "dataloader.num_workers")

@@ -19,8 +19,11 @@ ACCELERATE = "accelerate launch --num_processes 8 train.py --mixed_precision fp1
 @pytest.mark.parametrize(
     ("command", "change", "changed"),
     [
-        (TITAN, "torchtitan.parallelism.fsdp_reshard_after_forward=never",
-         f"{TITAN} --parallelism.fsdp_reshard_after_forward never"),
+        (
+            TITAN,
+            "torchtitan.parallelism.fsdp_reshard_after_forward=never",
+            f"{TITAN} --parallelism.fsdp_reshard_after_forward never",
+        ),
         (f"{TITAN} --training.gc_freq=10", "torchtitan.training.gc_freq=50", f"{TITAN} --training.gc_freq 50"),
         (f"{TITAN} --compile.enable", "torchtitan.compile.enable=false", f"{TITAN} --compile.no-enable"),
         (TITAN, "torchtitan.compile.enable=true", f"{TITAN} --compile.enable"),
@@ -29,27 +32,50 @@ ACCELERATE = "accelerate launch --num_processes 8 train.py --mixed_precision fp1
         (MEGATRON, "megatron.manual-gc=false", MEGATRON.replace(" --manual-gc", "")),
         (MEGATRON, "megatron.manual-gc=true", MEGATRON),
         (MEGATRON, "megatron.ddp-bucket-size=1000", f"{MEGATRON} --ddp-bucket-size 1000"),
-        (ACCELERATE, "accelerate.mixed_precision=bf16",
-         "accelerate launch --mixed_precision bf16 --num_processes 8 train.py --mixed_precision fp16"),
-        (ACCELERATE.replace("accelerate launch", "python -m accelerate.commands.launch"),
-         "accelerate.num_cpu_threads_per_process=4",
-         "python -m accelerate.commands.launch --num_cpu_threads_per_process 4 --num_processes 8 train.py "
-         "--mixed_precision fp16"),
+        (
+            ACCELERATE,
+            "accelerate.mixed_precision=bf16",
+            "accelerate launch --mixed_precision bf16 --num_processes 8 train.py --mixed_precision fp16",
+        ),
+        (
+            ACCELERATE.replace("accelerate launch", "python -m accelerate.commands.launch"),
+            "accelerate.num_cpu_threads_per_process=4",
+            "python -m accelerate.commands.launch --num_cpu_threads_per_process 4 --num_processes 8 train.py "
+            "--mixed_precision fp16",
+        ),
         (MEGATRON, "megatron.overlap-param-gather=true", f"{MEGATRON} --overlap-param-gather"),
         (MEGATRON, "megatron.manual-gc-interval=50", f"{MEGATRON} --manual-gc-interval 50"),
         (MEGATRON, "megatron.grad-reduce-in-bf16=true", f"{MEGATRON} --grad-reduce-in-bf16"),
-        (TITAN, "torchtitan.parallelism.pipeline_parallel_schedule=1F1B",
-         f"{TITAN} --parallelism.pipeline_parallel_schedule 1F1B"),
-        ("accelerate launch train.py", "accelerate.dynamo_backend=inductor",
-         "accelerate launch --dynamo_backend inductor train.py"),
-        ("accelerate launch --fsdp-forward-prefetch false train.py", "accelerate.fsdp_forward_prefetch=true",
-         "accelerate launch --fsdp_forward_prefetch true train.py"),
-        ("accelerate launch train.py", "accelerate.fsdp_backward_prefetch=BACKWARD_PRE",
-         "accelerate launch --fsdp_backward_prefetch BACKWARD_PRE train.py"),
-        ("torchrun --nproc-per-node 8 train.py", "cpu.numa_bind=node",
-         "torchrun --numa-binding node --nproc-per-node 8 train.py"),
-        ("python -m torch.distributed.run --numa-binding socket train.py", "cpu.numa_bind=node",
-         "python -m torch.distributed.run --numa-binding node train.py"),
+        (
+            TITAN,
+            "torchtitan.parallelism.pipeline_parallel_schedule=1F1B",
+            f"{TITAN} --parallelism.pipeline_parallel_schedule 1F1B",
+        ),
+        (
+            "accelerate launch train.py",
+            "accelerate.dynamo_backend=inductor",
+            "accelerate launch --dynamo_backend inductor train.py",
+        ),
+        (
+            "accelerate launch --fsdp-forward-prefetch false train.py",
+            "accelerate.fsdp_forward_prefetch=true",
+            "accelerate launch --fsdp_forward_prefetch true train.py",
+        ),
+        (
+            "accelerate launch train.py",
+            "accelerate.fsdp_backward_prefetch=BACKWARD_PRE",
+            "accelerate launch --fsdp_backward_prefetch BACKWARD_PRE train.py",
+        ),
+        (
+            "torchrun --nproc-per-node 8 train.py",
+            "cpu.numa_bind=node",
+            "torchrun --numa-binding node --nproc-per-node 8 train.py",
+        ),
+        (
+            "python -m torch.distributed.run --numa-binding socket train.py",
+            "cpu.numa_bind=node",
+            "python -m torch.distributed.run --numa-binding node train.py",
+        ),
         ("torchrun train.py", "torchtitan.training.gc_freq=50", None),
         ("torchrun pretrain_vision.py --epochs 3", "megatron.manual-gc=true", None),
         ("accelerate config", "accelerate.mixed_precision=bf16", None),
@@ -57,7 +83,7 @@ ACCELERATE = "accelerate launch --num_processes 8 train.py --mixed_precision fp1
         ("torchrun train.py", "cpu.threads=4", None),
         ("torchrun train.py", "ddp.bucket_cap_mb=50", None),
     ],
-)  # fmt: skip
+)
 def test_options_of_known_commands(command: str, change: str, changed: str | None) -> None:
     found = framework_arguments(command.split(), Change.parse(change))
     assert found == (changed.split() if changed is not None else None)
@@ -75,9 +101,10 @@ def test_deepspeeds_file_is_changed_in_a_copy(tmp_path: Path, option: str) -> No
     again = framework_arguments(changed, Change("deepspeed.communication_data_type", "bf16"), folder)
     assert again == changed
     assert json.loads((folder / "ds.json").read_text()) == {
-        "train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": True},
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2, "overlap_comm": True},
         "communication_data_type": "bf16",
-    }  # fmt: skip
+    }
     assert own.read_text() == text
     assert framework_arguments(command, change) == command  # it takes the change; where a copy goes is not said
     assert framework_arguments(["deepspeed", "train.py"], change, folder) is None

@@ -111,9 +111,13 @@ def test_gathers_as_many_modules_ahead_in_the_order_of_the_forward_pass(job: Job
 def test_the_options_of_the_first_fsdp(job: Job) -> None:
     before = job(FSDP1, ranks=2)
     changed = job(
-        FSDP1, "fsdp.reshard_after_forward=false", "fsdp.backward_prefetch=0", "fsdp.forward_prefetch=1",
-        "fsdp.limit_all_gathers=false", ranks=2,
-    )  # fmt: skip
+        FSDP1,
+        "fsdp.reshard_after_forward=false",
+        "fsdp.backward_prefetch=0",
+        "fsdp.forward_prefetch=1",
+        "fsdp.limit_all_gathers=false",
+        ranks=2,
+    )
     assert set(before.told[0]["strategy"]) == {"FULL_SHARD"}
     assert set(changed.told[0]["strategy"]) == {"SHARD_GRAD_OP"}
     assert set(changed.told[0]["behind"]) == {"None"}

@@ -49,8 +49,10 @@ def test_the_fused_implementation_where_there_is_one(job: Job) -> None:
     assert (told["scaling"], told["again"]) == (True, True)
     assert times(changed, "optimizer.fused") == 2
     assert refusals(changed, "optimizer.fused") == [
-        "this optimizer has no fused", "parameters that are not floating point", "this optimizer has no fused"
-    ]  # fmt: skip
+        "this optimizer has no fused",
+        "parameters that are not floating point",
+        "this optimizer has no fused",
+    ]
     assert values(changed, "optimizer.fused") == ["true", "true", "none"]
     assert values(changed, "optimizer.class") == KINDS
 

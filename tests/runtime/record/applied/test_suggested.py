@@ -25,49 +25,105 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     ("setting", "code", "facts", "changes"),
     [
-        (python("DistributedDataParallel.bucket_cap_mb", "50"), "bucket_size",
-         {"bytes": 50 * MIB, "first_bytes": 50 * MIB}, "ddp.bucket_cap_mb=50"),
-        (python("DistributedDataParallel.bucket_cap_mb", "None  # the default: 25 MiB"), "bucket_size",
-         {"bytes": 25 * MIB, "first_bytes": MIB}, "ddp.bucket_cap_mb=default"),
-        (python("DistributedDataParallel.bucket_cap_mb_list", "[1, 50]"), "bucket_size",
-         {"bytes": 50 * MIB, "first_bytes": MIB}, "ddp.bucket_cap_mb=1,50"),
-        (config("zero_optimization.reduce_bucket_size", "1000"), "bucket_size", {},
-         "deepspeed.zero_optimization.reduce_bucket_size=1000"),
+        (
+            python("DistributedDataParallel.bucket_cap_mb", "50"),
+            "bucket_size",
+            {"bytes": 50 * MIB, "first_bytes": 50 * MIB},
+            "ddp.bucket_cap_mb=50",
+        ),
+        (
+            python("DistributedDataParallel.bucket_cap_mb", "None  # the default: 25 MiB"),
+            "bucket_size",
+            {"bytes": 25 * MIB, "first_bytes": MIB},
+            "ddp.bucket_cap_mb=default",
+        ),
+        (
+            python("DistributedDataParallel.bucket_cap_mb_list", "[1, 50]"),
+            "bucket_size",
+            {"bytes": 50 * MIB, "first_bytes": MIB},
+            "ddp.bucket_cap_mb=1,50",
+        ),
+        (
+            config("zero_optimization.reduce_bucket_size", "1000"),
+            "bucket_size",
+            {},
+            "deepspeed.zero_optimization.reduce_bucket_size=1000",
+        ),
         (config("--ddp-bucket-size", "1000"), "bucket_size", {}, "megatron.ddp-bucket-size=1000"),
         (env("HOROVOD_FUSION_THRESHOLD", "1000"), "bucket_size", {}, "env.HOROVOD_FUSION_THRESHOLD=1000"),
-        (python("DataLoader.num_workers", "4"), "loader_workers", {"workers": 4},
-         "dataloader.num_workers=4 dataloader.persistent_workers=true"),
-        (python("the workers of the data loader", "twice as many as now"), "loader_workers", {"times": 2.0},
-         "dataloader.num_workers=x2"),
+        (
+            python("DataLoader.num_workers", "4"),
+            "loader_workers",
+            {"workers": 4},
+            "dataloader.num_workers=4 dataloader.persistent_workers=true",
+        ),
+        (
+            python("the workers of the data loader", "twice as many as now"),
+            "loader_workers",
+            {"times": 2.0},
+            "dataloader.num_workers=x2",
+        ),
         (config("--num-workers", "4"), "loader_workers", {"workers": 4}, "megatron.num-workers=4"),
         (config("--overlap-grad-reduce", ""), "overlap", {}, "megatron.overlap-grad-reduce=true"),
-        (config("zero_optimization.overlap_comm", "true"), "overlap", {},
-         "deepspeed.zero_optimization.overlap_comm=true"),
-        (python("gc", "gc.freeze(); gc.disable(); gc.collect(1) every 100 steps"), "manual_gc", {"steps": 100},
-         "gc.mode=every:100"),
-        (config("--manual-gc --manual-gc-interval", "100"), "manual_gc", {"steps": 100},
-         "megatron.manual-gc=true megatron.manual-gc-interval=100"),
-        (python("FSDPModule.set_modules_to_forward_prefetch", "the next 2 modules"), "fsdp_prefetch", {"modules": 2},
-         "fsdp.forward_prefetch=2 fsdp.backward_prefetch=2"),
-        (python("FullyShardedDataParallel.sharding_strategy", "ShardingStrategy.SHARD_GRAD_OP"),
-         "fsdp_keep_parameters", {}, "fsdp.reshard_after_forward=false"),
+        (
+            config("zero_optimization.overlap_comm", "true"),
+            "overlap",
+            {},
+            "deepspeed.zero_optimization.overlap_comm=true",
+        ),
+        (
+            python("gc", "gc.freeze(); gc.disable(); gc.collect(1) every 100 steps"),
+            "manual_gc",
+            {"steps": 100},
+            "gc.mode=every:100",
+        ),
+        (
+            config("--manual-gc --manual-gc-interval", "100"),
+            "manual_gc",
+            {"steps": 100},
+            "megatron.manual-gc=true megatron.manual-gc-interval=100",
+        ),
+        (
+            python("FSDPModule.set_modules_to_forward_prefetch", "the next 2 modules"),
+            "fsdp_prefetch",
+            {"modules": 2},
+            "fsdp.forward_prefetch=2 fsdp.backward_prefetch=2",
+        ),
+        (
+            python("FullyShardedDataParallel.sharding_strategy", "ShardingStrategy.SHARD_GRAD_OP"),
+            "fsdp_keep_parameters",
+            {},
+            "fsdp.reshard_after_forward=false",
+        ),
         (config("zero_optimization.stage", "2"), "fsdp_keep_parameters", {}, "deepspeed.zero_optimization.stage=2"),
-        (python("FullyShardedDataParallel.sharding_strategy", "ShardingStrategy.HYBRID_SHARD"), "hybrid_shard", {},
-         None),
+        (
+            python("FullyShardedDataParallel.sharding_strategy", "ShardingStrategy.HYBRID_SHARD"),
+            "hybrid_shard",
+            {},
+            None,
+        ),
         (compression_rules.names(cpu=True)["ddp"], "wire_bytes", {}, "ddp.comm_hook=fp16"),
         (compression_rules.names(cpu=False)["ddp"], "wire_bytes", {}, "ddp.comm_hook=bf16"),
         (compression_rules.names(cpu=False)["fsdp2"], "wire_bytes", {}, None),
         (compression_rules.names(cpu=False)["deepspeed"], "wire_bytes", {}, "deepspeed.communication_data_type=bf16"),
         (compression_rules.names(cpu=False)["megatron"], "wire_bytes", {}, "megatron.grad-reduce-in-bf16=true"),
-        (python("DistributedDataParallel.register_comm_hook", "(…)"), "power_sgd", {"approximation_rank": 32},
-         "ddp.comm_hook=powersgd:32"),
+        (
+            python("DistributedDataParallel.register_comm_hook", "(…)"),
+            "power_sgd",
+            {"approximation_rank": 32},
+            "ddp.comm_hook=powersgd:32",
+        ),
         (python("torch.optim.SGD.fused", "True"), "fused_optimizer", {}, "optimizer.fused=true"),
         (python("torch.optim.NAdam.foreach", "True"), "foreach_optimizer", {}, "optimizer.foreach=true"),
         (python("torch.set_float32_matmul_precision", '"high"'), "tf32", {}, "torch.float32_matmul_precision=high"),
         (python("torch.compile.mode", '"reduce-overhead"'), "cuda_graphs", {}, "cuda_graphs=true"),
         (config("torchrun --numa-binding", "node"), "numa_binding", {}, "cpu.numa_bind=node"),
-        (config("parallelism.pipeline_parallel_schedule", "Interleaved1F1B"), "pipeline_schedule", {},
-         "torchtitan.parallelism.pipeline_parallel_schedule=Interleaved1F1B"),
+        (
+            config("parallelism.pipeline_parallel_schedule", "Interleaved1F1B"),
+            "pipeline_schedule",
+            {},
+            "torchtitan.parallelism.pipeline_parallel_schedule=Interleaved1F1B",
+        ),
         (env("NCCL_ALGO", "allreduce:Tree"), "nccl_algorithm", {}, "env.NCCL_ALGO=allreduce:Tree"),
         (env("NCCL_P2P_DISABLE", "unset"), "nccl_transport", {}, "env.NCCL_P2P_DISABLE=unset"),
         (env("CUDA_MODULE_LOADING", "EAGER"), "module_loading", {}, "env.CUDA_MODULE_LOADING=EAGER"),
@@ -78,7 +134,7 @@ MIB = 1 << 20
         (python("DistributedDataParallel.bucket_cap_mb", "50"), "bucket_size", {}, None),
         (python("batch size per rank", "twice as large"), "larger_batch", {}, None),
     ],
-)  # fmt: skip
+)
 def test_changes_that_carry_out_a_suggestion(
     setting: Setting, code: str, facts: Mapping[str, Any], changes: str | None
 ) -> None:
@@ -111,9 +167,12 @@ def test_settings_are_named_as_the_rules_name_them() -> None:
 def test_facts_are_those_of_the_records() -> None:
     """What the mapping takes of a suggestion is declared there."""
     taken = {
-        "bucket_size": {"bytes", "first_bytes"}, "loader_workers": {"workers", "times"}, "manual_gc": {"steps"},
-        "fsdp_prefetch": {"modules"}, "power_sgd": {"approximation_rank"},
-    }  # fmt: skip
+        "bucket_size": {"bytes", "first_bytes"},
+        "loader_workers": {"workers", "times"},
+        "manual_gc": {"steps"},
+        "fsdp_prefetch": {"modules"},
+        "power_sgd": {"approximation_rank"},
+    }
     for code, names in taken.items():
         assert names <= {name for record in suggestions()[code] for name in record.__dataclass_fields__}
 
@@ -122,9 +181,10 @@ def test_the_environment_of_the_command() -> None:
     given = {"PATH": "/bin", "NCCL_PROTO": "LL", "GPUSCOPE_CHANGES": "{}"}
     changes = [Change("env.NCCL_PROTO", "unset"), Change("cpu.threads", "4"), Change("megatron.manual-gc", "true")]
     assert in_environment(changes, given) == {
-        "PATH": "/bin", "OMP_NUM_THREADS": "4",
+        "PATH": "/bin",
+        "OMP_NUM_THREADS": "4",
         "GPUSCOPE_CHANGES": '{"env.NCCL_PROTO": "unset", "cpu.threads": "4"}',
-    }  # fmt: skip
+    }
     assert in_environment([], given) == {"PATH": "/bin", "NCCL_PROTO": "LL"}
 
 

@@ -45,16 +45,34 @@ def fake_nsys(tmp_path: Path) -> Path:
 )
 def test_flags_on_a_gpu(version: tuple[int, ...], trace: str) -> None:
     assert nsys_command("nsys", "rep.%q{RANK}", version=version, has_cuda=True) == [
-        "nsys", "profile", "-t", trace, "-s", "none", "--cpuctxsw=none", "--cuda-graph-trace=node",
-        "--cuda-memory-usage=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
-        "-o", "rep.%q{RANK}",
-    ]  # fmt: skip
+        "nsys",
+        "profile",
+        "-t",
+        trace,
+        "-s",
+        "none",
+        "--cpuctxsw=none",
+        "--cuda-graph-trace=node",
+        "--cuda-memory-usage=true",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+        "-o",
+        "rep.%q{RANK}",
+    ]
 
 
 def test_flags_without_a_gpu_wait_for_no_range() -> None:
     assert nsys_command("nsys", "rep", version=(2022, 4, 2), has_cuda=False) == [
-        "nsys", "profile", "-t", "nvtx,osrt", "-s", "none", "--cpuctxsw=none", "-o", "rep",
-    ]  # fmt: skip
+        "nsys",
+        "profile",
+        "-t",
+        "nvtx,osrt",
+        "-s",
+        "none",
+        "--cpuctxsw=none",
+        "-o",
+        "rep",
+    ]
 
 
 def test_the_version_is_read_from_what_nsys_says(fake_nsys: Path) -> None:

@@ -28,8 +28,23 @@ WORLD = Group("0", "default_pg", (0, 1))
 
 
 def collective(seq: int, issued_ms: int, ended_ms: int | None) -> Collective:
-    return Collective("all_reduce", WORLD, seq, 0, 1, 1, "float32", 4, [], [], None, None, issued_ms * MS, None,
-                      None if ended_ms is None else ended_ms * MS)  # fmt: skip
+    return Collective(
+        "all_reduce",
+        WORLD,
+        seq,
+        0,
+        1,
+        1,
+        "float32",
+        4,
+        [],
+        [],
+        None,
+        None,
+        issued_ms * MS,
+        None,
+        None if ended_ms is None else ended_ms * MS,
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,8 +74,12 @@ def test_a_call_is_a_mark_within_the_phase_it_falls_into() -> None:
     marks = [(10, 0, 7, "forward"), (20, 5, 7, "backward"), (30, 9, 8, "forward")]
     issues = [(9, 0, 1), (25, 7, 1), (12, 1, 1), (30, 9, 1)]  # of a thread whose clock was set back; outside the step
     assert step_line.with_issues(marks, issues) == [
-        marks[0], (12, 1, None, "forward"), marks[1], (25, 7, None, "backward"), marks[2],
-    ]  # fmt: skip
+        marks[0],
+        (12, 1, None, "forward"),
+        marks[1],
+        (25, 7, None, "backward"),
+        marks[2],
+    ]
 
 
 def test_time_without_a_core_is_shared_out_by_the_time_off_the_core() -> None:
@@ -147,9 +166,19 @@ def test_a_file_is_bounded_and_each_explains_its_own_lines(tmp_path: Path) -> No
 
 def test_of_flight_recorders_ring_what_is_new_and_timed_is_taken() -> None:
     def entry(seq: int, took: float | None) -> dict[str, Any]:
-        return {"profiling_name": "nccl:all_reduce", "process_group": ("0", "default_pg"), "collective_seq_id": seq,
-                "p2p_seq_id": 0, "state": "completed", "retired": True, "input_sizes": [[8]], "output_sizes": [[8]],
-                "input_dtypes": ["Float"], "time_created_ns": seq * MS, "duration_ms": took}  # fmt: skip
+        return {
+            "profiling_name": "nccl:all_reduce",
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": seq,
+            "p2p_seq_id": 0,
+            "state": "completed",
+            "retired": True,
+            "input_sizes": [[8]],
+            "output_sizes": [[8]],
+            "input_dtypes": ["Float"],
+            "time_created_ns": seq * MS,
+            "duration_ms": took,
+        }
 
     told: dict[str, int] = {}
     first = timed({"entries": [entry(1, 2.5), entry(2, None)]}, told)

@@ -80,10 +80,21 @@ WORLD = Group("0", "default_pg", (0, 1))
 
 def collective(op: str, seq: int, issued_ns: int, completed_ns: int, elements: int = 4) -> Collective:
     return Collective(
-        op=op, group=WORLD, seq=seq, p2p_seq=0, elements_in=elements, elements_out=elements, dtype="float32",
-        item_bytes=4, sizes_in=[[elements]], sizes_out=[[elements]], src=None, dst=None, issued_ns=issued_ns,
+        op=op,
+        group=WORLD,
+        seq=seq,
+        p2p_seq=0,
+        elements_in=elements,
+        elements_out=elements,
+        dtype="float32",
+        item_bytes=4,
+        sizes_in=[[elements]],
+        sizes_out=[[elements]],
+        src=None,
+        dst=None,
+        issued_ns=issued_ns,
         completed_ns=completed_ns,
-    )  # fmt: skip
+    )
 
 
 def annotation(ts: str, dur: str, elements: int = 4) -> str:
@@ -171,8 +182,12 @@ def test_the_log_gives_each_entry_once_and_in_order() -> None:
 def test_the_core_logs_a_call_as_python_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tensors: str) -> None:
     """Entries, numbers, the page that outlives the process, and the thread's times, of calls of two groups in turn."""
     first, second = torch.ones(3, 2), torch.ones(6, dtype=torch.float64)
-    inputs, outputs = {"one": ([first], [first]), "pair": (first, second), "lists": ([first], [second, second]),
-                       "none": ((), ())}[tensors]  # fmt: skip
+    inputs, outputs = {
+        "one": ([first], [first]),
+        "pair": (first, second),
+        "lists": ([first], [second, second]),
+        "none": ((), ()),
+    }[tensors]
     outputs = inputs if tensors in ("one", "none") else outputs
     told = []
     for note_issue in (native.note_issue, plain.note_issue):

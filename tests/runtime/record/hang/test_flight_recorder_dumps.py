@@ -20,12 +20,26 @@ TP = Group("3", "mesh_tp", (4, 6))
 def recorded(seq: int, name: str = "gloo:all_reduce") -> dict[str, Any]:
     """An entry as torch leaves it on gloo."""
     return {
-        "record_id": 0, "pg_id": 0, "process_group": ("3", "mesh_tp"), "collective_seq_id": seq, "p2p_seq_id": 0,
-        "op_id": seq, "profiling_name": name, "time_created_ns": seq * 10, "input_sizes": [[4]],
-        "input_dtypes": ["Float"], "output_sizes": [[4]], "output_dtypes": ["Float"], "state": "scheduled",
-        "time_discovered_started_ns": None, "time_discovered_completed_ns": None, "retired": True,
-        "timeout_ms": 1800000, "is_p2p": False, "frames": [{"name": "f", "filename": "train.py", "line": 3}],
-    }  # fmt: skip
+        "record_id": 0,
+        "pg_id": 0,
+        "process_group": ("3", "mesh_tp"),
+        "collective_seq_id": seq,
+        "p2p_seq_id": 0,
+        "op_id": seq,
+        "profiling_name": name,
+        "time_created_ns": seq * 10,
+        "input_sizes": [[4]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[4]],
+        "output_dtypes": ["Float"],
+        "state": "scheduled",
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": None,
+        "retired": True,
+        "timeout_ms": 1800000,
+        "is_p2p": False,
+        "frames": [{"name": "f", "filename": "train.py", "line": 3}],
+    }
 
 
 def test_state_times_and_members_are_filled_in() -> None:
@@ -44,8 +58,10 @@ def test_state_times_and_members_are_filled_in() -> None:
     assert (second["state"], second["retired"], second["time_discovered_completed_ns"]) == ("started", False, None)
     assert result["pg_config"] == {"3": {"name": "3", "desc": "mesh_tp", "ranks": "[4, 6]"}}
     assert result["pg_status"]["3"] == {
-        "last_enqueued_collective": 2, "last_started_collective": 2, "last_completed_collective": 1,
-    }  # fmt: skip
+        "last_enqueued_collective": 2,
+        "last_started_collective": 2,
+        "last_completed_collective": 1,
+    }
 
 
 def test_a_failed_collective_does_not_count_as_completed() -> None:

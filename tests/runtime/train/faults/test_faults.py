@@ -48,10 +48,23 @@ def train(text: str) -> list[dict[str, object]]:
 
 def test_all_are_found_in_files_of_their_names() -> None:
     assert sorted(available()) == [
-        "allocator_churn", "few_micro_batches", "hang", "host_stall", "launch_bound", "mismatched",
-        "never_joins", "pageable_copies", "slow_link", "slow_loader", "slow_rank", "sync_in_loop",
-        "tiny_buckets", "unbalanced_stage", "uneven_experts", "uneven_sequences",
-    ]  # fmt: skip
+        "allocator_churn",
+        "few_micro_batches",
+        "hang",
+        "host_stall",
+        "launch_bound",
+        "mismatched",
+        "never_joins",
+        "pageable_copies",
+        "slow_link",
+        "slow_loader",
+        "slow_rank",
+        "sync_in_loop",
+        "tiny_buckets",
+        "unbalanced_stage",
+        "uneven_experts",
+        "uneven_sequences",
+    ]
     files = {module.name.rpartition(".")[2] for module in pkgutil.walk_packages(faults.__path__, f"{faults.__name__}.")}
     assert set(available()) - files == {"hang"}  # in deadlock.py: `hang` is a package of the recorder
 
@@ -70,9 +83,18 @@ def test_ground_truth_has_the_same_keys_for_all(name: str) -> None:
     truth = fault.truth(config(parallel={"pp": 2}), 4)
     extra = {"ideal_bubble_frac"} if name == "few_micro_batches" else set()
     assert set(truth) - extra == {
-        "fault", "options", "what", "unit", "ranks", "steps", "ns_per_step",
-        "bound_by", "cause", "finding", "shows_on",
-    }  # fmt: skip
+        "fault",
+        "options",
+        "what",
+        "unit",
+        "ranks",
+        "steps",
+        "ns_per_step",
+        "bound_by",
+        "cause",
+        "finding",
+        "shows_on",
+    }
     assert set(truth["steps"]) == {"first", "last", "every"}
     # Whoever checks a report against it needs something to look for.
     assert (truth["cause"] is None) != (truth["finding"] is None)

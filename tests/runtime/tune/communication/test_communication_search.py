@@ -33,8 +33,10 @@ def machine(times: dict[str, dict[int, list[float]]], calls: list[str], broken: 
         assert limit_s > 0
         assert (ranks, backend) == (2, "nccl")
         if "NCCL_DEBUG_FILE" in os.environ:
-            lines = ["n:1:1 [0] NCCL INFO comm 0xa rank 0 nRanks 2 nNodes 1",
-                     "n:1:1 [0] NCCL INFO 8 coll channels, 0 collnet channels, 8 p2p channels"]  # fmt: skip
+            lines = [
+                "n:1:1 [0] NCCL INFO comm 0xa rank 0 nRanks 2 nNodes 1",
+                "n:1:1 [0] NCCL INFO 8 coll channels, 0 collnet channels, 8 p2p channels",
+            ]
             lines += [f"n:1:1 [0] NCCL INFO AllReduce: {size} Bytes -> Algo TREE proto LL128" for size in options.sizes]
             Path(os.environ["NCCL_DEBUG_FILE"].replace("%h.%p", "n.1")).write_text("\n".join(lines))
             return [(1, 0)]
@@ -43,8 +45,9 @@ def machine(times: dict[str, dict[int, list[float]]], calls: list[str], broken: 
         if name == broken:
             raise GpuscopeError("rank 1 failed")
         calls.append(name)
-        return [(round(times.get(name, times["default"])[size][calls.count(name) - 1] * 1000), 0)
-                for size in options.sizes]  # fmt: skip
+        return [
+            (round(times.get(name, times["default"])[size][calls.count(name) - 1] * 1000), 0) for size in options.sizes
+        ]
 
     return run
 
@@ -156,8 +159,12 @@ def test_variables_are_those_that_gain_over_all_calls_of_the_job() -> None:
     lo = {"GLOO_SOCKET_IFNAME": "lo"}
 
     def found(small_calls: int) -> Searched:
-        rows = [tried("default", 8, small_calls, (100, 100), {}), tried("default", 64, 1, (100, 100), {}),
-                tried("loopback", 8, small_calls, (90, 90), lo), tried("loopback", 64, 1, (150, 150), lo)]  # fmt: skip
+        rows = [
+            tried("default", 8, small_calls, (100, 100), {}),
+            tried("default", 64, 1, (100, 100), {}),
+            tried("loopback", 8, small_calls, (90, 90), lo),
+            tried("loopback", 64, 1, (150, 150), lo),
+        ]
         return Searched("gloo", "2.13", 2, 20, tuple(rows), {})
 
     assert found(9).variables() == lo

@@ -20,8 +20,22 @@ LO = {"GLOO_SOCKET_IFNAME": "lo"}
 def tried(candidate: str, ns: int, settings: dict[str, str], pieces: int = 1) -> Tried:
     """All-reduces of 1 MiB, 100 ns by default."""
     certain = ns < 100
-    return Tried("all_reduce", 2, 1 << 20, 5, candidate, settings, pieces, ns, (ns, ns), 1 - ns / 100, certain,
-                 "ring", "simple", 8)  # fmt: skip
+    return Tried(
+        "all_reduce",
+        2,
+        1 << 20,
+        5,
+        candidate,
+        settings,
+        pieces,
+        ns,
+        (ns, ns),
+        1 - ns / 100,
+        certain,
+        "ring",
+        "simple",
+        8,
+    )
 
 
 @pytest.fixture
@@ -62,14 +76,17 @@ def test_rows_for_nccl_s_tuner_need_its_plugin(searched: Any, tmp_path: Path, mo
     monkeypatch.setenv("NCCL_TUNER_PLUGIN", "/opt/libnccl-tuner-example.so")
     made, _ = searched("nccl", simple)
     (one,) = made.candidates
-    assert one.changes == (Change("env.NCCL_TUNER_CONFIG_FILE", str(rows)),
-                           Change("env.NCCL_TUNER_PLUGIN", "/opt/libnccl-tuner-example.so"))  # fmt: skip
+    assert one.changes == (
+        Change("env.NCCL_TUNER_CONFIG_FILE", str(rows)),
+        Change("env.NCCL_TUNER_PLUGIN", "/opt/libnccl-tuner-example.so"),
+    )
     assert "allreduce,0,18446744073709551615,ring,simple,8,1,2" in rows.read_text()
     monkeypatch.delenv("NCCL_TUNER_PLUGIN")
     made, _ = searched("nccl", simple)
     assert [str(change) for one in made.candidates for change in one.changes] == [
-        "env.NCCL_ALGO=Ring", "env.NCCL_PROTO=Simple",
-    ]  # fmt: skip
+        "env.NCCL_ALGO=Ring",
+        "env.NCCL_PROTO=Simple",
+    ]
     assert [one["setting"] for one in made.by_hand] == [f"NCCL_TUNER_CONFIG_FILE={rows}"]
 
 
