@@ -32,7 +32,7 @@ Said = tuple[Any, ...]
 PATH = {
     "gpuscope.words.vocabulary": ["VERDICT_SHARE"],
     "gpuscope.analyzers.verdict.verdict": ["LOST_WORK", "LITTLE_WORK", "SLOWED"],
-    "gpuscope.analyzers.base.step_roles": [
+    "gpuscope.analyzers.base.evidence": [
         "LONG_SIGMAS",
         "LONG_FRACTION",
         "FEW_STEPS",
@@ -42,23 +42,21 @@ PATH = {
         "MIN_STEADY",
     ],
     "gpuscope.trace.steps": ["MIN_PERIODS", "AS_EXACT"],
-    "gpuscope.trace.range_families": ["MOST_WORK"],
-    "gpuscope.analyzers.device_time.thinned": [
+    "gpuscope.trace.kernel_repetition": ["MOST_WORK"],
+    "gpuscope.analyzers.device_time.launching_threads": [
         "IDS_AT_LEAST",
         "ID_DENSITY",
         "UNLINKED",
         "QUEUED_BEFORE",
         "LATE_AFTER",
         "READY_AT_LEAST",
+        "AT_ONCE",
+        "QUEUE_AT_LEAST",
+        "BLOCKED_LAUNCH",
     ],
-    "gpuscope.analyzers.device_time.idleness.idle": ["LAUNCH_LATENCY"],
-    "gpuscope.analyzers.device_time.idleness.host_activity": ["LONG_STRETCH"],
-    "gpuscope.analyzers.device_time.idleness.own_work": [
-        "LONG_STRETCHES_OF_INTERVALS",
-        "USUAL_INTERVAL_AT_MOST",
-        "SLOW_LAUNCH",
-    ],
-    "gpuscope.analyzers.device_time.idleness.launching_threads": ["AT_ONCE", "QUEUE_AT_LEAST", "BLOCKED_LAUNCH"],
+    "gpuscope.analyzers.device_time.idle": ["LAUNCH_LATENCY"],
+    "gpuscope.analyzers.device_time.gaps": ["LONG_STRETCH"],
+    "gpuscope.analyzers.device_time.own_work": ["LONG_STRETCHES_OF_INTERVALS", "USUAL_INTERVAL_AT_MOST", "SLOW_LAUNCH"],
     "gpuscope.analyzers.collectives.recurrence": [
         "MIN_STEPS",
         "MIN_LATE",
@@ -71,8 +69,8 @@ PATH = {
     ],
     "gpuscope.analyzers.collectives.stragglers": ["ALIKE"],
     "gpuscope.analyzers.facts.matching": ["VARY_WIDELY", "LEAST_ALIKE", "TELLING"],
-    "gpuscope.analyzers.facts.assumed_world": ["ENDS_AGREE_NS"],
-    "gpuscope.analyzers.facts.shared_communicators": ["END_TOGETHER_NS"],
+    "gpuscope.analyzers.facts.run_facts": ["ENDS_AGREE_NS"],
+    "gpuscope.analyzers.facts.process_groups": ["END_TOGETHER_NS"],
     "gpuscope.collective_costs.message_cost": [
         "MIN_SIZES",
         "MIN_RANGE",
@@ -82,7 +80,7 @@ PATH = {
         "NODE_LATENCY_NS",
         "_GLOO_LATENCY_NS",
     ],
-    "gpuscope.trace.cpu_run.blocking_waits": ["BLOCKED_NS", "WAKE_NS", "EARLY_NS"],
+    "gpuscope.trace.launch_links": ["BLOCKED_NS", "WAKE_NS", "EARLY_NS"],
 }
 """Constants that decide a class, a cause, a role or a late rank; those that only weigh confidence are not in it."""
 

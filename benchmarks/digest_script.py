@@ -25,13 +25,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import gpuscope
-from gpuscope.instrumented_runtime.record.capture.gc_ranges import GcRanges
-from gpuscope.instrumented_runtime.record.digest.digest import Digest
-from gpuscope.instrumented_runtime.record.digest.thread_marks import ThreadMarks
-from gpuscope.instrumented_runtime.record.gloo import gloo_trace
-from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog
-from gpuscope.instrumented_runtime.record.hang.hang_watch import HangWatch
-from gpuscope.instrumented_runtime.record.session import Session
+from gpuscope.instrumented_runtime.record import gloo_trace
+from gpuscope.instrumented_runtime.record.collective_log import CollectiveLog
+from gpuscope.instrumented_runtime.record.digest_digest import Digest
+from gpuscope.instrumented_runtime.record.hang_watch import HangWatch
+from gpuscope.instrumented_runtime.record.nsys_capture import ThreadMarks
+from gpuscope.instrumented_runtime.record.session import GcRanges, Session
 
 SKIPPED, WHOLE = 8, 20
 FEWER = 8

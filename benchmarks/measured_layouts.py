@@ -11,13 +11,11 @@ from pathlib import Path
 
 import click
 
-from gpuscope.analyzers.planning.calibration.measured_fabric import with_link
 from gpuscope.analyzers.planning.candidates import sizes
-from gpuscope.analyzers.planning.costs.rates import Rates
-from gpuscope.analyzers.planning.costs.step_estimate import estimate
-from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
-from gpuscope.analyzers.planning.inputs.model_spec import model_named
-from gpuscope.analyzers.planning.layout import FULL, NO, Layout
+from gpuscope.analyzers.planning.cluster import cluster_of
+from gpuscope.analyzers.planning.plan_memory import FULL, NO, Layout, Rates, with_link
+from gpuscope.analyzers.planning.step_estimate import estimate
+from gpuscope.analyzers.planning.transformer import model_named
 
 LINKS = tuple(24.0 / 2**half for half in range(12))
 """GB/s per GPU that are tried, down from a port's usual."""

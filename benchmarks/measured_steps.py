@@ -20,13 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analyzers.planning.candidates import Question, least_recomputed
-from gpuscope.analyzers.planning.costs.rates import GRAPHS, Rates
-from gpuscope.analyzers.planning.costs.step_estimate import estimate
-from gpuscope.analyzers.planning.entries import range_of
-from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
-from gpuscope.analyzers.planning.inputs.model_spec import model_named
-from gpuscope.analyzers.planning.layout import FULL, Layout
+from gpuscope.analyzers.planning.candidates import Question, least_recomputed, range_of
+from gpuscope.analyzers.planning.cluster import cluster_of
+from gpuscope.analyzers.planning.plan_memory import FULL, GRAPHS, Layout, Rates
+from gpuscope.analyzers.planning.step_estimate import estimate
+from gpuscope.analyzers.planning.transformer import model_named
 from gpuscope.errors import InputError
 
 VTRAIN_VOCABULARY = 51_200

@@ -15,7 +15,7 @@ from statistics import median
 import click
 
 from benchmarks import measured_steps
-from gpuscope.analyzers.planning.calibration.recorded_job import given_layout
+from gpuscope.analyzers.planning.calibrating import given_layout
 from gpuscope.analyzers.planning.candidates import (
     CHUNKS,
     Question,
@@ -27,10 +27,9 @@ from gpuscope.analyzers.planning.candidates import (
     scored,
     sizes,
 )
-from gpuscope.analyzers.planning.costs.rates import Rates
-from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
-from gpuscope.analyzers.planning.inputs.model_spec import model_named
-from gpuscope.analyzers.planning.layout import FULL, NO
+from gpuscope.analyzers.planning.cluster import cluster_of
+from gpuscope.analyzers.planning.plan_memory import FULL, NO, Rates
+from gpuscope.analyzers.planning.transformer import model_named
 
 TABLE = Path(__file__).parent / "published_layouts.csv"
 OUTCOME = Path(__file__).parent / "outcomes" / "published_layouts.md"

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from gpuscope.analyzers.replay.recorded_run import MAX_ERROR
+from gpuscope.analyzers.replay.recording import MAX_ERROR
 from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.errors import GpuscopeError

@@ -20,11 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from simulator.kernel_faults import Case, cases
 
-from gpuscope.analyzers.base.lanes import views
-from gpuscope.analyzers.base.sections import COMPUTE
-from gpuscope.analyzers.device_time.kernels import compute_work
-from gpuscope.analyzers.device_time.kernels.compute_findings import below_roof_findings
-from gpuscope.schema.compute_section import ComputeEntry
+from gpuscope.analyzers.base.lanes import COMPUTE, views
+from gpuscope.analyzers.device_time import compute_work
+from gpuscope.analyzers.device_time.compute_findings import below_roof_findings
+from gpuscope.schema.call_tree_section import ComputeEntry
 from gpuscope.schema.document import FindingEntry
 from gpuscope.sources.opening import open_trace
 

@@ -2,19 +2,187 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import dash_ag_grid as ag
 import dash_mantine_components as dmc
-import plotly.graph_objects as go
-from dash import dcc, html
+from dash import Dash, dcc, html
 from dash.development.base_component import Component
+from plotly import graph_objects as go
 
-from gpuscope.dashboards import ids
+from gpuscope.dashboards.data import event_details
+from gpuscope.dashboards.data.event_details import longest_compute
+from gpuscope.dashboards.data.events import Events
+from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.state import View
+from gpuscope.plugins import listed
+from gpuscope.report.view import report_rows
 from gpuscope.report.view.first_figures import Figure
-from gpuscope.schema.document import Report
+from gpuscope.schema.document import Evidence, Report, StepEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
+from gpuscope.words.units import short_kernel
+
+# Ids of components used in callbacks. Ids of one page start with its name.
+
+URL = "url"
+QUERY = "query"
+"""Store: the current query string, also after the address bar was only replaced."""
+DRAWN = "drawn"
+"""Store: path, query and theme that the page was drawn for; not what its own parts have changed since."""
+CONTENT = "content"
+WITHOUT = "without"
+"""Store: paths of the pages that have nothing of the run shown."""
+PROVIDER = "provider"
+THEME = "theme"
+THEME_BUTTON = "theme-button"
+FILTER_RUN = "filter-run"
+FILTER_RANKS = "filter-ranks"
+FILTER_STEPS = "filter-steps"
+
+
+def nav(path: str) -> dict[str, str]:
+    """The link to the page at `path`."""
+    return {"type": "nav", "path": path}
+
+
+def extra(key: str) -> dict[str, str]:
+    """A control whose value is `key` in the address (`View.extra`); a change redraws the page."""
+    return {"type": "extra", "key": key}
+
+
+TIMELINE = "timeline"
+TIMELINE_ROWS = "timeline-rows"
+"""The canvas's rows, which take the keys; made by assets/timeline."""
+TIMELINE_SETUP = "timeline-setup"
+TIMELINE_READY = "timeline-ready"
+TIMELINE_EVENT = "timeline-event"
+TIMELINE_FLOWS = "timeline-flows"
+TIMELINE_RANGE = "timeline-range"
+TIMELINE_DRAWER = "timeline-drawer"
+TIMELINE_SELECTED = "timeline-selected"
+TIMELINE_CHOSEN = "timeline-chosen"
+TIMELINE_SEARCH = "timeline-search"
+TIMELINE_FOUND = "timeline-found"
+ADVICE_OUTCOME = "advice-outcome"
+RANKS_HEATMAP = "ranks-heatmap"
+KERNELS_GRID = "kernels-grid"
+QUERY_SQL = "query-sql"
+QUERY_RUN = "query-run"
+QUERY_EXAMPLE = "query-example"
+
+
+# The page type, what a page is given, and how pages are discovered.
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Input of a page: the run and view state, all runs, light or dark."""
+
+    run: OpenRun
+    view: View
+    runs: Runs
+    dark: bool
+
+
+def _nothing(app: Dash, runs: Runs) -> None:
+    """No callbacks."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: `layout` is called whenever run, filters or theme change; `register` adds its callbacks once.
+
+    A page keeps its state in the address (`View.extra`) or in a `dcc.Store` of its layout, never in a module.
+    """
+
+    path: str
+    title: str
+    order: int
+    layout: Callable[[Shown], Component]
+    register: Callable[[Dash, Runs], None] = _nothing
+    has: Callable[[OpenRun], bool] = lambda _: True
+    """Whether a run has what the page shows: else its link stands below the others."""
+
+
+@cache
+def pages() -> tuple[Page, ...]:
+    """Every module of `gpuscope.dashboards.pages` that has a `PAGE`, in order."""
+    return tuple(sorted(listed("gpuscope.dashboards.pages", "PAGE"), key=lambda page: page.order))
+
+
+# Links from a report into the timeline.
+
+FINDING = "finding"
+"""Parameter of the address: the finding pinned above the timeline, by its place among those shown."""
+NAME = 100
+"""Width of a name within a line, in cells."""
+
+
+def around(start: int, end: int) -> tuple[int, int]:
+    """A window with the span in its middle half, and some width even for an instant."""
+    room = max((end - start) // 2, 500)
+    return start - room, end + room
+
+
+def timeline_view(evidence: Evidence, events: Events, view: View, finding: int | None = None) -> str:
+    """The address of the timeline at a piece of evidence: its span marked, the event that it names selected, and its
+    finding pinned. Evidence without an event is a range there, so that its length is shown too."""
+    start = events.clock.shown(evidence["rank"], evidence["start_ns"])
+    span = f"{start}:{start + evidence['dur_ns']}"
+    event = events.named(evidence["rank"], evidence["event"]) if "event" in evidence else ""
+    extra = {key: value for key, value in view.extra.items() if key != "range"} | {"mark": span}
+    if not event and evidence["dur_ns"] > 0:
+        extra["range"] = span
+    if finding is not None:
+        extra[FINDING] = str(finding)
+    window = around(start, start + evidence["dur_ns"])
+    ranks = view.ranks if view.has_rank(evidence["rank"]) else None
+    return view.link("/timeline", window=window, event=event, ranks=ranks, extra=extra)
+
+
+def meanwhile_link(evidence: Evidence, rank: int, shown: Shown, finding: int) -> Component | None:
+    """The longest computation of another rank while this one waits, as a link; None where it computes nothing."""
+    events = shown.run.events
+    if events is None:
+        return None
+    start = events.clock.shown(evidence["rank"], evidence["start_ns"])
+    span = (start, start + evidence["dur_ns"])
+    ref = longest_compute(events, rank, span)
+    one = event_details.event(events, ref) if ref else None
+    if one is None:
+        return None
+    view = shown.view
+    both = view.ranks | {rank, evidence["rank"]} if view.ranks is not None else None
+    extra = {**view.extra, "mark": f"{span[0]}:{span[1]}", FINDING: str(finding)}
+    href = view.link("/timeline", window=around(*span), event=ref, ranks=both, extra=extra)
+    text = f"rank {rank} runs {units.clean(short_kernel(one.name, NAME))} for {units.duration(one.duration)}"
+    return dmc.Anchor(text, href=href, size="sm", className="evidence meanwhile")
+
+
+def step_place(shown: Shown, step: StepEntry) -> str:
+    """The address of the timeline at a step; empty where there is none."""
+    number = step["step"]
+    if shown.run.events is None or number is None:
+        return ""
+    return shown.view.link("/timeline", steps=(number, number), window=None)
+
+
+def evidence_link(evidence: Evidence, shown: Shown, finding: int | None = None) -> Component:
+    """A piece of evidence as text, with a link if there is a timeline."""
+    place = report_rows.place_ns(evidence, report_rows.starts(shown.run.report))
+    at = "" if place is None else f" at {units.offset(place)}"
+    name = units.clean(short_kernel(evidence["name"], NAME))
+    text = f"rank {evidence['rank']}{at} for {units.duration(evidence['dur_ns'])}: {name}"
+    note = dmc.Text(units.clean(evidence["note"]), size="xs", c="dimmed") if evidence["note"] else None
+    events = shown.run.events
+    if events is None:
+        return html.Div([dmc.Text(text, size="sm"), note])
+    href = timeline_view(evidence, events, shown.view, finding)
+    return html.Div([dmc.Anchor(text, href=href, size="sm", className="evidence"), note])
+
 
 LEADS = "Click to see it in the timeline."
 
@@ -125,7 +293,7 @@ def figure(fig: go.Figure | dict[str, Any], name: str, height: int = 320, **more
         "modeBarButtons": [["toImage", "resetScale2d"]],  # a drag zooms, a double click undoes it
     } | more.pop("config", {})
     graph = dcc.Graph(figure=fig, config=config, style={"height": height}, **more)
-    if not (isinstance(more.get("id"), dict) or more.get("id") == ids.RANKS_HEATMAP):
+    if not (isinstance(more.get("id"), dict) or more.get("id") == RANKS_HEATMAP):
         return graph
     said = html.Div(className="chosen hidden", **attributes(aria_live="polite"))
     label = f"Figure {name}: arrow keys choose a point, Enter opens it"

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from gpuscope.analyzers.advice.rule import suggestions
-from gpuscope.catalogue.cause_table import CAUSES
-from gpuscope.catalogue.suggestion import Suggestion, left_open
+from gpuscope.catalogue.suggestion import CAUSES, Suggestion, left_open
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

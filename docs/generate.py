@@ -36,15 +36,15 @@ from walkthrough import walk
 
 import gpuscope
 from gpuscope.analyzers.advice.rule import suggestions
-from gpuscope.analyzers.planning.inputs.cluster_spec import ClusterFile
+from gpuscope.analyzers.planning.cluster import ClusterFile
+from gpuscope.analyzers.queries.engine import tables as query_tables
 from gpuscope.analyzers.queries.examples import EXAMPLES
-from gpuscope.analyzers.queries.tables import tables as query_tables
 from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION, Cause
-from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import kinds
+from gpuscope.catalogue.suggestion import CAUSES
 from gpuscope.cli import cli
 from gpuscope.instrumented_runtime.commands.record import flags
-from gpuscope.instrumented_runtime.record.applied.table import KNOBS
+from gpuscope.instrumented_runtime.record.applied.change import KNOBS
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts
 from gpuscope.instrumented_runtime.train.settings.sections import PARALLELISMS
 from gpuscope.output import write_text

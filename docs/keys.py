@@ -13,11 +13,11 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from gpuscope.analyzers.run.analysis import SECTIONS
-from gpuscope.report.published.json_schema import DOCUMENTS, json_schema, of_keys
-from gpuscope.schema import profile_sections
+from gpuscope.report.published import DOCUMENTS, json_schema, of_keys
+from gpuscope.schema import nccl_sections
 from gpuscope.store.tables import FOLLOWED_BY, TABLES, VIEWS
 
-PROFILE = {section for section, row in SECTIONS.items() if row.__name__ in vars(profile_sections)}
+PROFILE = {section for section, row in SECTIONS.items() if row.__name__ in vars(nccl_sections)}
 """Parts of the report that are tables of a profiler, which no verdict rests on."""
 DATA = {f"slowdown.{which}by_{name}": name for which in ("", "explained.") for name in ("operation", "rank", "stage")}
 DATA |= {"trace.parallelism": "kind", "power[].held_frac": "reason"}

@@ -23,50 +23,49 @@ from typing import TYPE_CHECKING, Any
 from gpuscope.version import __version__
 
 if TYPE_CHECKING:
-    from gpuscope.analyzers import changes
-    from gpuscope.analyzers.changes import Predicted, Refused
-    from gpuscope.analyzers.comparison.checks import CheckResult, check
-    from gpuscope.analyzers.comparison.comparison import Comparison, diff
+    from gpuscope.analyzers import what_if_changes as changes
+    from gpuscope.analyzers.comparison.comparison import CheckResult, Comparison, check, diff
     from gpuscope.analyzers.planning.advising import ParallelismPlan, advise
     from gpuscope.analyzers.queries.asking import query
     from gpuscope.analyzers.run.analysis import Analysis
     from gpuscope.analyzers.run.runner import analyze
-    from gpuscope.analyzers.watching.following import follow
+    from gpuscope.analyzers.watching.measures import follow
+    from gpuscope.analyzers.what_if_changes import Predicted, Refused
     from gpuscope.dashboards.figures import of_results as figures
     from gpuscope.errors import AnalysisError, GpuscopeError, InputError, MissingExtraError, UsageError
     from gpuscope.instrumented_runtime.record.ranges import span
     from gpuscope.instrumented_runtime.record.session import Session
     from gpuscope.instrumented_runtime.record.session import gpuscope_session as session
-    from gpuscope.instrumented_runtime.tune.table import tune
+    from gpuscope.instrumented_runtime.tune.rerun import tune
     from gpuscope.sources.opening import open_trace
     from gpuscope.trace.trace import Trace
 
 _HOME = {
     "Analysis": "gpuscope.analyzers.run.analysis:Analysis",
     "AnalysisError": "gpuscope.errors:AnalysisError",
-    "CheckResult": "gpuscope.analyzers.comparison.checks:CheckResult",
+    "CheckResult": "gpuscope.analyzers.comparison.comparison:CheckResult",
     "Comparison": "gpuscope.analyzers.comparison.comparison:Comparison",
     "GpuscopeError": "gpuscope.errors:GpuscopeError",
     "InputError": "gpuscope.errors:InputError",
     "MissingExtraError": "gpuscope.errors:MissingExtraError",
     "ParallelismPlan": "gpuscope.analyzers.planning.advising:ParallelismPlan",
-    "Predicted": "gpuscope.analyzers.changes:Predicted",
-    "Refused": "gpuscope.analyzers.changes:Refused",
+    "Predicted": "gpuscope.analyzers.what_if_changes:Predicted",
+    "Refused": "gpuscope.analyzers.what_if_changes:Refused",
     "Session": "gpuscope.instrumented_runtime.record.session:Session",
     "Trace": "gpuscope.trace.trace:Trace",
     "UsageError": "gpuscope.errors:UsageError",
     "advise": "gpuscope.analyzers.planning.advising:advise",
     "analyze": "gpuscope.analyzers.run.runner:analyze",
-    "changes": "gpuscope.analyzers.changes",
-    "check": "gpuscope.analyzers.comparison.checks:check",
+    "changes": "gpuscope.analyzers.what_if_changes",
+    "check": "gpuscope.analyzers.comparison.comparison:check",
     "diff": "gpuscope.analyzers.comparison.comparison:diff",
     "figures": "gpuscope.dashboards.figures.of_results",
-    "follow": "gpuscope.analyzers.watching.following:follow",
+    "follow": "gpuscope.analyzers.watching.measures:follow",
     "open_trace": "gpuscope.sources.opening:open_trace",
     "query": "gpuscope.analyzers.queries.asking:query",
     "session": "gpuscope.instrumented_runtime.record.session:gpuscope_session",
     "span": "gpuscope.instrumented_runtime.record.ranges:span",
-    "tune": "gpuscope.instrumented_runtime.tune.table:tune",
+    "tune": "gpuscope.instrumented_runtime.tune.rerun:tune",
 }
 """Where each public name is defined, `module:name` or a module. Looked up when asked for, so that `import gpuscope`
 stays quick; type checkers read the imports above, and a test compares the two."""

@@ -25,7 +25,7 @@ COMMAND_FOLDERS = (
 """Every module in them that defines a `command` is a subcommand of its own name."""
 
 
-FOLLOWED = "gpuscope.instrumented_runtime.tune.followed"
+FOLLOWED = "gpuscope.instrumented_runtime.tune.rerun"
 """What knows the settings of run folders, and which suggestions they follow."""
 
 
@@ -87,11 +87,13 @@ def load(group: str, name: str) -> Any:
 
 
 def listed(package: str, attribute: str, words: Collection[str] = ("",)) -> list[Any]:
-    """`attribute` of every module below `package`, folders included, that has it; by the module's own name. What does
-    not assign it, or holds none of `words`, is not imported."""
+    """`attribute` of every module below `package`, folders included, that has it, or all of a module's in the plural
+    (`RULES`); by the module's own name. What does not assign it, or holds none of `words`, is not imported."""
     names = sorted(_modules(package, attribute, words), key=lambda name: (name.rpartition(".")[2], name))
-    parts = (getattr(import_module(name), attribute, None) for name in names)
-    return [part for part in parts if part is not None]
+    found: list[Any] = []
+    for module in map(import_module, names):
+        found += getattr(module, f"{attribute}S", ()) or [getattr(module, attribute, None)]
+    return [part for part in found if part is not None]
 
 
 def submodules(package: str) -> None:
@@ -108,7 +110,10 @@ def _modules(package: str, attribute: str, words: Collection[str] = ("",)) -> It
 def _below(package: str) -> Iterator[tuple[str, str]]:
     """Names and paths of the modules below a package, by name. `pkgutil` takes ten times as long, and a start-up lists
     forty folders."""
-    for folder in import_module(package).__path__:
+    whole = import_module(package)
+    if not hasattr(whole, "__path__"):  # a folder that became one module
+        yield package, str(whole.__file__)
+    for folder in getattr(whole, "__path__", ()):
         for found in sorted(os.listdir(folder)):
             stem, suffix = os.path.splitext(found)
             path = os.path.join(folder, found)

@@ -14,13 +14,109 @@ of the mean», Journal of Climate 8 (1995), for an AR(1) process).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import cos, expm1, fsum, isnan, nan, pi, sin, sqrt
+from typing import TYPE_CHECKING, TypeVar
 
-from gpuscope.averages import fmean, median
-from gpuscope.student import student
 from gpuscope.when_used import dataclass
+
+if TYPE_CHECKING:
+    from gpuscope.trace.table import Array
+
+
+# Student's t: how far a mean of a few values may lie off.
+
+
+def student(chance: float, freedom: int) -> float:
+    """What Student's t exceeds with this probability (Hill, «Algorithm 396: Student's t-quantiles», Communications of
+    the ACM 13, 1970)."""
+    both = 2 * chance
+    if freedom == 1:
+        return cos(both * pi / 2) / sin(both * pi / 2)
+    if freedom == 2:
+        return sqrt(2 / (both * (2 - both)) - 2)
+    a = 1 / (freedom - 0.5)
+    b = 48 / a**2
+    c = ((20_700 * a / b - 98) * a - 16) * a + 96.36
+    d = ((94.5 / (b + c) - 3) / b + 1) * sqrt(a * pi / 2) * freedom
+    y = (d * both) ** (2 / freedom)
+    if y > 0.05 + a:
+        x = _normal_quantile(chance)
+        y = x * x
+        if freedom < 5:
+            c += 0.3 * (freedom - 4.5) * (x + 0.6)
+        c += (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b
+        y = (((((0.4 * y + 6.3) * y + 36) * y + 94.5) / c - y - 3) / b + 1) * x
+        y = expm1(a * y * y)
+    else:
+        first = 1 / (((freedom + 6) / (freedom * y) - 0.089 * d - 0.822) * (freedom + 2) * 3)
+        y = ((first + 0.5 / (freedom + 4)) * y - 1) * (freedom + 1) / (freedom + 2) + 1 / y
+    return sqrt(freedom * y)
+
+
+def _normal_quantile(chance: float) -> float:
+    """`NormalDist().inv_cdf`, where it is compiled without the rest of `statistics`, which takes 10 ms to import."""
+    try:
+        from _statistics import _normal_dist_inv_cdf as quantile  # type: ignore[import-not-found]
+    except ImportError:
+        from statistics import NormalDist
+
+        return NormalDist().inv_cdf(chance)
+    return float(quantile(chance, 0.0, 1.0))
+
+
+# `fmean` and `median` of the standard library's names: its `statistics` takes 10 ms to import; `quantile` and
+# `middle` of numpy's, which imports its masked arrays for them, 7 ms.
+
+Number = TypeVar("Number", int, float)
+
+
+def fmean(values: Iterable[float]) -> float:
+    """The mean. Raises `ZeroDivisionError` where there are no values."""
+    values = list(values)
+    return fsum(values) / len(values)
+
+
+def whole_mean(values: Iterable[float | None]) -> int | None:
+    """Of the values that are known the mean, rounded; None where none is."""
+    known = [value for value in values if value is not None]
+    return round(fmean(known)) if known else None
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle one, or the mean of the two in the middle. Raises `IndexError` where there are no values."""
+    ordered = sorted(values)
+    half, odd = divmod(len(ordered), 2)
+    return ordered[half] if odd else (ordered[half - 1] + ordered[half]) / 2
+
+
+def lower_median(values: Iterable[Number]) -> Number:
+    """The middle one; of an even number the lower of the two in the middle. Raises `IndexError` where there are no
+    values."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def quantile(values: Iterable[float], part: float) -> float:
+    """What this part of the values lies below, on the line between the two nearest ones; as `numpy.quantile`. Raises
+    `IndexError` where there are no values."""
+    ordered = sorted(values)
+    place = part * (len(ordered) - 1)
+    below = int(place)
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    over = place - below
+    return low + (high - low) * over if over < 0.5 else high - (high - low) * (1 - over)
+
+
+def middle(values: Array) -> float:
+    """`numpy.median` of all values; NaN where one is, or where there are none."""
+    ordered = values.flatten()
+    ordered.sort()
+    half = len(ordered) // 2
+    return float((ordered[half] + ordered[-half - 1]) / 2) if len(ordered) and not isnan(ordered[-1]) else nan
+
 
 MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of normal values by that of their mean."""

@@ -9,9 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gpuscope.averages import median, middle, quantile
-from gpuscope.student import student
-from gpuscope.welch import Sample, difference, median_interval, sample, times_needed
+from gpuscope.welch import Sample, difference, median, median_interval, middle, quantile, sample, student, times_needed
 
 
 def of(values: list[float]) -> Sample:

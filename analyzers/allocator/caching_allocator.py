@@ -17,7 +17,7 @@ from gpuscope.analyzers.allocator.allocator_settings import (
     Settings,
     segment_size,
 )
-from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.when_used import dataclass
 
 Key = tuple[int, int]

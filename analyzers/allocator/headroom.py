@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpuscope import when_used
-from gpuscope.analyzers.base.analyzer import Result
-from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.analyzer import Need, Result
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.catalogue.finding import made
-from gpuscope.trace.naming.kernel_categories import is_optimizer_step
+from gpuscope.trace.kernel_categories import is_optimizer_step
 
 MOST = 0.5
 """Share of the device's memory at most reserved from which another half fits beside it."""

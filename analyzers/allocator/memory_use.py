@@ -2,36 +2,235 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpuscope.analyzers.allocator.allocator_settings import ANY, ASCEND, SMALL_SIZE, segment_size, variable
-from gpuscope.analyzers.allocator.fragmentation import Growth, free_sizes, growths, states_before, wasted
-from gpuscope.analyzers.allocator.history import History, State, histories
-from gpuscope.analyzers.base.analyzer import Result
-from gpuscope.analyzers.base.needs import Need, any_of
-from gpuscope.analyzers.base.sections import MEMORY
+from gpuscope.analyzers.allocator.history import GROWS, SHRINKS, Event, History, State, histories, segment_of
+from gpuscope.analyzers.base.analyzer import Need, Result, any_of
+from gpuscope.analyzers.base.lanes import MEMORY
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.problems import allocator
+from gpuscope.problems import job
 from gpuscope.schema.memory_section import (
     AllocatorChangeEntry,
     AllocatorReplayEntry,
     FailureEntry,
     FragmentationEntry,
+    HeldEntry,
+    HeldLeft,
+    KindEntry,
     MemoryEntry,
     MemorySample,
     RetryEntry,
 )
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.frameworks import StackKind, kind_of, own_line, within_attention
 from gpuscope.trace.schema import NA, AllocatorAction
+from gpuscope.trace.table import Times
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
 from gpuscope.words.units import memory
 
 if TYPE_CHECKING:
-    from gpuscope.analyzers.allocator import other_settings
+    from gpuscope.analyzers.allocator import allocator_replay
+
+
+# Segments that were allocated, or requests that failed, while enough free bytes lay in blocks they could not use.
+#
+# A cache that is large after a peak is none of this: its blocks would be used if anything asked for them.
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A request for which memory came from the device, or that failed, and what was free beforehand."""
+
+    row: int
+    event: Event
+    """The request: an `alloc`, or an `oom`."""
+    gained: int
+    """Bytes that came from the device; 0 where the request failed."""
+    own_pool: int
+    """Free bytes in blocks for the same stream and pool, each too small (or kept whole by max_split_size)."""
+    elsewhere: int
+    """Free bytes in blocks for other streams or for the other pool (requests of at most 1 MiB have their own)."""
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether enough was free."""
+        return self.own_pool + self.elsewhere >= self.event.size
+
+
+def growths(history: History) -> list[Growth]:
+    """Every growth and failure, in order."""
+    found: list[Growth] = []
+    free: dict[tuple[int, bool], int] = defaultdict(int)
+    for segment in history.before.segments.values():
+        free[segment.stream, segment.small] += segment.size
+    for held in history.before.held.values():
+        free[held.stream, history.settings.round(held.requested) <= SMALL_SIZE] -= held.size
+    gained, first, before = 0, 0, dict(free)
+    for row, event in enumerate(history.events):
+        key = (event.stream, history.settings.round(event.requested) <= SMALL_SIZE)
+        if event.action in GROWS:
+            if not gained:
+                before, first = dict(free), event.address
+            gained += event.requested
+            free[event.stream, _small_segment(event)] += event.requested
+        elif event.action in SHRINKS:
+            free[event.stream, _small_segment(event)] -= event.requested
+        elif event.action == AllocatorAction.ALLOC:
+            if gained:
+                # New pages extend the free block before them: then that was of use.
+                before[key] = before.get(key, 0) - min(max(first - event.address, 0), event.size)
+                found.append(_growth(row, event, gained, before, key))
+            gained = 0
+            free[key] -= event.size
+        elif event.action == AllocatorAction.FREE_COMPLETED:
+            free[key] += event.size
+        elif event.action == AllocatorAction.OOM:
+            asked = event._replace(size=history.settings.round(event.requested))
+            found.append(_growth(row, asked, 0, dict(free), key))
+            gained = 0
+    return found
+
+
+def _small_segment(event: Event) -> bool:
+    return segment_of(event).small
+
+
+def _growth(row: int, event: Event, gained: int, free: dict[tuple[int, bool], int], key: tuple[int, bool]) -> Growth:
+    own = free.get(key, 0)
+    return Growth(row, event, gained, own, sum(free.values()) - own)
+
+
+def wasted(found: Sequence[Growth], peak_reserved: int, peak_active: int) -> int:
+    """Bytes reserved that free blocks could have served, had they lain together: at most what the peak of
+    reserved memory exceeds the peak of memory in use."""
+    return min(sum(growth.gained for growth in found if growth.fragmented), peak_reserved - peak_active)
+
+
+def states_before(history: History, rows: Collection[int]) -> Iterator[tuple[int, State]]:
+    """Each of these events (or the end) with the segments and blocks just before it: one State, which moves on."""
+    wanted, state = set(rows), history.before.copy()
+    for row, event in enumerate(history.events):
+        if row in wanted:
+            yield row, state
+        state.apply(event)
+    if len(history.events) in wanted:
+        yield len(history.events), state
+
+
+def free_sizes(state: State, stream: int, small: bool) -> list[int]:
+    """Sizes of the free blocks that a request for a stream and pool may use, the largest first."""
+    blocks = (size for _, size, segment in state.free_blocks() if (segment.stream, segment.small) == (stream, small))
+    return sorted(blocks, reverse=True)
+
+
+# What was in use at a moment, by the user's own line and by what kind of work allocated it.
+
+LINES_KEPT = 12
+CAST = (1, 2, 4)
+"""Halves of what a softmax within attention allocated that other matrices of its elements take: products before it,
+casts and dropout behind it. Where a sequence is longer than twice a head's size nothing else in there is as large."""
+_OF_TRAINING = (
+    StackKind.BACKWARD,
+    StackKind.GRADIENTS,
+    StackKind.OPTIMIZER,
+    StackKind.OPTIMIZER_TEMPORARIES,
+    StackKind.CHECKPOINTED,
+)
+
+
+@dataclass
+class _Line:
+    """What one line of the user's allocated."""
+
+    bytes: int = 0
+    blocks: int = 0
+    stacks: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Bytes by stack."""
+    kinds: dict[StackKind, int] = field(default_factory=lambda: defaultdict(int))
+    """The same by kind."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Memory in use at one moment."""
+
+    lines: list[HeldEntry]
+    left: HeldLeft
+    kinds: list[KindEntry]
+
+
+NOTHING = Contents([], {"lines": 0, "blocks": 0, "bytes": 0}, [])
+
+
+def contents(history: History, state: State, frames: Mapping[int, str]) -> Contents:
+    """What was in use in `state`, by line and by kind, the most bytes first; what both leave out is told."""
+    began = {address for address, held in history.before.held.items() if state.held.get(address) == held}
+    lines: dict[tuple[str, bool], _Line] = defaultdict(_Line)
+    kinds: dict[StackKind, list[int]] = defaultdict(lambda: [0, 0])
+    stacks = {held.frames: frames.get(held.frames, "").splitlines() for held in state.held.values()}
+    read = {code: (own_line(stack), kind_of(stack)) for code, stack in stacks.items()}
+    attending = {
+        code for code, stack in stacks.items() if read[code][1] is StackKind.FORWARD and within_attention(stack)
+    }
+    softmax = (held.size for held in state.held.values() if read[held.frames][1] is StackKind.ATTENTION_SCORES)
+    as_scores = {size * part // 2 for size in softmax for part in CAST}
+    for address, held in state.held.items():
+        if held.awaiting:
+            continue
+        line, kind = read[held.frames]
+        if held.frames in attending and held.size in as_scores:
+            kind = StackKind.ATTENTION_SCORES
+        early = address in began
+        own = lines[line, early]
+        own.bytes += held.size
+        own.blocks += 1
+        own.stacks[held.frames] += held.size
+        kind = StackKind.BEFORE if early and kind is StackKind.NO_STACK else kind
+        own.kinds[kind] += held.size
+        of_kind = kinds[kind]
+        of_kind[0] += held.size
+        of_kind[1] += 1
+    ordered = sorted(lines.items(), key=lambda item: -item[1].bytes)
+    left = [own for _, own in ordered[LINES_KEPT:]]
+    return Contents(
+        [_peak_contents_entry(line, early, own, frames) for (line, early), own in ordered[:LINES_KEPT]],
+        {"lines": len(left), "blocks": sum(own.blocks for own in left), "bytes": sum(own.bytes for own in left)},
+        [
+            {"kind": kind.value, "bytes": size, "blocks": blocks}
+            for kind, (size, blocks) in sorted(kinds.items(), key=lambda item: -item[1][0])
+        ],
+    )
+
+
+def _peak_contents_entry(line: str, early: bool, own: _Line, frames: Mapping[int, str]) -> HeldEntry:
+    largest = max(own.stacks, key=lambda code: own.stacks[code])
+    stack = frames.get(largest, "").splitlines()
+    return {
+        "bytes": own.bytes,
+        "blocks": own.blocks,
+        "line": line,
+        "stacks": len(own.stacks),
+        "kind": max(own.kinds, key=lambda kind: own.kinds[kind]).value,
+        "frames": stack,
+        "before_recording": early,
+    }
+
+
+def trains(history: History, frames: Mapping[int, str]) -> bool:
+    """Whether the recording shows training: an allocation of the backward pass or of an optimizer, or one without a
+    stack, as the thread of the backward pass has none where C++ frames are not recorded."""
+    codes = {event.frames for event in history.events if event.action == AllocatorAction.ALLOC}
+    stacks = [frames.get(code, "").splitlines() for code in codes]
+    some = any(stacks)
+    return any(kind_of(stack) in _OF_TRAINING or (some and not stack) for stack in stacks)
+
 
 FAILURES_KEPT = 16
 """A job that catches the error and goes on may fail again thousands of times, in the same way."""
@@ -42,7 +241,7 @@ Frames = Mapping[int, str]
 
 def run(facts: RunFacts) -> Result:
     """The section `memory` and its findings; nothing for a run without snapshots or memory events."""
-    from gpuscope.analyzers.allocator.memory_findings import findings
+    from gpuscope.analyzers.allocator.history import findings
 
     result, trace = Result(ANALYZER.name), facts.trace
     frames = {code: trace.names[code] for code in np.unique(trace["allocator_events"]["frames"]).tolist()}
@@ -53,7 +252,7 @@ def run(facts: RunFacts) -> Result:
     if worst is not None and any(_trouble(entries[worst])) and entries[worst]["replay"] is not None:
         entries[worst]["replay"] = _replayed(found[worst], try_changes=True)
     for history in found:
-        result.problem(allocator.HISTORY_INCONSISTENT, history.inconsistent, file=history.path.name)
+        result.problem(job.HISTORY_INCONSISTENT, history.inconsistent, file=history.path.name)
     entries += profiled(trace)
     if entries:
         result.sections[MEMORY] = entries
@@ -72,7 +271,6 @@ def _trouble(entry: MemoryEntry) -> tuple[int, int, int]:
 
 
 def _entry(history: History, frames: Frames) -> MemoryEntry:
-    from gpuscope.analyzers.allocator.peak_contents import NOTHING, contents, trains
 
     allocated, active, reserved = history.totals()
     peak = int(np.argmax(allocated))
@@ -172,7 +370,7 @@ def _failure(state: State, growth: Growth, allocated: int, reserved: int, frames
 
 
 def _retries(history: History) -> list[RetryEntry]:
-    from gpuscope.analyzers.allocator.releases import releases
+    from gpuscope.analyzers.allocator.allocator_replay import releases
 
     return [
         {
@@ -188,11 +386,11 @@ def _retries(history: History) -> list[RetryEntry]:
 
 
 def _replayed(history: History, *, try_changes: bool) -> AllocatorReplayEntry:
-    from gpuscope.analyzers.allocator import other_settings
+    from gpuscope.analyzers.allocator import allocator_replay
 
-    found = other_settings.baseline(history)
-    tried = other_settings.changes(history, found) if try_changes else []
-    chosen = other_settings.best(tried, found)
+    found = allocator_replay.baseline(history)
+    tried = allocator_replay.changes(history, found) if try_changes else []
+    chosen = allocator_replay.best(tried, found)
     return {
         "peak_reserved_bytes": found.outcome.peak_reserved,
         "error_frac": found.error,
@@ -206,7 +404,7 @@ def _replayed(history: History, *, try_changes: bool) -> AllocatorReplayEntry:
     }
 
 
-def _change(change: other_settings.Change) -> AllocatorChangeEntry:
+def _change(change: allocator_replay.Change) -> AllocatorChangeEntry:
     outcome = change.outcome
     return {
         "option": change.option,

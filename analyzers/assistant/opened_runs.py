@@ -2,22 +2,154 @@
 
 from __future__ import annotations
 
+import atexit
 import glob
+import json
 import os
-from collections.abc import Iterator, Sequence
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
 from threading import Lock
+from typing import cast
 
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.file_part import Options
 from gpuscope.analyzers.run.runner import run as analyse
 from gpuscope.errors import InputError, UsageError
-from gpuscope.sources import remote
+from gpuscope.report.terminal import screen
+from gpuscope.schema.plan_document import TuneDocument
+from gpuscope.sources import windows
 from gpuscope.sources.opening import Input, inputs, open_inputs
 from gpuscope.sources.source import ReadOptions, Role, suffixes_of
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
+from gpuscope.words import units
+
+# Answers that an assistant can read at once: lines of plain text, under a fixed size, safe to show.
+
+MOST_BYTES = 3_900
+"""Of an answer in UTF-8: below 4 kB, with room for what the protocol adds."""
+LINE = 400
+NAME = 100
+
+
+def answer(lines: Iterable[str], more: str = "ask for less at once") -> str:
+    """Whole lines, each cropped, as many as fit; the rest is counted and `more` says how to get it."""
+    kept: list[str] = []
+    left, room = 0, MOST_BYTES - 120
+    for line in lines:
+        shown = units.crop(units.clean(line), LINE)
+        size = len(shown.encode()) + 1
+        if left or size > room:
+            left += 1
+            continue
+        room -= size
+        kept.append(shown)
+    if left:
+        kept.append(f"({units.plural(left, 'line')} left out: {units.crop(more, NAME)})")
+    return "\n".join(kept)
+
+
+def quoted(name: str, width: int = NAME) -> str:
+    """A name out of a trace, marked as such: it is data, whatever it says."""
+    return "`" + units.crop(units.clean(name).replace("`", "'"), width) + "`"
+
+
+# `gpuscope tune` for an assistant: started, watched and read, one at a time, as a process of its own.
+#
+# Only of a server that was started with `--allow-tune`: it runs commands, which no question does.
+
+
+class Tunings:
+    """The tuning of a server. Recordings go below `root`, where commands run too."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root if root.is_dir() else root.parent
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+        self._lock = Lock()
+        atexit.register(self.stop)
+
+    def start(self, command: Sequence[str], budget: str, output_argument: str = "") -> str:
+        """Begin. Raises `UsageError` while another one goes on, or for no command."""
+        with self._lock:
+            if self._running():
+                raise UsageError("a tuning goes on", hint="tune_status tells how far it is")
+            if not command:
+                raise UsageError("no command", hint='such as ["python", "train.py"]')
+            self._folder = self._root / time.strftime("gpuscope-tune-%Y%m%d-%H%M%S")
+            words = [sys.executable, "-m", "gpuscope", "tune", "-o", str(self._folder), "--budget", budget, "--json"]
+            words += ["--out-arg", output_argument] if output_argument else []
+            self._process = subprocess.Popen(
+                [*words, "--", *command],
+                cwd=self._root,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._told.open("wb"),
+                start_new_session=True,
+            )
+        return answer([f"tuning in {quoted(str(self._folder))}; tune_status tells how far it is"])
+
+    def status(self) -> str:
+        """What is going on, and what was tried so far. Raises `UsageError` where nothing was started."""
+        lines = self._last_lines()
+        state = "goes on" if self._running() else f"ended with {self._code()}"
+        return answer([f"tuning {state}", *(quoted(line, 300) for line in lines[-2:]), *self._tried()])
+
+    def result(self) -> str:
+        """What was kept, and what to take along. Raises `UsageError` while it goes on."""
+        lines = self._last_lines()
+        if self._running():
+            raise UsageError("the tuning goes on", hint="tune_status tells how far it is")
+        found = self._found()
+        if found is None:
+            return answer([f"tuning ended with {self._code()}", *(quoted(line, 300) for line in lines[-8:])])
+        took = (quoted(line, 300) for line in found["take"])
+        by_hand = (f"by hand: {one['code']}: {quoted(one['setting'])}; {one['why']}" for one in found["by_hand"])
+        return answer([screen.headline(found), *screen.facts(found), *self._tried(), *took, *by_hand])
+
+    def stop(self) -> None:
+        """End it; what was found so far is written."""
+        if self._process is not None and self._running():
+            self._process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(30)
+
+    @property
+    def _told(self) -> Path:
+        """What it says on the way, beside its folder."""
+        assert self._folder is not None
+        return self._folder.with_name(f"{self._folder.name}.log")
+
+    def _running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _code(self) -> int | None:
+        return None if self._process is None else self._process.returncode
+
+    def _last_lines(self) -> list[str]:
+        if self._folder is None:
+            raise UsageError("no tuning was started", hint="tune_start starts one")
+        return self._told.read_text(encoding="utf-8", errors="replace").splitlines()
+
+    def _found(self) -> TuneDocument | None:
+        assert self._folder is not None
+        with suppress(OSError, ValueError):
+            return cast(TuneDocument, json.loads((self._folder / "result.json").read_text(encoding="utf-8")))
+        return None
+
+    def _tried(self) -> Iterator[str]:
+        found = self._found()
+        for row in found["changes"] if found is not None else ():
+            times = f"{units.duration(row['before_ns'])} → {units.duration(row['measured_ns'])}"
+            predicted = f"predicted {units.duration(row['predicted_ns'])}"
+            yield f"{row['code']} ({quoted(row['setting'])}): {screen.mark(row)}; {times}, {predicted}; {row['why']}"
+
 
 LISTED, DEPTH = 30, 3
 """So many runs are listed, so many folders deep."""
@@ -111,7 +243,7 @@ class OpenRuns:
 
     def _allowed(self, path: str) -> Path:
         """`path` below one of the roots, absolute; not yet checked: what a glob or a link leads to."""
-        if remote.is_url(path) or "\0" in path:
+        if windows.is_url(path) or "\0" in path:
             raise self._outside(path)
         for root in self.roots:
             base = root if root.is_dir() else root.parent

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuscope.commands.options import StepRange, device_model, inputs
-from gpuscope.commands.report_options import print_report, report_options
+from gpuscope.commands.options import StepRange, device_model, inputs, print_report, report_options
 from gpuscope.errors import AnalysisError, GpuscopeError, SeveralRoles, UsageError
 from gpuscope.store.location import store_option
 from gpuscope.when_used import dataclass
 
 if TYPE_CHECKING:
     from gpuscope.analyzers.run.analysis import Analysis, AnalysisTables
-    from gpuscope.report.terminal.sections.places_text import Shown
+    from gpuscope.report.terminal.hang_text import Shown
     from gpuscope.schema.document import Report
     from gpuscope.sources.opening import Input
 
@@ -104,7 +103,7 @@ def _judge_each(asked: Asked, roles: Sequence[str]) -> int:
             click.echo(f"Error: {role}: {error}", err=True)
             codes.append(error.exit_code)
     if asked.as_json:
-        from gpuscope.report.json_report import dumps_jobs
+        from gpuscope.report.read_report import dumps_jobs
 
         click.echo(dumps_jobs(documents))
     return max(codes)
@@ -218,15 +217,15 @@ class Found:
 
 def _found(asked: Asked) -> Found:
     """The report kept of the same question on the same files, else a new one."""
-    from gpuscope.cache import file_cache
+    from gpuscope import cache
     from gpuscope.commands.options import cache_wanted
     from gpuscope.sources.run_manifest import run_folders
 
     cached, key = cache_wanted(), None
     # A report rests on its run folder too, and hosts to be replaced are not in it.
     if cached and asked.executor is None and asked.share is None and not run_folders(map(Path, asked.paths)):
-        key = file_cache.report_key(asked.paths, asked.question, asked.nsys, asked.no_advice)
-    text = file_cache.kept(key, str)
+        key = cache.report_key(asked.paths, asked.question, asked.nsys, asked.no_advice)
+    text = cache.kept(key, str)
     if text is not None:
         import json
 
@@ -234,11 +233,11 @@ def _found(asked: Asked) -> Found:
     analysis, items = _analyse(asked, cached)
     keepable = all(item.source.files.keepable for item in items) and not analysis.failed
     if asked.as_json or (key is not None and keepable):
-        from gpuscope.report.json_report import dumps
+        from gpuscope.report.read_report import dumps
 
         text = dumps(analysis.report)
     if text is not None and keepable:
-        file_cache.keep(key, text)
+        cache.keep(key, text)
     files = [item.path for item in items if not item.url]
     remote = [f"{item.url} {item.url_bytes} {item.url_version}" for item in items if item.url]
     return Found(analysis.report, text, analysis.failed, files, remote, analysis.hosts)
@@ -258,7 +257,7 @@ def _import_numpy() -> None:
 def _analyse(asked: Asked, cached: bool) -> tuple[Analysis, list[Input]]:
     """The analysis, and what it read."""
     _import_numpy()
-    from gpuscope.analyzers.run.executors import executor_named
+    from gpuscope.analyzers.run.analysis import executor_named
     from gpuscope.analyzers.run.file_part import Options
     from gpuscope.analyzers.run.runner import run
     from gpuscope.progress import reading
@@ -287,7 +286,7 @@ def _analyse(asked: Asked, cached: bool) -> tuple[Analysis, list[Input]]:
 def _kept(asked: Asked, found: Found) -> int | None:
     """The number of the run in the store; None where it could not be kept."""
     from gpuscope.commands.options import cache_wanted
-    from gpuscope.store.keep import keep
+    from gpuscope.store.location import keep
 
     return keep(
         found.report, found.files, asked.paths, asked.question, asked.store, asked.label, found.remote, cache_wanted()
@@ -301,8 +300,8 @@ def _write(asked: Asked, found: Found) -> None:
     if asked.html is not None:
         write_text(asked.html, _page(found.report))
     if asked.share is not None:
-        from gpuscope.report.json_report import dumps
-        from gpuscope.report.sharing import share
+        from gpuscope.report.read_report import dumps
+        from gpuscope.report.section_tables import share
 
         shared = share(found.report, found.hosts)
         write_text(asked.share, _page(shared) if asked.share.suffix == ".html" else f"{dumps(shared)}\n")

@@ -12,7 +12,7 @@ from gpuscope.commands.options import Percent, StepRange, reading
 from gpuscope.store.location import store_option
 
 if TYPE_CHECKING:
-    from gpuscope.analyzers.comparison.checks import CheckResult, Severity
+    from gpuscope.analyzers.comparison.comparison import CheckResult, Severity
 
 
 @click.command(short_help="Fail where a run is slower than its baseline, for CI.")
@@ -69,8 +69,7 @@ def command(
     gpuscope check run/ --baseline baseline.json --fail-on 5%
     gpuscope check run/ --baseline 12 --fail-on-finding high --junit gpuscope.xml
     """
-    from gpuscope.analyzers.comparison.checks import check
-    from gpuscope.analyzers.comparison.loading import refuse_same
+    from gpuscope.analyzers.comparison.comparison import check, refuse_same
     from gpuscope.output import check_free, write_text
 
     check_free([junit] if junit is not None else [], force, (path, baseline))
@@ -89,12 +88,12 @@ def command(
         progress=True,
     )
     if junit is not None:
-        from gpuscope.report.checks_for_ci import junit_xml
+        from gpuscope.report.read_report import junit_xml
 
         write_text(junit, junit_xml(result.cases, path))
     _print(result, as_json)
     if github:
-        from gpuscope.report.checks_for_ci import annotation
+        from gpuscope.report.read_report import annotation
 
         for case in result.cases:
             click.echo(annotation(case), err=True)

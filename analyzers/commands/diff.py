@@ -42,9 +42,8 @@ def command(
     gpuscope diff 3 after/ --suggestion bucket_size
     gpuscope diff baseline.json after.nsys-rep --json
     """
-    from gpuscope.analyzers.comparison.comparison import diff
-    from gpuscope.analyzers.comparison.judging import DEFAULT_THRESHOLD
-    from gpuscope.analyzers.comparison.loading import refuse_same
+    from gpuscope.analyzers.comparison.compare import DEFAULT_THRESHOLD
+    from gpuscope.analyzers.comparison.comparison import diff, refuse_same
 
     refuse_same(before, after)
     document = diff(

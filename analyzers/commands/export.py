@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpuscope.commands.open_with_progress import open_with_progress
-from gpuscope.commands.options import inputs
+from gpuscope.commands.options import inputs, open_with_progress
 from gpuscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,10 +82,10 @@ def command(
 
 
 def _writer(trace: Trace, path: Path) -> Callable[[Path], None]:
-    from gpuscope.analyzers.run import chrome_trace_export, perfetto_export
+    from gpuscope.analyzers.run import perfetto_export, set_apart
 
     native = path.name.endswith((".pftrace", ".pftrace.gz", ".perfetto-trace"))
-    write = perfetto_export.write if native else chrome_trace_export.write
+    write = perfetto_export.write if native else set_apart.write
     return lambda temporary: write(trace, temporary)
 
 
@@ -94,19 +93,19 @@ def _write_stacks(trace: Trace, speedscope: Path | None, collapsed: Path | None)
     if speedscope is None and collapsed is None:
         return
     from gpuscope import output
-    from gpuscope.analyzers.run import stack_export
+    from gpuscope.analyzers.run import set_apart
 
-    found = stack_export.entries(trace)
+    found = set_apart.entries(trace)
     if speedscope is not None:
-        output.write(speedscope, lambda temporary: stack_export.write_speedscope(found, temporary))
+        output.write(speedscope, lambda temporary: set_apart.write_speedscope(found, temporary))
         output.say_written(speedscope, "open it at https://www.speedscope.app")
     if collapsed is not None:
-        output.write(collapsed, lambda temporary: stack_export.write_collapsed(found, temporary))
+        output.write(collapsed, lambda temporary: set_apart.write_collapsed(found, temporary))
         output.say_written(collapsed)
 
 
 def _write_tuner(trace: Trace, path: Path, channels: int | None) -> None:
-    from gpuscope.analyzers.nccl.tuner_file import check, tuning
+    from gpuscope.analyzers.nccl.predicted_cost import check, tuning
     from gpuscope.output import say_written, write_text
 
     found = tuning(trace, channels)

@@ -37,12 +37,12 @@ def command(paths: tuple[str, ...], as_json: bool, html: Path | None, force: boo
 
         write_text(html, page(report))
     if as_json:
-        from gpuscope.report.json_report import dumps
+        from gpuscope.report.read_report import dumps
 
         click.echo(dumps(report))
     else:
+        from gpuscope.report.terminal.hang_text import render
         from gpuscope.report.terminal.screen import ReportConsole, Writer
-        from gpuscope.report.terminal.sections.hang_text import render
 
         render(report, Writer(ReportConsole()))
     return int(fail_on_hang and report.get("hang", {}).get("hung", False))
@@ -69,8 +69,7 @@ def _records(paths: tuple[str, ...]) -> list[Path]:
     import glob
 
     from gpuscope.errors import InputError
-    from gpuscope.sources.companion_files import hang_records_below, newest_dumps, tells_of_hang
-    from gpuscope.sources.source import source_for
+    from gpuscope.sources.source import hang_records_below, newest_dumps, source_for, tells_of_hang
 
     found: list[Path] = []
     others: list[Path] = []

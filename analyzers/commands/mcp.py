@@ -29,8 +29,7 @@ def command(roots: tuple[Path, ...], partial: bool, nsys: str | None, allow_tune
         click.echo(files("gpuscope.analyzers.assistant").joinpath("SKILL.md").read_text(encoding="utf-8"), nl=False)
         return
     from gpuscope.analyzers.assistant.mcp_server import server
-    from gpuscope.analyzers.assistant.opened_runs import OpenRuns
-    from gpuscope.analyzers.assistant.tunings import Tunings
+    from gpuscope.analyzers.assistant.opened_runs import OpenRuns, Tunings
     from gpuscope.sources.source import ReadOptions
 
     opened = OpenRuns(roots or (Path.cwd(),), ReadOptions(partial=partial, nsys=nsys))

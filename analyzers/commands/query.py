@@ -13,7 +13,7 @@ from gpuscope.store.location import store_option
 
 if TYPE_CHECKING:
     from gpuscope.analyzers.queries.engine import Rows
-    from gpuscope.schema.query_document import QueryDocument
+    from gpuscope.schema.plan_document import QueryDocument
 
 SHOWN = 1_000
 """Rows printed unless `--limit` says otherwise."""
@@ -52,7 +52,7 @@ def command(
     gpuscope query 3 "SELECT code, cost_ns FROM findings" --json
     gpuscope query run/
     """
-    from gpuscope.analyzers.comparison.loading import Reading
+    from gpuscope.analyzers.comparison.comparison import Reading
     from gpuscope.analyzers.queries import engine
     from gpuscope.analyzers.queries.asking import check_there, run_data
 
@@ -82,8 +82,8 @@ def command(
 
 def _listed() -> Iterator[str]:
     """The tables with their columns, and examples."""
+    from gpuscope.analyzers.queries.engine import tables
     from gpuscope.analyzers.queries.examples import EXAMPLES
-    from gpuscope.analyzers.queries.tables import tables
 
     for table in tables().values():
         yield f"{table.name}: {', '.join(column.name for column in table.columns)}"

@@ -9,9 +9,8 @@ import click
 
 if TYPE_CHECKING:
     from gpuscope.analyzers.watching.alerts import Alert
-    from gpuscope.analyzers.watching.following import Follower
-    from gpuscope.analyzers.watching.measures import Seen
-    from gpuscope.contained_files import Refused
+    from gpuscope.analyzers.watching.measures import Follower, Seen
+    from gpuscope.sources.run_manifest import Refused
 
 
 @click.command(short_help="Follow a run that is still being recorded.")
@@ -59,7 +58,7 @@ def command(folder: Path, every: float, targets: tuple[str, ...], wait: float, r
     gpuscope watch runs/today --record-on-alert
     gpuscope watch runs/today --once || notify
     """
-    from gpuscope.analyzers.watching.following import Follower, failure
+    from gpuscope.analyzers.watching.measures import Follower, failure
     from gpuscope.callbacks.named_callbacks import callback_named
 
     _await(folder, wait)

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from gpuscope.analyzers.comparison.series import Series
-from gpuscope.averages import whole_mean
-from gpuscope.report.view import arrangement
+from gpuscope.report.view import report_rows
 from gpuscope.schema.diff_document import (
     CauseChange,
     CollectiveChange,
@@ -20,11 +18,65 @@ from gpuscope.schema.diff_document import (
     OperatorChange,
     PartChange,
 )
-from gpuscope.schema.document import CollectiveEntry, Report
-from gpuscope.schema.profile_sections import OperatorEntry
-from gpuscope.welch import difference, sample
+from gpuscope.schema.document import CollectiveEntry, Report, StepEntry, StepTime
+from gpuscope.schema.nccl_sections import OperatorEntry
+from gpuscope.welch import difference, fmean, lower_median, sample, whole_mean
 from gpuscope.when_used import dataclass
 from gpuscope.words.vocabulary import PARTS, PartKey
+
+# The steady steps of a run, one value per step.
+#
+# The ranks of a step wait for each other, so their step times are one observation, not several: the largest.
+
+Value = Callable[[StepEntry], int]
+
+
+@dataclass(frozen=True)
+class Series:
+    """The judged steps that all ranks have, in order; each with the entries of its ranks."""
+
+    steps: tuple[tuple[StepEntry, ...], ...]
+    of_run_ns: Mapping[str, int]
+    """By step number how long it takes the run, where that is not the largest over the ranks."""
+    told: StepTime | None
+    """What the report says of the same steps."""
+
+    def values(self, of: Value) -> list[float]:
+        """Per step the mean over ranks of `of`."""
+        return [fmean(of(entry) for entry in entries) for entries in self.steps]
+
+    @property
+    def durations(self) -> list[float]:
+        """Step times, ns: the largest over the ranks, or from begin to begin where they take turns being late."""
+        return [
+            float(self.of_run_ns.get(str(entries[0]["step"])) or max(entry["dur_ns"] for entry in entries))
+            for entries in self.steps
+        ]
+
+
+def series(report: Report) -> Series:
+    """The steady steps of a report; all of them where fewer than two are. A step that a rank lacks is none."""
+    lanes = {(entry["rank"], entry["device"]) for entry in report["ranks"] if entry["steps"]}
+    by_step: dict[int, list[StepEntry]] = {}
+    for entry in report["steps"]:
+        if entry["step"] is not None:
+            by_step.setdefault(entry["step"], []).append(entry)
+    whole = [tuple(own) for _, own in sorted(by_step.items()) if len(own) == len(lanes)]
+    steady = [own for own in whole if all(entry["role"] == "steady" for entry in own)]
+    told = report["step_time"]
+    return Series(tuple(steady if len(steady) > 1 else whole), told.get("of_run_ns", {}) if told else {}, told)
+
+
+def step(own: Series) -> int | None:
+    """«The step», ns: the median of the steps; None without any."""
+    if own.told is not None and own.told["steps"] == len(own.steps):
+        return own.told["median_ns"]
+    return round(lower_median(own.durations)) if own.steps else None
+
+
+def mean_window_ns(report: Report) -> int | None:
+    """Mean over ranks; None without ranks."""
+    return whole_mean(entry["window_ns"] for entry in report["ranks"])
 
 
 @dataclass(frozen=True)
@@ -63,7 +115,7 @@ class Unit:
 
 def _the_step(report: Report, per_step: bool, spent: int, number: int) -> float:
     """«The step» by the mean of so many steps that took `spent` ns in all."""
-    step = arrangement.step_ns(report)
+    step = report_rows.step_ns(report)
     return step * number / spent if per_step and step is not None and spent else 1.0
 
 
@@ -103,7 +155,7 @@ def _part(key: PartKey, before: Report, after: Report, own: Series, other: Serie
 def causes(before: Report, after: Report, units: tuple[Unit, Unit]) -> list[CauseChange]:
     """Every cause that either run has."""
     sides = [
-        {(row.class_name, row.cause): unit.time(row.total_ns) for row in arrangement.causes(report)}
+        {(row.class_name, row.cause): unit.time(row.total_ns) for row in report_rows.causes(report)}
         for report, unit in zip((before, after), units, strict=True)
     ]
     keys = dict.fromkeys([*sides[0], *sides[1]])

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from gpuscope.analyzers.base.analyzer import EVIDENCE, Result
+from gpuscope.analyzers.base.analyzer import EVIDENCE, Need, Result
+from gpuscope.analyzers.base.evidence import Role
 from gpuscope.analyzers.base.lanes import RECORDING, HostWork, LaneSummary
-from gpuscope.analyzers.base.needs import Need
-from gpuscope.analyzers.base.step_roles import Role
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.averages import fmean, lower_median, median
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings.steps import PARTS, OutlierSteps, Startup, StepTimeShift, Warmup
 from gpuscope.schema.document import Evidence, FindingEntry
-from gpuscope.trace.breakdown import Breakdown
+from gpuscope.trace.intervals import Breakdown
 from gpuscope.trace.schema import NA
+from gpuscope.welch import fmean, lower_median, median
 from gpuscope.words import units
 from gpuscope.words.vocabulary import VERDICT_SHARE
 

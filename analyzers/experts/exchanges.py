@@ -9,8 +9,8 @@ import numpy as np
 
 from gpuscope.analyzers.collectives.stragglers import judged_rows
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.trace.columns.table import Array, Table, Times
 from gpuscope.trace.schema import NA
+from gpuscope.trace.table import Array, Table, Times
 from gpuscope.when_used import dataclass
 
 _COUNTS = ("long", "int", "short", "byte", "bool", "uint")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from gpuscope.analyzers.hangs import memory_shortage, network_errors
-from gpuscope.analyzers.hangs.doing import WAITING
-from gpuscope.analyzers.hangs.evidence import Evidence
+from gpuscope.analyzers.hangs import evidence as network_errors
+from gpuscope.analyzers.hangs import timed_out
+from gpuscope.analyzers.hangs.evidence import WAITING, Evidence
 from gpuscope.analyzers.hangs.rank_states import Job
 from gpuscope.analyzers.hangs.timed_out import Awaited
-from gpuscope.catalogue import hang_reasons as words
-from gpuscope.schema.hang_section import HangCause, HangContradiction, Reason
+from gpuscope.catalogue import hang_sentences as words
+from gpuscope.schema.memory_section import HangCause, HangContradiction, Reason
 
 _ORDER: tuple[Reason, ...] = (
     "killed",
@@ -126,11 +126,7 @@ def _explained(cause: HangCause, why: _Why, dumped: Sequence[int]) -> HangCause:
 def _detailed(cause: HangCause, evidence: Evidence) -> HangCause:
     """A cause whose log line holds figures that decide what to do: those of memory, or of the network."""
     sign = evidence.of(cause["rank"]).get("out_of_memory")
-    if (
-        cause.get("reason") != "out_of_memory"
-        or sign is None
-        or (shortage := memory_shortage.read(sign["text"])) is None
-    ):
+    if cause.get("reason") != "out_of_memory" or sign is None or (shortage := timed_out.read(sign["text"])) is None:
         return cause
     return {**cause, "why": f"{cause['why']}: {shortage.why()}", "remedy": shortage.remedy()}
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import field
 
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.naming.kinds import POINT_TO_POINT
+from gpuscope.trace.kinds import POINT_TO_POINT
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
-from gpuscope.trace.trace import Trace
-from gpuscope.trace.world import recorded_world
+from gpuscope.trace.trace import Trace, recorded_world
 from gpuscope.when_used import dataclass
 
 FLIGHT_RECORDER = "flight-recorder"

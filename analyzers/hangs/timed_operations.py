@@ -13,16 +13,55 @@ from math import comb
 
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import Result
-from gpuscope.analyzers.base.needs import Need
+from gpuscope.analyzers.base.analyzer import Need, Result
+from gpuscope.analyzers.base.lanes import HANG
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
 from gpuscope.catalogue.finding import made
 from gpuscope.schema.document import FindingEntry
-from gpuscope.trace.columns.table import Times
-from gpuscope.trace.naming.kinds import POINT_TO_POINT
+from gpuscope.trace.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import NA
+from gpuscope.trace.table import Times
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
+
+# Where a job hung: the analysis, of which twelve files are imported where a trace tells of a hang.
+
+
+def hang_analyzer_run(facts: RunFacts) -> Result:
+    """The section `hang` and its finding."""
+    from gpuscope.analyzers.hangs.hang_analysis import run
+
+    return run(facts)
+
+
+def _tells(trace: Trace) -> bool:
+    """Whether the trace tells of a hang; lines of logs and open compilations beside timelines need not be of one."""
+    if any(len(trace[table]) for table in ("flight_records", "group_status", "host_stacks", "rank_progress")):
+        return True
+    from gpuscope.analyzers.hangs.evidence import tells
+    from gpuscope.analyzers.hangs.rank_states import has_dumps
+
+    if has_dumps(trace):
+        return True
+
+    signs = (len(trace["hang_signs"]) > 0 and tells(trace)) or bool((trace["compilations"]["open"] == 1).any())
+    return signs and not len(trace["recording"])
+
+
+HANG_ANALYZER_ANALYZER = RunAnalyzer(
+    "hang",
+    hang_analyzer_run,
+    (
+        Need(
+            "Flight Recorder dumps",
+            "gpuscope record writes them; else set TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+            _tells,
+            optional=True,
+        ),
+    ),
+    (HANG,),
+)
+
 
 WATCHDOG_NS = 100_000_000
 """kWatchdogThreadSleepMillis of torch's ProcessGroupNCCL."""
@@ -52,7 +91,7 @@ class _Timed:
 
 def run(facts: RunFacts) -> Result:
     """Findings `late_in_dumps` and `transfers_in_dumps`."""
-    result = Result(ANALYZER.name)
+    result = Result(TIMED_OPERATIONS_ANALYZER.name)
     span = _span(facts.trace)
     for timed in _timed(facts.trace):
         result.findings += _late(timed, span)
@@ -113,7 +152,7 @@ def _by_hosts(created: Times, done: Times) -> Times:
 def _late(timed: _Timed, span: int) -> Iterator[FindingEntry]:
     """The rank that others wait for, beyond chance and beyond what the times resolve: in all the collectives, or since
     it has begun to."""
-    from gpuscope.analyzers.collectives.slow_members import since
+    from gpuscope.analyzers.collectives.recurrence import since
     from gpuscope.catalogue.findings.hangs import LateInDumps
 
     ranks, last = len(timed.ranks), timed.waits.argmin(axis=1)
@@ -148,8 +187,11 @@ def _has_times(trace: Trace) -> bool:
     return bool(((table["dur"] != NA) | (table["seen_completed"] != NA)).any())
 
 
-ANALYZER = RunAnalyzer(
+TIMED_OPERATIONS_ANALYZER = RunAnalyzer(
     "timed_operations",
     run,
     (Need("times in Flight Recorder dumps", "set TORCH_NCCL_ENABLE_TIMING=1", _has_times, optional=True),),
 )
+
+
+ANALYZERS = (HANG_ANALYZER_ANALYZER, TIMED_OPERATIONS_ANALYZER)

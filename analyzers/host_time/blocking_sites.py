@@ -2,20 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
 from gpuscope import when_used
-from gpuscope.analyzers.base.lanes import LaneView
-from gpuscope.analyzers.device_time.idleness.launching_threads import blocking_calls
-from gpuscope.analyzers.host_time.judged_windows import Judged
-from gpuscope.schema.host_calls_section import BlockingCallEntry
-from gpuscope.trace.columns.distinct import distinct_values
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Mask, Times, rows_of_rank
+from gpuscope.analyzers.base.analyzer import EVIDENCE
+from gpuscope.analyzers.base.evidence import MIN_STEADY, Role, shown_by
+from gpuscope.analyzers.base.lanes import RECORDING, HostWork, LaneView, step_at
+from gpuscope.analyzers.device_time.gaps import host_activity
+from gpuscope.analyzers.device_time.launching_threads import blocking_calls, most_launching
+from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
+from gpuscope.catalogue.finding import Finding, made
+from gpuscope.schema.call_tree_section import BlockingCallEntry
+from gpuscope.schema.document import Evidence, FindingEntry
+from gpuscope.trace import kinds
+from gpuscope.trace.intervals import Spans, clip, intersect, union
+from gpuscope.trace.kinds import is_step_range
 from gpuscope.trace.launch_links import innermost, outermost
-from gpuscope.trace.naming.kinds import is_step_range
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.table import Mask, Table, Times, distinct_values, rows_of_rank, rows_where
 from gpuscope.trace.trace import Trace
+from gpuscope.when_used import dataclass
+
+# The parts of a lane that its figures per step are of, before the roles of the whole run are known.
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Start and end of each judged step, shape (n,), ns; one window where too few steps are steady."""
+
+    start: Times
+    end: Times
+    steady: bool
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def place(self, at: Times) -> Times:
+        """Which of them each instant lies in, shape as `at`; NA outside all."""
+        return step_at(self.start, self.end, at)
+
+
+def judged(view: LaneView) -> Judged:
+    """The steady steps; else everything from the first step on; without steps the window."""
+    steady = [step for step, role in zip(view.steps, view.roles, strict=True) if role == Role.STEADY]
+    if len(steady) >= MIN_STEADY:
+        bounds = np.array([(step.start, step.end) for step in steady], np.int64)
+        return Judged(bounds[:, 0], bounds[:, 1], steady=True)
+    proper = [step for step in view.steps if step.step != NA]
+    first, last = (proper[0].start, proper[-1].end) if proper else view.window
+    return Judged(np.array([first], np.int64), np.array([last], np.int64), steady=False)
+
+
+# What the findings on options of DDP and FSDP have in common: ranges by name, and what an option costs.
+
+
+def ranges(trace: Trace, rank: int, name: str) -> Times:
+    """Rows of a rank's host events of that name, in order of start."""
+    host = trace["host_events"]
+    rows = np.flatnonzero((host["rank"] == rank) & (host["name"] == trace.names.find(name)))
+    return np.asarray(rows[np.argsort(host["start"][rows], kind="stable")])
+
+
+def covered(table: Table, rows: Times) -> Spans:
+    """When any of these rows of a table lasted."""
+    return union(table["start"][rows], table["end"][rows])
+
+
+def finding_of(
+    words: Callable[[float], Finding], view: LaneView, steps: Judged, lost: Spans | int, shown: list[Evidence]
+) -> list[FindingEntry]:
+    """The finding on an option that costs `lost`, of which what lies in the judged steps counts; none below the least
+    share. `words` makes its record from the share."""
+    judged = union(steps.start, steps.end)
+    cost = lost if isinstance(lost, int) else intersect(lost, judged).total
+    whole = int((steps.end - steps.start).sum())
+    if cost < MIN_SHARE * whole:
+        return []
+    share = cost / whole
+    return [
+        made(
+            words(share), ranks=[view.lane.rank], share=share, cost_ns=cost, mean_ns=cost // len(steps), evidence=shown
+        )
+    ]
+
+
+def shown(trace: Trace, of: str, rows: Times, note: str) -> list[Evidence]:
+    """The first of these rows of a table as evidence."""
+    return [shown_by(trace, of, row, note) for row in rows[:EVIDENCE].tolist()]
+
 
 KEPT = 8
 """Places kept per rank, those that block longest."""
@@ -192,3 +269,88 @@ def _entry(trace: Trace, site: _Site, calls: Times, copies: Times, steps: int) -
 def plain(call: str) -> str:
     """A runtime call's name without the version that nsys appends."""
     return _VERSION.sub("", call)
+
+
+# What the host did in the parts of a recording that are not steady: compiling, loading, first use, a checkpoint.
+#
+# Only while the device was idle, for that is what it costs. Compilation and loading show by name, first use by a
+# runtime call of a millisecond or more that waits for no work of the device (lazy loading of a module, the context,
+# the first allocation); elsewhere the innermost event that covers most of the idle time is named.
+
+SLOW_CALL = 1_000_000
+"""ns from which a runtime call that waits for nothing did something that is done once."""
+NAMED = 3
+"""Kinds of work named per part."""
+_ONCE = (Role.SETUP, Role.WARMUP, Role.OUTLIER)
+
+
+def work_done_once(trace: Trace, view: LaneView) -> Mapping[int, tuple[HostWork, ...]]:
+    """By place among the lane's steps (`RECORDING` where too few are steady), the work that took longest."""
+    parts = {
+        place: (step.start, step.end)
+        for place, (step, role) in enumerate(zip(view.steps, view.roles, strict=True))
+        if role in _ONCE
+    }
+    whole = judged(view)
+    if not whole.steady:
+        parts[RECORDING] = int(whole.start[0]), int(whole.end[-1])
+    low, high = rows_of_rank(trace["host_events"], view.lane.rank)
+    if not parts or low == high:
+        return {}
+    first_use = _first_use(trace, view)
+    thread = most_launching(trace, view)
+    found: dict[int, tuple[HostWork, ...]] = {}
+    for place, (start, end) in parts.items():
+        idle = clip(view.parts.idle, start, end)
+        found[place] = _largest(trace, first_use, idle) or _covering(trace, view, thread, idle)
+    return found
+
+
+def _first_use(trace: Trace, view: LaneView) -> Times:
+    """Rows of host events that compile, load, or use something for the first time."""
+    host = trace["host_events"]
+    compiles = trace.names.matching(kinds.is_compilation)
+
+    def may_be(part: slice) -> Mask:
+        slow = (host["category"][part] == Category.RUNTIME) & (host["end"][part] - host["start"][part] >= SLOW_CALL)
+        return np.asarray(slow | compiles[host["name"][part]])
+
+    rows = rows_where(*rows_of_rank(host, view.lane.rank), may_be)
+    return rows[~np.isin(rows, blocking_calls(trace, view)) | compiles[host["name"][rows]]]
+
+
+def _largest(trace: Trace, rows: Times, idle: Spans) -> tuple[HostWork, ...]:
+    """The names under which most idle time lies, each instant under the innermost of the rows on its thread."""
+    host = trace["host_events"]
+    wanted = np.zeros(len(host), np.bool_)
+    wanted[rows] = True
+    spent: dict[str, int] = {}
+    for thread in distinct_values(host["thread"][rows]).tolist():
+        own = rows[host["thread"][rows] == thread]
+        bounds = distinct_values(np.concatenate((host["start"][own], host["end"][own])))
+        pieces = intersect(Spans(bounds[:-1], bounds[1:]), idle)
+        if not len(pieces.start):
+            continue
+        middle = (pieces.start + pieces.end) // 2
+        inner = innermost(host, wanted, np.full(len(middle), thread, np.int64), middle)
+        for row, length in zip(inner.tolist(), (pieces.end - pieces.start).tolist(), strict=True):
+            if row != NA:
+                name = plain(trace.names[int(host["name"][row])])
+                spent[name] = spent.get(name, 0) + length
+    longest = sorted(spent.items(), key=lambda item: -item[1])[:NAMED]
+    return tuple(HostWork(name, length, first_use=True) for name, length in longest)
+
+
+def _covering(trace: Trace, view: LaneView, thread: int, idle: Spans) -> tuple[HostWork, ...]:
+    """The innermost event that covers most of the longest idle stretch, where nothing is done for the first time: on
+    the thread that launches what ends the stretch, else on `thread`."""
+    if not len(idle.start):
+        return ()
+    place = int(np.argmax(idle.end - idle.start))
+    start, end = int(idle.start[place]), int(idle.end[place])
+    device = trace["device_events"]
+    behind = view.rows[int(np.searchsorted(device["start"][view.rows], end)) :][:1]
+    launch = device.at("launch", behind)
+    ending = int(trace["host_events"]["thread"][launch[0]]) if len(launch) and launch[0] != NA else thread
+    found = host_activity(trace, view, ending, start, end)
+    return (HostWork(plain(found.name), found.covered or end - start, first_use=False),) if found.name else ()

@@ -8,17 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope import when_used
-from gpuscope.analyzers.base.analyzer import EVIDENCE, FileAnalyzer, Result
+from gpuscope.analyzers.base.analyzer import EVIDENCE, FileAnalyzer, Need, Result
 from gpuscope.analyzers.base.evidence import shown_by
 from gpuscope.analyzers.base.lanes import LaneView
-from gpuscope.analyzers.base.needs import Need
-from gpuscope.analyzers.host_time.judged_windows import judged
+from gpuscope.analyzers.host_time.blocking_sites import judged
 from gpuscope.analyzers.verdict.cause_findings import MIN_SHARE
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.device import HostStagedExchange
 from gpuscope.schema.document import FindingEntry
-from gpuscope.trace.columns.table import Times
 from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.table import Times
 from gpuscope.trace.trace import Trace
 from gpuscope.words import units
 

@@ -8,17 +8,20 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import Result
-from gpuscope.analyzers.base.needs import Need, any_of
-from gpuscope.analyzers.base.sections import PIPELINE
-from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted, Refused
-from gpuscope.analyzers.facts.pipeline_facts.assembled import of_recorded_ranks
-from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush, Key, mean_begin_to_begin
-from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
+from gpuscope.analyzers.base.analyzer import Need, Result, any_of
+from gpuscope.analyzers.base.lanes import PIPELINE
+from gpuscope.analyzers.facts.pipeline_facts import (
+    Computation,
+    Flush,
+    Key,
+    StageMap,
+    mean_begin_to_begin,
+    of_recorded_ranks,
+)
 from gpuscope.analyzers.facts.run_facts import RunFacts, WhatIf, WhatIfAnalyzer
 from gpuscope.analyzers.pipelines.schedules import Recognised, ideal, recognise
-from gpuscope.averages import fmean
-from gpuscope.schema.pipeline_section import (
+from gpuscope.analyzers.what_if_changes import EvenStages, MicroBatches, Predicted, Refused
+from gpuscope.schema.provenance import (
     Pipeline,
     PipelineBubble,
     PipelineComputation,
@@ -28,8 +31,9 @@ from gpuscope.schema.pipeline_section import (
     PipelineStage,
     PipelineTimeline,
 )
-from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, complement, measure_within, union
+from gpuscope.trace.table import Times
+from gpuscope.welch import fmean
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
@@ -41,8 +45,13 @@ def run(facts: RunFacts, what_if: WhatIf) -> Result:
     result, stages = Result(ANALYZER.name), facts.stages
     if stages is None:
         return result
-    from gpuscope.analyzers.pipelines.pipeline_findings import few_micro_batches, imbalance
-    from gpuscope.analyzers.pipelines.stage_pace import StepLength, outside_work, pace
+    from gpuscope.analyzers.pipelines.pipeline_findings import (
+        StepLength,
+        few_micro_batches,
+        imbalance,
+        outside_work,
+        pace,
+    )
 
     whole, left_out = facts.flushes
     section: Pipeline = {

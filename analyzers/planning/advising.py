@@ -5,27 +5,81 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpuscope.analyzers.planning.calibration.measured_fabric import with_bench, with_link
+from gpuscope.analyzers.planning import deepspeed, torchtitan
 from gpuscope.analyzers.planning.candidates import Question
-from gpuscope.analyzers.planning.costs.rates import LAUNCHED, Rates
-from gpuscope.analyzers.planning.inputs.cluster import Cluster
-from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
-from gpuscope.analyzers.planning.inputs.fields import is_file
-from gpuscope.analyzers.planning.inputs.model_spec import model_named
-from gpuscope.analyzers.planning.inputs.transformer import Model
-from gpuscope.analyzers.planning.launchers import FRAMEWORKS
+from gpuscope.analyzers.planning.cluster import Cluster, cluster_of
+from gpuscope.analyzers.planning.deepspeed import Setup, Values
 from gpuscope.analyzers.planning.plan import plan
-from gpuscope.analyzers.planning.settings.reading import named_model, setup_of, values_of
-from gpuscope.analyzers.planning.settings.values import Setup
-from gpuscope.errors import UsageError
+from gpuscope.analyzers.planning.plan_memory import LAUNCHED, Rates, with_bench, with_link
+from gpuscope.analyzers.planning.torchtitan import FRAMEWORKS
+from gpuscope.analyzers.planning.transformer import Model, is_file, model_named, read_values
+from gpuscope.errors import InputError, UsageError
 from gpuscope.report.section_tables import SectionTables
 from gpuscope.schema.plan_document import Plan, PlanCalibration, PlanChange, PlanEntry, PlanRule
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# A framework's configuration file: whose it is, what it asks for, and what of it is wrong.
+
+_YAML = (".yaml", ".yml")
+
+
+def values_of(path: Path) -> Values:
+    """The settings of a TOML, JSON or YAML file. Raises `InputError` where it is none, or of no framework known."""
+    found = Values(path, _yaml(path) if path.suffix in _YAML else read_values(path))
+    if not _framework(found):
+        raise InputError(
+            f"{path} is no configuration of DeepSpeed, torchtitan or Accelerate",
+            hint=f"they have {', '.join(deepspeed.MARKS)}; parallelism and training; or {deepspeed.KIND}",
+        )
+    return found
+
+
+def named_model(values: Values) -> str:
+    """The model that the file names; empty where it names none."""
+    return torchtitan.model_of(values) if _framework(values) == "torchtitan" else ""
+
+
+def setup_of(values: Values, gpus: int, model: Model) -> Setup:
+    """What the file asks for."""
+    framework = _framework(values)
+    if framework == "torchtitan":
+        return torchtitan.read(values, gpus, model.layers, model.experts > 0)
+    if framework == "accelerate":
+        return deepspeed.accelerate_read(values, gpus)
+    return deepspeed.read(values, gpus)
+
+
+def _framework(values: Values) -> str:
+    parts = values.parts
+    if deepspeed.KIND in parts:
+        return "accelerate"
+    if parts & {*deepspeed.MARKS}:
+        return "deepspeed"
+    return "torchtitan" if parts & {"parallelism", "training"} else ""
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        yaml = import_module("yaml")
+    except ImportError:
+        raise InputError(f"{path}: reading YAML needs PyYAML", hint="pip install pyyaml, or save it as JSON") from None
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"{path} is not YAML: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} holds no named values")
+    return {str(key): value for key, value in found.items()}
+
 
 SECTIONS: dict[str, type] = {
     "candidates": PlanEntry,
@@ -204,7 +258,7 @@ def _inputs(
     on_cpu = re.fullmatch(r"([1-9]\d{0,4})xCPU", cluster or "") if run is not None else None
     machines = links.on(cluster_of(cluster, network, gpu_memory, ports)) if cluster and not on_cpu else None
     if run is not None:
-        from gpuscope.analyzers.planning.calibration.calibrating import calibrated
+        from gpuscope.analyzers.planning.calibrating import calibrated
 
         processes = int(on_cpu[1]) if on_cpu else None
         own, planned, rates, told = calibrated(Path(run), shape, machines, layout, processes)

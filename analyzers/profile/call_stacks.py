@@ -12,34 +12,34 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.base.lanes import LaneView
-from gpuscope.analyzers.base.needs import Need
-from gpuscope.analyzers.base.phases import main_thread
-from gpuscope.analyzers.base.sections import CALL_TREE
-from gpuscope.analyzers.profile.call_tree import parents
-from gpuscope.analyzers.profile.recorded_ranks import of_lane
-from gpuscope.report.view.places import Step, Tree
-from gpuscope.trace.columns.distinct import among, distinct, distinct_pairs, distinct_values
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import (
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Need, Result
+from gpuscope.analyzers.base.evidence import main_thread
+from gpuscope.analyzers.base.lanes import CALL_TREE, LaneView
+from gpuscope.analyzers.profile.recorded_ranks import of_lane, parents
+from gpuscope.report.view.call_tree import Step, Tree
+from gpuscope.trace.frameworks import is_own_frame, is_own_function
+from gpuscope.trace.intervals import Spans, measure_before
+from gpuscope.trace.kinds import is_step_range
+from gpuscope.trace.launch_links import innermost
+from gpuscope.trace.name_pool import NO_NAME
+from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.table import (
     Array,
     Mask,
     Times,
+    among,
     blocks,
     compact,
     concatenated,
     constant,
+    distinct,
+    distinct_pairs,
+    distinct_values,
     picked,
+    places,
     quarters,
     rows_of_rank,
 )
-from gpuscope.trace.intervals import Spans, measure_before
-from gpuscope.trace.launch_links import innermost
-from gpuscope.trace.naming.kinds import is_step_range
-from gpuscope.trace.naming.stack_frames import is_own_frame, is_own_function
-from gpuscope.trace.schema import NA, Category, Kind
 from gpuscope.trace.trace import Trace
 
 _MODULE = "nn.Module: "

@@ -7,17 +7,172 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.base.lanes import LaneView
-from gpuscope.analyzers.base.needs import DEVICE_EVENTS
-from gpuscope.analyzers.base.sections import LAUNCHES, QUEUES
-from gpuscope.analyzers.profile.recorded_ranks import of_lane, on_stream, streams_of
-from gpuscope.schema.profile_sections import LaunchEntry, QueueEntry
-from gpuscope.trace.columns.distinct import distinct_values
-from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Times, blocks
-from gpuscope.trace.schema import NA, Kind
+from gpuscope.analyzers.base.analyzer import DEVICE_EVENTS, FileAnalyzer, Result, entries_of_devices
+from gpuscope.analyzers.base.lanes import API_CALLS, COPIES, LAUNCHES, QUEUES, STREAMS, LaneView
+from gpuscope.analyzers.host_time.blocking_sites import plain
+from gpuscope.analyzers.profile.recorded_ranks import RecordedRank, of_lane, on_stream, recorded_ranks, streams_of
+from gpuscope.schema.nccl_sections import ApiCallEntry, CopyEntry, LaunchEntry, QueueEntry, StreamEntry
+from gpuscope.trace.name_pool import NO_NAME
+from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.table import Array, Times, blocks, distinct_pairs, distinct_values, grouped, grouped_parts, places
 from gpuscope.trace.trace import Trace
+
+# Each stream of a device: how busy it is, and whether it idles for want of work or waits for something.
+
+
+def _of_lane(trace: Trace, view: LaneView) -> list[StreamEntry]:
+    device = trace["device_events"]
+    rows = of_lane(trace, view)
+    streams, _ = streams_of(device, rows)
+    entries = [_of_stream(trace, view, on_stream(device, rows, stream, len(streams))) for stream in streams]
+    return sorted(entries, key=lambda entry: -entry["busy_ns"])
+
+
+def _of_stream(trace: Trace, view: LaneView, rows: Times) -> StreamEntry:
+    """One stream's operations, by start."""
+    device, host = trace["device_events"], trace["host_events"]
+    idle = waited = queueing = longest = 0
+    spent, reach = dict.fromkeys(Kind, 0), int(device["start"][rows[0]])
+    for block in blocks(0, len(rows)):
+        own = rows[block]
+        start, end, launch = device["start"][own], device["end"][own], device.at("launch", own)
+        reached = np.maximum.accumulate(np.maximum(end, reach))
+        before = np.concatenate((np.array([reach], np.int64), reached[:-1]))
+        gap = np.maximum(start - before, 0)
+        known = launch != NA
+        issue = np.where(known, host["end"][np.where(known, launch, 0)] if len(host) else NA, start)
+        queued = np.clip(start - np.maximum(np.minimum(issue, start), before), 0, None)
+        queued = np.where(known, np.minimum(queued, gap), 0)
+        for one in Kind:
+            spent[one] += int((end - start).sum(where=device["kind"][own] == one))
+        idle += int(gap.sum())
+        waited += int(gap.sum(where=known))
+        queueing += int(queued.sum())
+        longest = max(longest, int(gap.max()))
+        reach = int(reached[-1])
+    span = reach - int(device["start"][rows[0]])
+    stream = int(device.at("stream", rows[:1])[0])
+    return {
+        "rank": view.lane.rank,
+        "device": view.lane.device,
+        "stream": None if stream == NA else stream,
+        "operations": len(rows),
+        "span_ns": span,
+        "busy_ns": span - idle,
+        "idle_ns": idle,
+        "host_wait_ns": waited - queueing,
+        "queued_wait_ns": queueing,
+        "longest_idle_ns": longest,
+        "compute_ns": spent[Kind.COMPUTE],
+        "communication_ns": spent[Kind.COMMUNICATION],
+        "memory_ns": spent[Kind.MEMORY],
+    }
+
+
+STREAM_USE_ANALYZER = FileAnalyzer(
+    "stream_use", entries_of_devices("stream_use", STREAMS, _of_lane), (DEVICE_EVENTS,), (STREAMS,)
+)
+
+
+# Calls of the CUDA, HIP or CANN runtime by function: count, total, median, largest.
+
+
+def runtime_calls_run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
+    """The section `api_calls` of a file's ranks, the function with most time first."""
+    result = Result(RUNTIME_CALLS_ANALYZER.name)
+    entries = [entry for recorded in recorded_ranks(trace, lanes) for entry in _of_rank(trace, recorded)]
+    if entries:
+        result.sections[API_CALLS] = entries
+    return result
+
+
+def _of_rank(trace: Trace, recorded: RecordedRank) -> list[ApiCallEntry]:
+    host = trace["host_events"]
+
+    def calls() -> Iterator[Times]:
+        for rows in blocks(*recorded.bounds):
+            own = (host["category"][rows] == Category.RUNTIME) & recorded.began(host["start"][rows])
+            yield np.flatnonzero(own) + rows.start
+
+    called = np.zeros(len(trace.names), np.bool_)
+    for rows in calls():
+        called[host["name"][rows]] = True
+    codes = np.flatnonzero(called)
+    if not len(codes):
+        return []
+    # nsys records versions of one function under several names.
+    names, of_name = np.unique([plain(trace.names[code]) for code in codes.tolist()], return_inverse=True)
+    of_code = np.zeros(len(trace.names), np.int64)
+    of_code[codes] = of_name
+    stats = grouped_parts(
+        lambda: ((host["end"][rows] - host["start"][rows], of_code[host["name"][rows]]) for rows in calls()), len(names)
+    )
+    everything = int(stats.total.sum())
+    return [
+        {
+            "rank": recorded.rank,
+            "name": str(names[index]),
+            "count": int(stats.number[index]),
+            "dur_ns": int(stats.total[index]),
+            "mean_ns": int(stats.total[index] // stats.number[index]),
+            "median_ns": int(stats.median[index]),
+            "min_ns": int(stats.least[index]),
+            "max_ns": int(stats.largest[index]),
+            "share_frac": int(stats.total[index]) / everything if everything else 0.0,
+        }
+        for index in np.argsort(-stats.total, kind="stable").tolist()
+    ]
+
+
+RUNTIME_CALLS_ANALYZER = FileAnalyzer("api_calls", runtime_calls_run, (DEVICE_EVENTS,), (API_CALLS,))
+
+
+# Copies, memsets and migrations by kind and size: how many, how long, at what bandwidth.
+
+BOUNDS = (0, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
+"""Sizes from which a class of copies begins, bytes: a page, what is cheap to stage, what fills a link, and large."""
+_UNKNOWN = -1
+
+
+def _copies_by_size_of_lane(trace: Trace, view: LaneView) -> list[CopyEntry]:
+    device = trace["device_events"]
+    rows = of_lane(trace, view)
+    rows = rows[device["kind"][rows] == Kind.MEMORY]
+    if not len(rows):
+        return []
+    size = device["bytes"][rows]
+    kind = np.where(device["copy_kind"][rows] == NO_NAME, device["name"][rows], device["copy_kind"][rows])
+    size_class = np.where(size == NA, _UNKNOWN, np.searchsorted(BOUNDS, size, "right") - 1)
+    groups, of_group = distinct_pairs(kind, size_class)
+    stats = grouped(device["end"][rows] - device["start"][rows], of_group, len(groups))
+    moved = np.zeros(len(groups), np.int64)
+    np.add.at(moved, of_group, np.maximum(size, 0))
+    entries: list[CopyEntry] = []
+    for index in np.argsort(-stats.total, kind="stable").tolist():
+        name, place = groups[index]
+        known, spent, carried = place != _UNKNOWN, int(stats.total[index]), int(moved[index])
+        entries.append(
+            {
+                "rank": view.lane.rank,
+                "device": view.lane.device,
+                "kind": trace.names[name],
+                "least_bytes": BOUNDS[place] if known else None,
+                "below_bytes": BOUNDS[place + 1] if known and place + 1 < len(BOUNDS) else None,
+                "count": int(stats.number[index]),
+                "bytes": carried if known else None,
+                "dur_ns": spent,
+                "median_ns": int(stats.median[index]),
+                "max_ns": int(stats.largest[index]),
+                "bandwidth_gbps": carried / spent if known and spent else None,
+            }
+        )
+    return entries
+
+
+COPIES_BY_SIZE_ANALYZER = FileAnalyzer(
+    "copies", entries_of_devices("copies", COPIES, _copies_by_size_of_lane), (DEVICE_EVENTS,), (COPIES,)
+)
+
 
 SLOW_CALL = 50_000
 """ns from which a launching call counts as slow, and below, LATE_START a kernel as late: HTA's defaults."""
@@ -32,7 +187,7 @@ FEWEST = 10
 
 def run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     """The sections `launches` and `queues` of a file's lanes."""
-    result = Result(ANALYZER.name)
+    result = Result(LAUNCH_QUEUE_ANALYZER.name)
     launches: list[LaunchEntry] = []
     queues: list[QueueEntry] = []
     for view in lanes:
@@ -148,4 +303,7 @@ def _largest_by_bin(issue: Times, start: Times, length: Array, edges: Times) -> 
     ]
 
 
-ANALYZER = FileAnalyzer("launches", run, (DEVICE_EVENTS,), (LAUNCHES, QUEUES), large=True)
+LAUNCH_QUEUE_ANALYZER = FileAnalyzer("launches", run, (DEVICE_EVENTS,), (LAUNCHES, QUEUES), large=True)
+
+
+ANALYZERS = (COPIES_BY_SIZE_ANALYZER, LAUNCH_QUEUE_ANALYZER, RUNTIME_CALLS_ANALYZER, STREAM_USE_ANALYZER)

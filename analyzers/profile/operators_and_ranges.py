@@ -8,21 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuscope import native
-from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result
-from gpuscope.analyzers.base.lanes import LaneView
-from gpuscope.analyzers.base.needs import Need
-from gpuscope.analyzers.base.phases import Phases, main_thread, name_phases
-from gpuscope.analyzers.base.sections import OPERATORS, PHASES, RANGES
-from gpuscope.analyzers.profile.call_tree import Launched, LaunchingThreads, parents
-from gpuscope.analyzers.profile.recorded_ranks import RecordedRank, recorded_ranks
-from gpuscope.schema.profile_sections import OperatorEntry, PhaseEntry, RangeEntry
-from gpuscope.trace.columns.distinct import distinct_values
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Mask, Times, quarters, rows_of_rank, rows_where
-from gpuscope.trace.naming import kinds
-from gpuscope.trace.naming.kernel_categories import is_optimizer_step
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Need, Result
+from gpuscope.analyzers.base.evidence import Phases, main_thread, name_phases
+from gpuscope.analyzers.base.lanes import OPERATORS, PHASES, RANGES, LaneView
+from gpuscope.analyzers.profile.recorded_ranks import Launched, LaunchingThreads, RecordedRank, parents, recorded_ranks
+from gpuscope.schema.nccl_sections import OperatorEntry, PhaseEntry, RangeEntry
+from gpuscope.trace import kinds
+from gpuscope.trace.kernel_categories import is_optimizer_step
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.optimizer_ranges import update_begins
 from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.table import Array, Mask, Times, distinct_values, quarters, rows_of_rank, rows_where
 from gpuscope.trace.trace import Trace
 
 RANGES_KEPT = 100

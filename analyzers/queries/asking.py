@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from gpuscope.analyzers.comparison.compare import Side
-from gpuscope.analyzers.comparison.loading import Reading, Run, finished, load
+from gpuscope.analyzers.comparison.comparison import Reading, Run, finished, load
 from gpuscope.analyzers.queries import engine
-from gpuscope.commands.open_with_progress import open_with_progress
+from gpuscope.commands.options import open_with_progress
 from gpuscope.sources.opening import PathLike, inputs, open_trace
 from gpuscope.store.location import located
 from gpuscope.store.store import opened

@@ -18,9 +18,9 @@ from zlib import crc32
 
 import numpy as np
 
-from gpuscope.catalogue.cause_table import SHOWN_BY_NAME
-from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.catalogue.suggestion import SHOWN_BY_NAME
 from gpuscope.trace.schema import NA
+from gpuscope.trace.table import Array, Mask, Times
 from gpuscope.when_used import dataclass
 
 CAUSES = tuple(cause.code for cause in SHOWN_BY_NAME)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -10,8 +10,39 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import Result
-from gpuscope.analyzers.base.sections import REPLAY
-from gpuscope.analyzers.changes import (
+from gpuscope.analyzers.base.lanes import REPLAY
+from gpuscope.analyzers.facts.pipeline_facts import Flush, Key, StageMap
+from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.analyzers.replay.contention import NONE, Changed, Contended, Outcome, Slowdown, slowdown
+from gpuscope.analyzers.replay.engine import (
+    MODEL_ERROR,
+    CircleError,
+    Replayed,
+    as_replayed,
+    bounds,
+    compute_floor,
+    median_by_chance,
+    paced_by_kernels,
+    parts,
+    replay,
+)
+from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.recording import (
+    MAX_ERROR,
+    Recorded,
+    chance,
+    counted_steps,
+    joined,
+    mean_shares,
+    missing,
+    not_replayed,
+    setting_of,
+    step_of,
+    unmatched_messages,
+)
+from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
+from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
+from gpuscope.analyzers.what_if_changes import (
     UNMATCHED,
     Change,
     LoaderWorkers,
@@ -24,39 +55,57 @@ from gpuscope.analyzers.changes import (
     ReplacedRank,
     of_pipeline_alone,
 )
-from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
-from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.replay.contention import NONE, Contended, Slowdown, slowdown
-from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
-from gpuscope.analyzers.replay.from_trace.recording import Recorded
-from gpuscope.analyzers.replay.graph import Graph, UnreplayableError
-from gpuscope.analyzers.replay.outcome import Changed, Outcome
-from gpuscope.analyzers.replay.paced_marks import paced_by_kernels
-from gpuscope.analyzers.replay.pipeline_times import as_replayed
-from gpuscope.analyzers.replay.prediction_bounds import MODEL_ERROR, bounds, median_by_chance
-from gpuscope.analyzers.replay.ranks_joined import joined, unmatched_messages
-from gpuscope.analyzers.replay.recorded_run import (
-    MAX_ERROR,
-    chance,
-    counted_steps,
-    mean_shares,
-    missing,
-    not_replayed,
-    setting_of,
-    step_of,
-)
-from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
-from gpuscope.analyzers.replay.step_parts import compute_floor, parts
-from gpuscope.averages import lower_median
-from gpuscope.schema.provenance import Provenance
-from gpuscope.schema.replay_section import Replay
-from gpuscope.trace.columns.table import Times
+from gpuscope.schema.provenance import Provenance, Replay
+from gpuscope.trace.schema import NA
+from gpuscope.trace.table import Mask, Times
+from gpuscope.welch import lower_median
 from gpuscope.words import units
 
 if TYPE_CHECKING:
-    from gpuscope.analyzers.replay.critical_path import PathSpan
     from gpuscope.analyzers.replay.device_contention import Disturbed
+    from gpuscope.analyzers.replay.engine import PathSpan
     from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineReplay
+
+
+# What hosts need for a pipeline's steps, whatever its devices do: no other layout of its computations is faster.
+
+
+def hosts_alone(
+    graph: Graph, changes: Collection[PipelineChange], flushes: Sequence[Flush], stages: StageMap, *, paced: bool
+) -> Graph:
+    """The graph of a job on devices and links that take no time: hosts launch, and wait for batches.
+
+    More micro-batches are so many times the launches of computations and messages. `paced`: batches come no sooner
+    where loader workers fall behind.
+    """
+    times = 1.0
+    for change in changes:
+        if isinstance(change, MicroBatches):
+            times *= change.count / max(flushes[0].micro_batches, 1)
+    found = as_they_came(graph, ()).graph if paced else graph
+    launching = np.append(_launching(graph, flushes, stages), np.zeros(len(found) - len(graph), np.bool_))
+    dur = np.where(launching, np.rint(found.nodes["dur"] * times).astype(np.int64), found.nodes["dur"])
+    device = found.of(Node.DEVICE, Node.ARRIVAL, Node.TRANSFER, Node.JOIN)
+    launched = np.zeros(len(found), np.bool_)
+    launched[found.edges["dst"][found.edges["why"] == Edge.LAUNCH]] = True
+    return found.with_nodes(
+        dur=np.where(device, 0, dur), release=np.where(device & launched, NA, found.nodes["release"])
+    )
+
+
+def _launching(graph: Graph, flushes: Sequence[Flush], stages: StageMap) -> Mask:
+    """Host segments that end with the launch of something between a flush's first computation and its last one."""
+    found = np.zeros(len(graph), np.bool_)
+    nodes, launch = graph.nodes, graph.edges["why"] == Edge.LAUNCH
+    src, dst = graph.edges["src"][launch], graph.edges["dst"][launch]
+    rank_of = {place: rank for rank, place in stages.places.items()}
+    for flush in flushes:
+        for stage, own in enumerate(flush.stages):
+            rank = rank_of.get((flush.pipeline, stage))
+            inside = (nodes["rank"][dst] == rank) & (nodes["start"][dst] >= own[0].start)
+            found[src[inside & (nodes["start"][dst] < own[-1].end)]] = True
+    return found
+
 
 _DEADLOCK = "in that order stages would deadlock"
 _WAITING = "how much of its collectives is waiting for those ranks is not recorded, at worst all that would be gained"
@@ -125,7 +174,7 @@ class Replayer:
     @cached_property
     def critical_path(self) -> list[PathSpan]:
         """Of what is replayed, as recorded; empty where it can't be replayed."""
-        from gpuscope.analyzers.replay.critical_path import critical_path
+        from gpuscope.analyzers.replay.engine import critical_path
 
         if self.why:
             return []
@@ -266,7 +315,6 @@ class Replayer:
     def _hosts_alone(self, graph: Graph, changes: Sequence[PipelineChange]) -> float:
         """Mean ns that hosts need for a step with such changes: a device's queue evens out what they do in bunches, as
         batches come from workers. Raises `CircleError`."""
-        from gpuscope.analyzers.replay.host_pace import hosts_alone
 
         stages = self._facts.stages
         assert stages is not None  # else there is no pipeline
@@ -283,7 +331,7 @@ class Replayer:
         The baseline replay error may remain after a change; another run's step differs by `chance`; what no source
         of error covers is in proportion to what the change moves, or fitted.
         """
-        from gpuscope.analyzers.replay.fitted_margins import margin
+        from gpuscope.analyzers.replay.contention import margin
 
         errors = [error * times[0], chance * times[0]]
         if not self._setting.gpu:

@@ -8,32 +8,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import Result
-from gpuscope.analyzers.base.needs import Need
-from gpuscope.analyzers.base.sections import ROLES
-from gpuscope.analyzers.base.step_roles import Role
-from gpuscope.analyzers.facts.role_steps import RoleStep, RoleSteps
+from gpuscope.analyzers.base.analyzer import Need, Result
+from gpuscope.analyzers.base.evidence import Role
+from gpuscope.analyzers.base.lanes import ROLES
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.analyzers.roles.role_growth import growth_of
-from gpuscope.analyzers.roles.role_replay import Schedule, bounding, step_ns, times_of
-from gpuscope.averages import median
+from gpuscope.analyzers.facts.steady_state import RoleStep, RoleSteps
+from gpuscope.analyzers.roles.role_replay import Schedule, bounding, growth_of, step_ns, times_of
 from gpuscope.catalogue.finding import Finding, made
 from gpuscope.catalogue.findings import roles as words
-from gpuscope.problems import roles as problems
-from gpuscope.schema.roles_section import (
-    RoleEntry,
-    RolePool,
-    RolesSection,
-    RoleStepEntry,
-    RolloutTail,
-)
+from gpuscope.problems import job as problems
+from gpuscope.schema.provenance import RoleEntry, RolePool, RolesSection, RoleStepEntry, RolloutTail
 from gpuscope.trace.trace import Trace
+from gpuscope.welch import median
 from gpuscope.words import units
-from gpuscope.words.role_names import ORDER, TRAINER
+from gpuscope.words.vocabulary import ORDER, TRAINER
 
 if TYPE_CHECKING:
-    from gpuscope.analyzers.roles.role_gains import Job
-    from gpuscope.analyzers.roles.rollout_model import Lengths
+    from gpuscope.analyzers.roles.role_gains import Job, Lengths
 
 LEAST = 0.03
 """Of the step: from there on a cost is worth a finding, as one of medium severity is."""
@@ -117,8 +108,7 @@ def _averaged(judged: Sequence[RoleStep]) -> int:
 
 
 def _job(judged: Sequence[RoleStep], found: RoleSteps, schedule: Schedule, before: int, framework: str) -> Job:
-    from gpuscope.analyzers.roles.role_gains import Job
-    from gpuscope.analyzers.roles.rollout_model import fitted
+    from gpuscope.analyzers.roles.role_gains import Job, fitted
 
     times = times_of(judged, beside=schedule.beside)
     lengths = [one for step in judged if (one := _lengths(step.figures)) is not None]
@@ -150,7 +140,7 @@ def _by_framework(framework: str, schedule: Schedule) -> bool | None:
 
 
 def _lengths(figures: Mapping[str, float]) -> Lengths | None:
-    from gpuscope.analyzers.roles.rollout_model import USUAL_SAMPLES, Lengths
+    from gpuscope.analyzers.roles.role_gains import USUAL_SAMPLES, Lengths
 
     mean, longest = figures.get("response_length_mean", 0.0), figures.get("response_length_max", 0.0)
     if not 0 < mean <= longest:

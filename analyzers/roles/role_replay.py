@@ -8,10 +8,106 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuscope.analyzers.facts.role_steps import RoleStep
-from gpuscope.averages import median
+import numpy as np
+
+from gpuscope.analyzers.facts.steady_state import RoleStep
+from gpuscope.catalogue.findings.roles import FIGURES
+from gpuscope.schema.provenance import RoleGrowthEntry
+from gpuscope.trace.table import Array
+from gpuscope.welch import median
 from gpuscope.when_used import dataclass
-from gpuscope.words.role_names import FORWARD, ORDER
+from gpuscope.words.vocabulary import FORWARD, ORDER
+
+# What takes ever longer in the course of a run by roles, and what grows with it.
+
+FEWEST = 8
+"""Steps of which a trend is told apart from chance."""
+LEAST_TIMES = 1.25
+LEAST_SHARE = 0.1
+"""Of the step: what a smaller role adds to it is within what steps differ by."""
+LEAST_RANKED = 0.6
+LEAST_T = 4.0
+"""Of the rank correlation with the step's number, and of its t: chance gives that once in a thousand roles."""
+GOES_WITH = 0.8
+"""The correlation from which one quantity explains another."""
+BINS = 64
+"""Steps are put together to so many: the line goes through the medians of all pairs."""
+
+
+def growth_of(steps: Sequence[RoleStep]) -> list[RoleGrowthEntry]:
+    """What grows over these steps, by what it adds to the step, the role that adds most first; where no role that is
+    timed grows, the step itself."""
+    if len(steps) < FEWEST:
+        return []
+    whole = np.array([step.duration for step in steps], np.float64)
+    roles = dict.fromkeys(role for step in steps for role in step.parts)
+    times = {role: np.array([step.parts.get(role, 0) for step in steps], np.float64) for role in roles}
+    grown = [entry for role, spent in times.items() if (entry := _grown(role, spent, whole, steps)) is not None]
+    if not grown and (entry := _grown("step", whole, whole, steps)) is not None:
+        grown = [entry]
+    return sorted(grown, key=lambda one: one["first_ns"] - one["last_ns"])
+
+
+def _grown(role: str, spent: Array, whole: Array, steps: Sequence[RoleStep]) -> RoleGrowthEntry | None:
+    if spent.sum() < LEAST_SHARE * whole.sum() or not _rises(spent):
+        return None
+    first, last = _ends(spent)
+    if last < LEAST_TIMES * first:
+        return None
+    figure, times = _goes_with(spent, steps)
+    return {
+        "role": role,
+        "steps": len(steps),
+        "first_ns": round(first),
+        "last_ns": round(last),
+        "figure": figure,
+        "figure_times": times,
+        "slower_times": last / first / times if figure and times else None,
+    }
+
+
+def _rises(values: Array) -> bool:
+    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(np.float64)
+    ranked = _correlation(ranks, np.arange(len(values), dtype=np.float64))
+    if ranked < LEAST_RANKED:
+        return False
+    return ranked >= 1 or ranked * np.sqrt((len(values) - 2) / (1 - ranked**2)) >= LEAST_T
+
+
+def _correlation(one: Array, other: Array) -> float:
+    if not one.std() or not other.std():
+        return 0.0
+    return float(np.clip(np.corrcoef(one, other)[0, 1], -1, 1))
+
+
+def _ends(values: Array) -> tuple[float, float]:
+    """Where the line through the steps begins and ends (Theil and Sen's, which single long steps do not turn), within
+    what was measured."""
+    parts = np.array_split(np.arange(len(values)), min(BINS, len(values)))
+    at = np.array([part.mean() for part in parts])
+    medians = np.array([np.median(values[part]) for part in parts])
+    before, after = np.triu_indices(len(at), 1)
+    slope = np.median((medians[after] - medians[before]) / (at[after] - at[before]))
+    offset = np.median(medians - slope * at)
+    low, high = float(values.min()), float(values.max())
+    first, last = (min(max(float(offset + slope * place), low), high) for place in (0, len(values) - 1))
+    return max(first, 1.0), max(last, 1.0)
+
+
+def _goes_with(spent: Array, steps: Sequence[RoleStep]) -> tuple[str | None, float | None]:
+    """The figure that explains the growth best, and how many times it grows; where none does, the mean response."""
+    logged = {
+        name: np.array([step.figures[name] for step in steps])
+        for name in FIGURES
+        if all(step.figures.get(name, 0) > 0 for step in steps)
+    }
+    times = {name: last / first for name, values in logged.items() for first, last in [_ends(values)]}
+    alike = {name: _correlation(spent, values) for name, values in logged.items() if times[name] > 1}
+    best = max(alike, key=lambda name: alike[name], default=None)
+    if best is not None and alike[best] >= GOES_WITH:
+        return best, times[best]
+    return None, times.get("response_length_mean")
+
 
 Times = Mapping[str, int]
 """ns by role of one step; of rollouts that run beside the training, what they take themselves."""

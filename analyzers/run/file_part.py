@@ -2,29 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from threading import Lock
+from typing import Protocol, TypeVar, runtime_checkable
 
-from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, run_one
-from gpuscope.analyzers.base.lanes import LaneSummary, no_such_steps, summarise, views
-from gpuscope.analyzers.base.self_check import breaches_without_causes
-from gpuscope.analyzers.device_time.thinned import lost_work, why_thinned
-from gpuscope.analyzers.facts.message_sizes.estimated_sizes import ESTIMATED_SIZES
-from gpuscope.analyzers.host_time.work_done_once import work_done_once
-from gpuscope.analyzers.replay.from_trace.recording import Recorded, not_recorded, record, with_fixed_shares
-from gpuscope.analyzers.run.analysis_threads import results_of
+from gpuscope import cache
+from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, analyzers_of, breaches_without_causes, run_one
+from gpuscope.analyzers.base.evidence import name_phases
+from gpuscope.analyzers.base.lanes import LaneSummary, LaneView, no_such_steps, summarise, views
+from gpuscope.analyzers.collectives.activity import IDLE
+from gpuscope.analyzers.device_time.launching_threads import lost_work, why_thinned
+from gpuscope.analyzers.facts.message_sizes import ESTIMATED_SIZES
+from gpuscope.analyzers.host_time.blocking_sites import work_done_once
+from gpuscope.analyzers.replay.recording import Recorded, not_recorded, record, with_fixed_shares
 from gpuscope.analyzers.step_graph.operations_from_ranges import operations
-from gpuscope.cache import file_cache
 from gpuscope.errors import InputError
-from gpuscope.sources import remote
+from gpuscope.native import release_memory
+from gpuscope.sources import windows
 from gpuscope.sources.opening import Input, as_shown, read_file, total_size
 from gpuscope.sources.run_manifest import world_size
 from gpuscope.sources.source import ReadOptions
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
+
+# The analyses of one large file, in two threads, one of which first makes what else is kept of it: nearly all of their
+# time is numpy's and the native core's, which run at once. More would mostly wait for the interpreter, and each needs
+# memory.
+
+LARGE = 1 << 18
+"""Events from which threads pay for waiting for each other."""
+HUGE = 1 << 23
+"""Events from which two analyses that need much memory don't run at once: of fewer, both need a few megabytes more."""
+
+
+Kept = TypeVar("Kept")
+
+
+def results_of(
+    trace: Trace, lanes: Sequence[LaneView], alone: bool, beside: Callable[[], Kept]
+) -> tuple[list[Result], Kept]:
+    """The results of all analyses of a file, in order of their names, and what `beside` returns, which needs none of
+    them. `alone` says that no other file is being read."""
+    analyzers = analyzers_of(FileAnalyzer)
+
+    def result(analyzer: FileAnalyzer) -> Result:
+        return run_one(analyzer, trace, trace, lanes)
+
+    events = len(trace["host_events"]) + len(trace["device_events"])
+    if not alone or events < LARGE or os.cpu_count() == 1:
+        return [result(analyzer) for analyzer in analyzers], beside()
+    from concurrent.futures import ThreadPoolExecutor
+
+    # What they add to the names comes before them all: codes don't depend on which thread is quicker.
+    name_phases(trace.names)
+    trace.names.code(IDLE)
+    # The large ones one after another, the others beside them, so that neither thread ends alone.
+    left = _Left(sorted(analyzers, key=lambda analyzer: (not analyzer.large, -analyzer.cost)), events >= HUGE)
+    found: dict[str, Result] = {}
+
+    def work() -> None:
+        while (analyzer := left.take()) is not None:
+            try:
+                found[analyzer.name] = result(analyzer)
+            finally:
+                left.done(analyzer)
+
+    def other() -> Kept:
+        kept = beside()
+        release_memory()
+        work()
+        return kept
+
+    with ThreadPoolExecutor(1, "gpuscope-analyze") as pool:
+        running = pool.submit(other)
+        work()  # here too, where freed memory is at hand
+        kept = running.result()
+    release_memory()
+    return [found[analyzer.name] for analyzer in analyzers], kept
+
+
+class _Left:
+    """The analyses that are still to be run, for several threads to take from."""
+
+    def __init__(self, analyzers: list[FileAnalyzer], large_alone: bool) -> None:
+        self._analyzers, self._lock, self._large_alone = analyzers, Lock(), large_alone
+        self._large_runs = False
+
+    def take(self) -> FileAnalyzer | None:
+        """The next one; None where none is left but what the thread that runs a large one will take itself."""
+        with self._lock:
+            for place, analyzer in enumerate(self._analyzers):
+                if not (self._large_alone and analyzer.large and self._large_runs):
+                    self._large_runs |= analyzer.large
+                    return self._analyzers.pop(place)
+            return None
+
+    def done(self, analyzer: FileAnalyzer) -> None:
+        """One that was taken has been run."""
+        if analyzer.large:
+            release_memory()
+            self._large_runs = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +179,7 @@ DERIVED_OPERATIONS = FileAnalyzer(
 def analyze_file(item: Input, options: Options) -> Part:
     """Read one file, analyse its lanes, and let its events go, unless they are asked for."""
     if item.url:
-        with remote.fetched(item.url) as local:
+        with windows.fetched(item.url) as local:
             return _copy_of(item, local, options)
     if item.in_archive is not None:
         return _copy_of(item, item.path, options)
@@ -116,8 +197,8 @@ def analyze_file(item: Input, options: Options) -> Part:
         options.analyses,
         options.read.device,
     )
-    key = file_cache.key_of(item.path, item.source, options.read, *asked)
-    part = file_cache.kept(key, Part)
+    key = cache.key_of(item.path, item.source, options.read, *asked)
+    part = cache.kept(key, Part)
     if part is not None and not options.with_events:
         if options.read.advance:
             options.read.advance(total_size([item]))
@@ -128,7 +209,7 @@ def analyze_file(item: Input, options: Options) -> Part:
     if part is None:
         part = reduce_trace(trace, options)
         if not any(result.status == "failed" for result in part.results):
-            file_cache.keep(key, part)
+            cache.keep(key, part)
     return replace(part, events=trace) if options.with_events else part
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.sources.perfetto.packet_rows import BEGIN, END, NEEDS_STATE, STATE_CLEARED, TracePacket
 from gpuscope.sources.perfetto.packets import framed
-from gpuscope.sources.perfetto.perfetto_messages import BEGIN, END, NEEDS_STATE, STATE_CLEARED, TracePacket
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Table
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.table import Array, Table
 from gpuscope.trace.trace import Trace
 
 _SEQUENCE = 1

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import cast
 
+import numpy as np
+
 from gpuscope.analyzers.advice.suggesting import advise, not_asked
-from gpuscope.analyzers.base import sections
+from gpuscope.analyzers.base import lanes as sections
 from gpuscope.analyzers.base.analyzer import (
+    EVIDENCE,
     Analyzer,
     Attributed,
     FileAnalyzer,
@@ -16,36 +21,36 @@ from gpuscope.analyzers.base.analyzer import (
     Result,
     analyzers_of,
     attributed,
+    self_check,
 )
-from gpuscope.analyzers.base.lanes import LaneSummary
-from gpuscope.analyzers.base.sections import Sections, merged
-from gpuscope.analyzers.base.self_check import NAME as CHECK
-from gpuscope.analyzers.base.self_check import self_check
-from gpuscope.analyzers.device_time.ideal_step import ideal_steps
-from gpuscope.analyzers.device_time.kernels.compute_findings import below_roof_findings, compute_findings
-from gpuscope.analyzers.facts.pipeline_facts.assembled import computations_alone
+from gpuscope.analyzers.base.analyzer import NAME as CHECK
+from gpuscope.analyzers.base.lanes import LaneSummary, Sections, merged
+from gpuscope.analyzers.device_time.compute_findings import below_roof_findings, compute_findings, ideal_steps
+from gpuscope.analyzers.facts.clocks import by_host
+from gpuscope.analyzers.facts.pipeline_facts import computations_alone
+from gpuscope.analyzers.facts.process_groups import stacks_recorded
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
-from gpuscope.analyzers.facts.setup import stacks_recorded
-from gpuscope.analyzers.facts.waits import by_host
-from gpuscope.analyzers.run.rank_entries import Causes, judged_causes, rank_entry, step_entries
-from gpuscope.analyzers.run.rank_findings import of_run
-from gpuscope.analyzers.run.set_apart import set_apart
-from gpuscope.analyzers.run.shown_clock import clock_entry
-from gpuscope.analyzers.serving.by_phase import serving_section
-from gpuscope.analyzers.serving.served_steps import batches_of, captured_sizes, served_steps
-from gpuscope.analyzers.serving.serving_findings import serving_findings
+from gpuscope.analyzers.run.set_apart import Causes, judged_causes, rank_entry, set_apart, step_entries
+from gpuscope.analyzers.serving.served_steps import (
+    batches_of,
+    captured_sizes,
+    served_steps,
+    serving_findings,
+    serving_section,
+)
 from gpuscope.analyzers.verdict import verdict
-from gpuscope.analyzers.verdict.cause_findings import Run, findings
-from gpuscope.analyzers.verdict.unexplained import unexplained
+from gpuscope.analyzers.verdict.cause_findings import Run, findings, unexplained
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
-from gpuscope.catalogue.cause_table import BY_CODE
-from gpuscope.problems import collectives, completeness, job, reading
+from gpuscope.catalogue.finding import kinds, made
+from gpuscope.catalogue.suggestion import BY_CODE
+from gpuscope.problems import job, reading
 from gpuscope.problems.problem import ProblemKind
-from gpuscope.report.view import memory_sentences, places
-from gpuscope.report.view.per_step import with_per_step
+from gpuscope.report.view import call_tree, report_rows
+from gpuscope.report.view.report_rows import with_per_step
 from gpuscope.schema.document import (
     SCHEMA_VERSION,
     AnalyzerEntry,
+    ClockEntry,
     Diagnosis,
     FindingEntry,
     ProblemEntry,
@@ -55,15 +60,79 @@ from gpuscope.schema.document import (
     TraceEntry,
 )
 from gpuscope.schema.memory_section import MemoryEntry
-from gpuscope.sources.companion_files import files_of, is_timeline
-from gpuscope.sources.remote import shown
-from gpuscope.trace.breakdown import Breakdown
-from gpuscope.trace.naming.frameworks import frameworks, parallelism
-from gpuscope.trace.naming.programs import program
+from gpuscope.sources.source import files_of, is_timeline
+from gpuscope.sources.windows import shown
+from gpuscope.trace.frameworks import frameworks, parallelism, program
+from gpuscope.trace.intervals import Breakdown
 from gpuscope.trace.schema import NA
 from gpuscope.trace.steps import KERNEL_SEQUENCE
 from gpuscope.trace.trace import Trace
 from gpuscope.version import __version__
+
+# The clock of a run as its report states it: one origin of all places, and how each rank's clock runs.
+
+
+def clock_entry(facts: RunFacts, compared: bool) -> ClockEntry | None:
+    """None without windows. Where nothing ties the clocks, those of each host begin with its first window, unless they
+    are `compared` all the same."""
+    begun = {lane.rank: lane.window[0] for lane in sorted(facts.lanes, key=lambda lane: -lane.window[0])}
+    if not begun:
+        return None
+    clocks, ranks = facts.clocks, facts.trace.ranks
+    if clocks.error is None and not compared:
+        first: dict[int, int] = {}
+        for rank, start in begun.items():
+            lead = clocks.clock.get(rank, rank)
+            first[lead] = min(start, first.get(lead, start))
+        origin = min(first.values())
+        own = {rank: first.get(clocks.clock.get(rank, rank), origin) for rank in ranks}
+    else:
+        several = np.array(list(begun), np.int64)
+        origin = int(clocks.common(several, np.array(list(begun.values()), np.int64)).min())
+        of_all = np.array(ranks, np.int64)
+        own = dict(zip(ranks, clocks.local(of_all, np.full(len(ranks), origin)).tolist(), strict=True))
+    return {
+        "origin_ns": origin,
+        "offset_ns": {str(rank): start - origin for rank, start in own.items() if start != origin},
+        "drift_frac": {str(rank): drift for rank, drift in clocks.drift.items() if drift},
+    }
+
+
+# Findings of single ranks as findings of the run: shares are of all ranks' windows (definitions), and what several
+# ranks have alike is one finding.
+
+
+def of_run(found: Iterable[FindingEntry], windows: Mapping[LaneKey, int]) -> list[FindingEntry]:
+    """The findings of each lane's own analyses; `windows` is the judged time of every lane of the run, ns. One of no
+    rank or of several, and one that costs no share, stays as it is."""
+    alike: dict[str, list[FindingEntry]] = defaultdict(list)
+    for one in found:
+        facts = {name: value for name, value in one["facts"].items() if name != "share"}
+        of_one = len(windows) > 1 and len(one["ranks"]) == 1 and one["share_frac"] > 0
+        alike[json.dumps([one["code"], facts] if of_one else len(alike))].append(one)
+    return [own[0] if key.isdigit() else _joined(own, windows) for key, own in alike.items()]
+
+
+def _joined(own: list[FindingEntry], windows: Mapping[LaneKey, int]) -> FindingEntry:
+    share = sum(one["share_frac"] * _window(one["ranks"][0], windows) for one in own) / sum(windows.values())
+    facts = own[0]["facts"]
+    words = kinds()[own[0]["code"]](**facts | ({"share": share} if "share" in facts else {}))
+    evidence = sorted((item for one in own for item in one["evidence"]), key=lambda item: -item["dur_ns"])
+    entry = made(
+        words,
+        ranks={one["ranks"][0] for one in own},
+        share=share,
+        cost_ns=sum(one["cost_ns"] or 0 for one in own),
+        mean_ns=round(sum(one["cost_ns_per_step"] or 0 for one in own) / len(windows)),
+        evidence=evidence[:EVIDENCE],
+    )
+    return {**entry, "worst_share_frac": max(one["share_frac"] for one in own)}
+
+
+def _window(rank: int, windows: Mapping[LaneKey, int]) -> float:
+    """Of one of its lanes; they have the same steps."""
+    own = [window for (one, _), window in windows.items() if one == rank]
+    return sum(own) / len(own)
 
 
 def build(
@@ -154,7 +223,7 @@ def _diagnosis(
         diagnosis["serving"] = serving_section(served, diagnosis["trace"]["frameworks"], captured_sizes(batches))
         of_server = serving_findings(served, diagnosis["serving"])
         diagnosis["findings"] += [with_per_step(one, facts.step_ns) for one in of_server]
-    diagnosis["call_tree"] = places.led_to_lines(diagnosis["call_tree"], lines)
+    diagnosis["call_tree"] = call_tree.led_to_lines(diagnosis["call_tree"], lines)
     if apart := set_apart(facts):
         diagnosis["set_apart"] = apart
     if ideal := ideal_steps(diagnosis):
@@ -293,14 +362,14 @@ def _weigh(
 ) -> verdict.Evidence:
     trace, lanes = facts.trace, facts.lanes
     events = sum(lane.events for lane in lanes)
-    lost = verdict.count_problem(problems, completeness.KERNEL_MISSING)
-    counted_apart = (completeness.KERNEL_MISSING.code, reading.TRUNCATED.code, reading.OVERRUNS_STREAM.code)
+    lost = verdict.count_problem(problems, reading.KERNEL_MISSING)
+    counted_apart = (reading.KERNEL_MISSING.code, reading.TRUNCATED.code, reading.OVERRUNS_STREAM.code)
     dropped = [p for p in problems if p["code"] in _DROPPED]
     losses = [p for p in problems if p["severity"] == "data_loss" and p["code"] not in counted_apart]
     # That kernels were lost says more than that there are none.
     reasons = (
-        _messages(problems, completeness.RECORDER_DELIVERED_NOTHING)
-        or _messages(problems, completeness.CUDA_NOT_TRACED)
+        _messages(problems, reading.RECORDER_DELIVERED_NOTHING)
+        or _messages(problems, reading.CUDA_NOT_TRACED)
         or _messages(problems, job.RECORDING_LOST)
     )
     totals = verdict.totals([judged_causes(facts.steady, lane, causes[lane.key]) for lane in lanes])
@@ -316,19 +385,19 @@ def _weigh(
         launches=events + lost,
         kernels_lost=lost,
         events=events,
-        launch_missing=verdict.count_problem(problems, completeness.LAUNCH_MISSING),
+        launch_missing=verdict.count_problem(problems, reading.LAUNCH_MISSING),
         events_lost=sum(p["count"] for p in losses),
         totals_differ=verdict.count_problem(problems, reading.TOTALS_DIFFER) > 0,
-        unknown_communication=verdict.count_problem(problems, completeness.LOOKS_LIKE_COMMUNICATION) > 0,
-        members_unknown=verdict.count_problem(problems, collectives.GROUP_UNKNOWN) > 0,
-        peers_unknown=verdict.count_problem(problems, collectives.PEER_UNKNOWN) > 0,
+        unknown_communication=verdict.count_problem(problems, reading.LOOKS_LIKE_COMMUNICATION) > 0,
+        members_unknown=verdict.count_problem(problems, job.GROUP_UNKNOWN) > 0,
+        peers_unknown=verdict.count_problem(problems, job.PEER_UNKNOWN) > 0,
         by_host=bool(len(trace["collectives"])) and bool(by_host(trace).all()),
         why_whole=facts.steady.why_whole,
         thinned=next((lane.thinned for lane in lanes if lane.thinned), ""),
         stands=stands,
         exposed=sum(breakdown.exposed_communication for breakdown in judged),
         assumed=[cause for result in results for cause in result.assumed],
-        sizes_estimated=verdict.count_problem(problems, collectives.SIZES_ESTIMATED) > 0,
+        sizes_estimated=verdict.count_problem(problems, job.SIZES_ESTIMATED) > 0,
         totals_contradict="; ".join(
             _messages(problems, reading.TOTALS_CONTRADICT) and _messages(problems, reading.TOTALS_DIFFER)
         ),
@@ -389,11 +458,11 @@ def _without_core(given: Sections) -> float:
 
 def _nothing_delivered(problems: Sequence[ProblemEntry]) -> str:
     """That launches were recorded without one kernel, and what the hosts did; empty where that is not so."""
-    lost = [problem["count"] for problem in problems if problem["code"] == completeness.KERNELS_NOT_RECORDED.code]
+    lost = [problem["count"] for problem in problems if problem["code"] == reading.KERNELS_NOT_RECORDED.code]
     if not lost:
         return ""
     ranks = f" on {len(lost)} ranks" if len(lost) > 1 else ""
-    hosts = _messages(problems, completeness.HOST_ALONE)[:1]
+    hosts = _messages(problems, reading.HOST_ALONE)[:1]
     return "; ".join([f"{sum(lost):,} launches were recorded{ranks} and none of their kernels", *hosts])
 
 
@@ -408,8 +477,8 @@ def _no_timeline(trace: Trace, memory: Sequence[MemoryEntry] | None) -> str:
     if any(is_timeline(fmt) for fmt in formats):
         return ""
     said = list(dict.fromkeys(files_of(fmt).alone for fmt in formats))
-    if (entry := memory_sentences.leading(memory or [])) is not None:
-        said.append(memory_sentences.peak_sentence(entry))
+    if (entry := report_rows.leading(memory or [])) is not None:
+        said.append(report_rows.peak_sentence(entry))
     return "; ".join(said)
 
 

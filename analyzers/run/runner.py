@@ -19,19 +19,16 @@ from pathlib import Path
 import numpy as np
 
 from gpuscope.analyzers.base.analyzer import Result, analyzers_of, attributed, broken, run_one
-from gpuscope.analyzers.changes import Change, Predicted, Refused
-from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush, Key
+from gpuscope.analyzers.facts.pipeline_facts import Flush, Key
+from gpuscope.analyzers.facts.process_groups import setup, with_members
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts, WhatIf, WhatIfAnalyzer
-from gpuscope.analyzers.facts.setup import setup
-from gpuscope.analyzers.facts.shared_communicators import with_members
-from gpuscope.analyzers.replay.from_trace.recording import Recorded, not_recorded
+from gpuscope.analyzers.replay.recording import Recorded, not_recorded
 from gpuscope.analyzers.replay.replayer import Replayer
-from gpuscope.analyzers.run.analysis import Analysis
-from gpuscope.analyzers.run.executors import Executor, LeftOut, in_turn, side_by_side
+from gpuscope.analyzers.run.analysis import Analysis, Executor, LeftOut, in_turn, side_by_side
 from gpuscope.analyzers.run.file_part import HoldsPart, Options, Part
 from gpuscope.analyzers.run.reporting import build
-from gpuscope.analyzers.topology.pcie_lanes import narrow_links
-from gpuscope.averages import median
+from gpuscope.analyzers.topology.counter_means import narrow_links
+from gpuscope.analyzers.what_if_changes import Change, Predicted, Refused
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 from gpuscope.hardware.device_peaks import known_model
 from gpuscope.problems import job, reading
@@ -49,13 +46,11 @@ from gpuscope.sources.opening import (
     numbered,
     total_size,
 )
-from gpuscope.sources.restarts import left_out
 from gpuscope.sources.run_manifest import ended, mesh, refused_files, run_folders
-from gpuscope.sources.source import ReadOptions, Role, suffixes_of
-from gpuscope.trace.columns.distinct import distinct_values
-from gpuscope.trace.merge import merge
-from gpuscope.trace.trace import Trace
-from gpuscope.trace.world import recorded_world, with_world_size
+from gpuscope.sources.source import ReadOptions, Role, left_out, suffixes_of
+from gpuscope.trace.table import distinct_values
+from gpuscope.trace.trace import Trace, merge, recorded_world, with_world_size
+from gpuscope.welch import median
 from gpuscope.words import units
 
 PARALLEL_FROM = 64 << 20
@@ -196,7 +191,7 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
         recorded = not_recorded(facts.trace.ranks)
     others: dict[int, int] = {}
     if any(entry.cut for entry in recorded):
-        from gpuscope.analyzers.replay.representatives import stand_ins
+        from gpuscope.analyzers.replay.device_contention import stand_ins
 
         if others := stand_ins(facts):
             recorded = _again(files, set(facts.trace.ranks) - others.keys(), options) or recorded

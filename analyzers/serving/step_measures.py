@@ -7,15 +7,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpuscope.analyzers.base.analyzer import FileAnalyzer, entries_of_devices
-from gpuscope.analyzers.base.lanes import LaneView, bounds, step_at
-from gpuscope.analyzers.base.needs import OF_A_SERVER
-from gpuscope.analyzers.base.sections import SERVING_STEPS
-from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
-from gpuscope.analyzers.device_time.kernels.launching_operators import codes
-from gpuscope.schema.serving_section import ServingStep, Work
-from gpuscope.trace.columns.table import Array, Times, picked
+from gpuscope.analyzers.base.analyzer import OF_A_SERVER, FileAnalyzer, entries_of_devices
+from gpuscope.analyzers.base.lanes import SERVING_STEPS, LaneView, bounds, step_at
+from gpuscope.analyzers.device_time.kernel_facts import kernel_facts
+from gpuscope.analyzers.device_time.operator_work import codes
+from gpuscope.schema.call_tree_section import ServingStep, Work
 from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.table import Array, Times, picked
 from gpuscope.trace.trace import Trace
 
 KINDS: tuple[Work, ...] = ("attention", "gemm", "communication", "other")

@@ -19,14 +19,14 @@ from gpuscope.analyzers.step_graph.dependencies import (
     FORWARD,
     WEIGHT,
     Graph,
+    Grid,
     Group,
+    UnmodelledError,
     ordered,
 )
-from gpuscope.analyzers.step_graph.grid import Grid, UnmodelledError
-from gpuscope.trace.columns.distinct import distinct_values
-from gpuscope.trace.columns.name_pool import NamePool
-from gpuscope.trace.columns.table import Mask, Table, Times
+from gpuscope.trace.name_pool import NamePool
 from gpuscope.trace.schema import NA
+from gpuscope.trace.table import Mask, Table, Times, distinct_values
 from gpuscope.when_used import dataclass
 
 COMPUTES = (FORWARD, BACKWARD, WEIGHT)

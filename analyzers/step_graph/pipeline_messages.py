@@ -17,12 +17,12 @@ import numpy as np
 
 from gpuscope import when_used
 from gpuscope.analyzers.base.lanes import LaneView
-from gpuscope.problems.completeness import DIGEST_SAMPLED
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.problems.reading import DIGEST_SAMPLED
+from gpuscope.trace.kernel_categories import ENGINE
 from gpuscope.trace.launch_links import innermost
-from gpuscope.trace.naming.kernel_categories import ENGINE
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.table import Mask, Times
 from gpuscope.trace.trace import Trace
 
 _RING = when_used.pattern(r"(?:^|_)(?:cp|context)(?:_|$)|CONTEXT_PARALLEL", re.IGNORECASE)

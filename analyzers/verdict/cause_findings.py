@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gpuscope.analyzers.base.analyzer import EVIDENCE, Attributed, LaneKey
-from gpuscope.catalogue.cause import Cause, FindingFacts
-from gpuscope.catalogue.cause_table import CAUSES
+from gpuscope.catalogue.cause import UNATTRIBUTED, Cause, FindingFacts
 from gpuscope.catalogue.finding import severity_of
+from gpuscope.catalogue.suggestion import CAUSES
 from gpuscope.schema.document import FindingEntry, StragglerEntry
+from gpuscope.schema.nccl_sections import GapEntry
 from gpuscope.trace.schema import NA
 from gpuscope.when_used import dataclass
+
+# What is recorded in idle time that has no cause: the reason for having no verdict must be true of the trace.
+
+MOST = 0.5
+"""Share of the longest gaps without a cause that a call must cover to be named."""
+
+
+@dataclass(frozen=True)
+class Unexplained:
+    """The host event that covers most of the longest gaps without a cause, where one does, and how much of them, ns."""
+
+    host_recorded: bool = False
+    call: str | None = None
+    covered: int = 0
+    stacks: bool = False
+    """Whether Python stacks are recorded."""
+
+
+def unexplained(gaps: list[GapEntry], stacks: bool = False) -> Unexplained:
+    """What is known of the gaps without a cause among the longest."""
+    own = [gap for gap in gaps if gap["cause"] == UNATTRIBUTED]
+    covering: Counter[str] = Counter()
+    for gap in own:
+        if gap["host"] is not None:
+            covering[gap["host"]] += gap.get("host_ns", 0)
+    recorded = any("host_ns" in gap for gap in own)
+    for call, covered in covering.most_common(1):
+        if covered >= MOST * sum(gap["dur_ns"] for gap in own):
+            return Unexplained(recorded, call, covered, stacks)
+    return Unexplained(recorded, stacks=stacks)
+
 
 MIN_SHARE = 0.01
 

@@ -7,9 +7,9 @@ from dataclasses import field
 from math import floor, prod
 
 from gpuscope.analyzers.base.analyzer import Attributed
-from gpuscope.analyzers.verdict.unexplained import Unexplained
+from gpuscope.analyzers.verdict.cause_findings import Unexplained
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
-from gpuscope.catalogue.cause_table import BY_CODE, cause_label, class_of
+from gpuscope.catalogue.suggestion import BY_CODE, cause_label, class_of
 from gpuscope.problems.problem import ProblemKind
 from gpuscope.schema.document import AbstainReason, Class, ProblemEntry, Slowdown, Verdict
 from gpuscope.when_used import dataclass

@@ -8,11 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from gpuscope.analyzers.collectives import slow_members
+from gpuscope.analyzers.collectives import recurrence
 from gpuscope.analyzers.watching.measures import MeasuredStep, Seen
-from gpuscope.averages import median
 from gpuscope.schema.document import Report
-from gpuscope.trace.columns.table import Array
+from gpuscope.trace.table import Array
+from gpuscope.welch import median
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
@@ -122,7 +122,7 @@ def unmeasured(seen: Seen) -> str:
 def alerts(seen: Seen, now_ns: int, recorded: Report | None = None) -> list[Alert]:
     """At the time `now_ns`, ns since the epoch; the worst first. `recorded` is the report of the finished windows."""
     steps, measured = common_steps(seen), measured_steps(seen)
-    known_well = len(measured) >= slow_members.WINDOW
+    known_well = len(measured) >= recurrence.WINDOW
     behind = _slow_ranks(seen, measured[-HISTORY:]) if known_well else _behind(seen, measured[-RECENT:], steps)
     known = {rank for one in behind for rank in one.ranks}
     data = [one for one in _for_data(seen, steps[-RECENT:], set(measured)) if not known & set(one.ranks)]
@@ -197,7 +197,7 @@ def _slow_ranks(seen: Seen, steps: list[int]) -> list[Alert]:
     ranks = list(seen.steps)
     own = np.array([[seen.steps[rank][step].own_ns or 0 for rank in ranks] for step in steps], np.float64)
     found = []
-    for one in slow_members.slow(np.array(steps, np.int64), own, _usual_step(seen, steps)):
+    for one in recurrence.slow(np.array(steps, np.int64), own, _usual_step(seen, steps)):
         often = f"every {one.period} steps" if one.period > 1 else "in a step"
         message = (
             f"rank {ranks[one.member]} falls behind{_since(one.since)}: it needs {units.duration(one.by_ns)} more "
@@ -209,7 +209,7 @@ def _slow_ranks(seen: Seen, steps: list[int]) -> list[Alert]:
 
 def _slow_links(seen: Seen, steps: list[int]) -> list[Alert]:
     """Groups whose transfers take longer than those of their peers, known from digests."""
-    if len(steps) < slow_members.WINDOW or not seen.groups:
+    if len(steps) < recurrence.WINDOW or not seen.groups:
         return []
     transfers: dict[str, Array] = {}
     alike: dict[str, object] = {}
@@ -223,11 +223,11 @@ def _slow_links(seen: Seen, steps: list[int]) -> list[Alert]:
         if len(ranks) > 1 and len(kinds) == 1 and all(len(own) == len(ranks) for own in known):
             transfers[name] = np.array([min(ns for _, _, ns in own) for own in known], np.float64)
             alike[name], members[name] = (op, len(seen.groups[group]), *kinds), ranks
-    links = slow_members.slow_links(np.array(steps, np.int64), transfers, members, alike, _usual_step(seen, steps))
+    links = recurrence.slow_links(np.array(steps, np.int64), transfers, members, alike, _usual_step(seen, steps))
     return [Alert("slow_link", one.ranks, _of_link(one)) for one in links]
 
 
-def _of_link(link: slow_members.SlowLink) -> str:
+def _of_link(link: recurrence.SlowLink) -> str:
     whose = (
         f"the link of rank {link.ranks[0]}" if len(link.ranks) == 1 else f"a link of ranks {units.ranks(link.ranks)}"
     )

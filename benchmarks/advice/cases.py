@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuscope.analyzers.changes import (
+from gpuscope.analyzers.what_if_changes import (
     BucketSize,
     Change,
     KeepParameters,

@@ -14,8 +14,8 @@ from statistics import median
 import gpuscope
 from benchmarks.advice.cases import Case
 from gpuscope.analyzers.base.lanes import summarise, views
-from gpuscope.analyzers.changes import Predicted, Refused
 from gpuscope.analyzers.facts.steady_state import steady_state
+from gpuscope.analyzers.what_if_changes import Predicted, Refused
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.advice.cases import CASES, UNSEEN, Case, Variant
-from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+from gpuscope.instrumented_runtime.record import gloo_trace
 from gpuscope.instrumented_runtime.record.ranges import span
 from gpuscope.instrumented_runtime.record.session import gpuscope_session
 from gpuscope.instrumented_runtime.train.faults import Fault, StepContext, parse_faults
 from gpuscope.instrumented_runtime.train.mesh import World, join_world
 from gpuscope.instrumented_runtime.train.run_options import record_options
-from gpuscope.instrumented_runtime.train.settings.assemble import assemble
-from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import assemble, validate
 from gpuscope.instrumented_runtime.train.trainer import Trainer
 
 WAIT, WARMUP, ACTIVE = 1, 1, 8

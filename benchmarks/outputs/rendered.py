@@ -17,11 +17,11 @@ from simulator.catalogue import CASES
 from gpuscope.analyzers.run.analysis import Analysis
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.cli import main
-from gpuscope.commands.report_options import BY, print_report
+from gpuscope.commands.options import BY, print_report
 from gpuscope.errors import GpuscopeError
 from gpuscope.report.html.html_report import render
-from gpuscope.report.json_report import dumps
-from gpuscope.report.sharing import share
+from gpuscope.report.read_report import dumps
+from gpuscope.report.section_tables import share
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "traces"

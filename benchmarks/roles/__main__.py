@@ -14,7 +14,7 @@ import click
 
 import gpuscope
 from benchmarks.roles.loop import Job, run
-from gpuscope.schema.roles_section import RoleGain, RolesSection
+from gpuscope.schema.provenance import RoleGain, RolesSection
 
 BOUND = {
     "slow_rollout": "rollout",

@@ -14,7 +14,7 @@ from statistics import median
 import click
 
 import gpuscope
-from gpuscope.schema.roles_section import RoleGain, RolesSection
+from gpuscope.schema.provenance import RoleGain, RolesSection
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 

@@ -21,7 +21,7 @@ import click
 from benchmarks.outcome import outcome
 from benchmarks.tuning.cases import CASES, Case
 from benchmarks.tuning.judged import COLUMNS, Row, Truth, totals
-from gpuscope.instrumented_runtime.tune.trial import TIMED
+from gpuscope.instrumented_runtime.tune.measured import TIMED
 
 LAST = re.compile(r"loss (\S+), (\S+) ms per step")
 STEPS, TURN = "24", "40"

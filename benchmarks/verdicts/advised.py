@@ -20,9 +20,9 @@ from simulator.truth import step_ns
 
 from benchmarks.verdicts.predicted import NOTICED, OVERCLAIM
 from gpuscope.analyzers.run.runner import analyze
-from gpuscope.report.view import blame
+from gpuscope.report.view import main_finding
 from gpuscope.schema.document import Report
-from gpuscope.schema.replay_section import Prediction
+from gpuscope.schema.provenance import Prediction
 
 WORTH = 0.1
 """Of the step: a fix that saves more and that no suggestion names is missed."""
@@ -165,7 +165,7 @@ def _figure(code: str, before: float, told: Prediction, changed: Job | None, nam
 
 def _main(report: Report, found: Advised) -> None:
     """Whether what is wrong above all has advice with a figure."""
-    main = blame.main_finding(report)
+    main = main_finding.main_finding(report)
     if main is None or report["verdict"]["abstained"] or report["verdict"]["bound_by"] == "compute":
         return
     found.main = main["code"]
@@ -173,9 +173,9 @@ def _main(report: Report, found: Advised) -> None:
     with_figures = [*report["suggestions"], *advice.get("plan", {"steps": []})["steps"]]
     vain = [one for one in advice["nothing_gains"] if one["finding"] == main["code"]]
     found.tried = bool(vain)
-    if any(blame.answers(report, one) for one in with_figures):
+    if any(main_finding.answers(report, one) for one in with_figures):
         found.answer = "replayed"
-    elif any("bound" in one for one in (*vain, *filter(partial(blame.answers, report), advice["unpredicted"]))):
+    elif any("bound" in one for one in (*vain, *filter(partial(main_finding.answers, report), advice["unpredicted"]))):
         found.answer = "bound"
     else:
         found.answer = "none"

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks.verdicts.drawn_changes import COMBINED, ONE_LINK
 from benchmarks.verdicts.predicted import Outcome
-from gpuscope.analyzers.replay.fitted_margins import MARGINS, ON_ONE_LINK, TOGETHER
+from gpuscope.analyzers.replay.contention import MARGINS, ON_ONE_LINK, TOGETHER
 
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 NOMINAL = 0.9

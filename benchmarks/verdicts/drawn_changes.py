@@ -23,12 +23,12 @@ from simulator.truth import step_ns
 
 from benchmarks.verdicts.advised import grouped, late_host
 from benchmarks.verdicts.predicted import Outcome
-from gpuscope.analyzers import changes as made
-from gpuscope.analyzers.changes import Change, Refused
+from gpuscope.analyzers import what_if_changes as made
 from gpuscope.analyzers.replay import replayer
-from gpuscope.analyzers.replay.fitted_margins import MEETING
+from gpuscope.analyzers.replay.contention import MEETING
 from gpuscope.analyzers.replay.replayer import Replayer
-from gpuscope.analyzers.run import analysis_threads, runner
+from gpuscope.analyzers.run import file_part, runner
+from gpuscope.analyzers.what_if_changes import Change, Refused
 
 ONE_LINK = "two collectives on one link"
 COMBINED = "two changes at once"
@@ -158,7 +158,7 @@ def _replayer(path: Path) -> Replayer | None:
     """A run's replay, without the analyses, a third of the time, of which it needs nothing."""
     with (
         patch.object(runner, "analyzers_of", lambda _: ()),
-        patch.object(analysis_threads, "analyzers_of", lambda _: ()),
+        patch.object(file_part, "analyzers_of", lambda _: ()),
     ):
         return runner.analyze(path, advice=False, replay=True).replayer
 

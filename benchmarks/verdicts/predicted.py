@@ -11,9 +11,9 @@ from typing import Any
 from rich.table import Table
 from simulator.counterfactuals import Counterfactual
 
-from gpuscope.analyzers import changes
-from gpuscope.analyzers.changes import Predicted
+from gpuscope.analyzers import what_if_changes
 from gpuscope.analyzers.run.runner import analyze
+from gpuscope.analyzers.what_if_changes import Predicted
 
 OVERCLAIM = 1.5
 """A promised saving of more than this many true ones is an overclaim…"""
@@ -60,7 +60,7 @@ def predict(case: Counterfactual, folder: Path) -> Outcome:
         return Outcome(case.name, case.family, before, after, None, NO_CHANGE)
     if replayer is None:
         return Outcome(case.name, case.family, before, after, None, "no replay")
-    asked: list[Any] = [getattr(changes, name)(**arguments) for name, arguments in case.changes]
+    asked: list[Any] = [getattr(what_if_changes, name)(**arguments) for name, arguments in case.changes]
     told = replayer.predict(asked)
     if isinstance(told, Predicted):
         return Outcome(case.name, case.family, before, after, told, "")

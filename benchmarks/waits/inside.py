@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from gpuscope.analyzers.changes import Predicted, ReplacedRank
 from gpuscope.analyzers.run import reporting
 from gpuscope.analyzers.run.file_part import Options
 from gpuscope.analyzers.run.runner import run
+from gpuscope.analyzers.what_if_changes import Predicted, ReplacedRank
 from gpuscope.sources.opening import Input, inputs, read_file
 from gpuscope.sources.source import ReadOptions
 

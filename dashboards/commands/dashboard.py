@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from dash import Dash
 
     from gpuscope.dashboards.data.open_runs import Runs
+    from gpuscope.dashboards.web.downloads import Starting
     from gpuscope.dashboards.web.server import Server
-    from gpuscope.dashboards.web.starting import Starting
 
 
 @click.command(short_help="Look at runs in a browser.")
@@ -88,7 +88,7 @@ def _begun(
 ) -> Callable[[], None]:
     """Serve how far reading is, then the dashboard; what is returned ends that, and raises what went wrong."""
     from gpuscope.commands.options import cache_wanted
-    from gpuscope.dashboards.web.starting import Starting
+    from gpuscope.dashboards.web.downloads import Starting
 
     starting = Starting(paths, token, local)
     cache = cache_wanted()  # asked here: another thread has no command
@@ -110,8 +110,7 @@ def _begun(
 
 
 def _followed(paths: tuple[str, ...], token: str, local: bool) -> Dash:
-    from gpuscope.dashboards.live.live_app import create_live_app
-    from gpuscope.dashboards.live.tuning_app import create_tuning_app, is_tuning
+    from gpuscope.dashboards.live import create_live_app, create_tuning_app, is_tuning
 
     if len(paths) != 1:
         raise UsageError("--watch follows one run", hint="give one run folder")

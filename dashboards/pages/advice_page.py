@@ -9,20 +9,20 @@ import dash_mantine_components as dmc
 from dash import Dash, Input, Output, State, html
 from dash.development.base_component import Component
 
-from gpuscope.analyzers.changes import Predicted, Refused
-from gpuscope.catalogue.cause_table import finding_words
+from gpuscope.analyzers.what_if_changes import Predicted, Refused
 from gpuscope.catalogue.prediction_sentences import (
     gain,
     nothing_gains,
     setting_words,
     step_change,
 )
-from gpuscope.dashboards import ids, ui
+from gpuscope.catalogue.suggestion import finding_words
+from gpuscope.dashboards import ui
+from gpuscope.dashboards.data.events import RANK, SLIDERS, SWITCHED, SWITCHES, Slider, chosen
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
-from gpuscope.dashboards.data.what_if import RANK, SLIDERS, SWITCHED, SWITCHES, Slider, chosen
 from gpuscope.dashboards.figures import gains_figure
-from gpuscope.dashboards.page import Page, Shown
 from gpuscope.dashboards.state import View, parse
+from gpuscope.dashboards.ui import Page, Shown
 from gpuscope.report.view.first_figures import gain_of
 from gpuscope.schema.document import PlanEntry, SuggestionEntry, UnpredictedEntry
 from gpuscope.words import units
@@ -133,7 +133,7 @@ def _whatif(shown: Shown) -> Iterator[Component]:
         _rank(shown),
         html.Div(
             list(_outcome(shown.run, shown.view, shown.dark)),
-            id=ids.ADVICE_OUTCOME,
+            id=ui.ADVICE_OUTCOME,
             **ui.attributes(aria_live="polite"),
         ),
         _why_not(impossible),
@@ -164,7 +164,7 @@ def _slider(slider: Slider, shown: Shown, impossible: Mapping[str, str]) -> Comp
         [
             dmc.Text(slider.label, size="sm"),
             dmc.Slider(
-                id=ids.extra(slider.key),
+                id=ui.extra(slider.key),
                 value=at,
                 min=0,
                 max=len(slider.stops),
@@ -189,7 +189,7 @@ def _chips(shown: Shown, impossible: Mapping[str, str]) -> Component:
         html.Span(dmc.Chip(label, value=name, size="sm", disabled=name in impossible), title=impossible.get(name, ""))
         for name, (label, _) in SWITCHES.items()
     ]
-    return dmc.ChipGroup(dmc.Group(chips, gap="xs"), id=ids.extra(SWITCHED), value=on, multiple=True)
+    return dmc.ChipGroup(dmc.Group(chips, gap="xs"), id=ui.extra(SWITCHED), value=on, multiple=True)
 
 
 def _rank(shown: Shown) -> Component | None:
@@ -198,7 +198,7 @@ def _rank(shown: Shown) -> Component | None:
         return None
     asked = shown.view.extra.get(RANK, "")
     return dmc.Select(
-        id=ids.extra(RANK),
+        id=ui.extra(RANK),
         label="a rank as fast as its peers",
         placeholder="none",
         clearable=True,
@@ -243,9 +243,9 @@ def register(app: Dash, runs: Runs) -> None:
     """A control that moves draws the outcome anew and nothing else, so that it keeps the focus."""
 
     @app.callback(
-        Output(ids.ADVICE_OUTCOME, "children"),
-        Input(ids.QUERY, "data"),
-        State(ids.DRAWN, "data"),
+        Output(ui.ADVICE_OUTCOME, "children"),
+        Input(ui.QUERY, "data"),
+        State(ui.DRAWN, "data"),
         prevent_initial_call=True,
     )
     def _changed(state: object, drawn: object) -> Any:

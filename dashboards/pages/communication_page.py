@@ -8,8 +8,8 @@ from typing import Any, cast
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ui
-from gpuscope.dashboards.figures import bandwidth_figure, traffic_figure, waiting_figure
-from gpuscope.dashboards.page import Page, Shown
+from gpuscope.dashboards.figures import gains_figure, of_results
+from gpuscope.dashboards.ui import Page, Shown
 from gpuscope.schema.nccl_sections import BandwidthEntry, FitEntry, Nccl, TopologyEntry, TrafficEntry
 from gpuscope.words import units
 
@@ -39,7 +39,7 @@ def _bandwidth(shown: Shown) -> Iterator[Component]:
         return
     yield ui.card(
         "Bus bandwidth against message size",
-        ui.figure(bandwidth_figure.against_size(rows, fits, shown.dark), "bandwidth", 380),
+        ui.figure(gains_figure.against_size(rows, fits, shown.dark), "bandwidth", 380),
         *_fits(fits, shown.dark),
         note="Points: measured (open: at least that, since the time holds waiting). "
         "Dashed, where there is one: the fit T(S) = α + S·factor/B. Dotted: the link's peak.",
@@ -97,7 +97,7 @@ def _waiting(shown: Shown) -> Component:
         note += f" The {BARS} longest of {len(rows)}; the CSV has all."
     return ui.card(
         "Waiting and transferring",
-        ui.figure(waiting_figure.bars(drawn, shown.dark), "waiting", 110 + 30 * len(drawn)),
+        ui.figure(of_results.bars(drawn, shown.dark), "waiting", 110 + 30 * len(drawn)),
         note=note,
         corner=ui.csv_link(shown.run.key, "collectives"),
     )
@@ -114,7 +114,7 @@ def _traffic(shown: Shown) -> Component:
     count = len({rank for row in rows for rank in (row["rank"], row["peer"])})
     return ui.card(
         "Point-to-point traffic",
-        ui.figure(traffic_figure.matrix(rows, shown.dark), "traffic", min(200 + 24 * count, 720)),
+        ui.figure(of_results.matrix(rows, shown.dark), "traffic", min(200 + 24 * count, 720)),
         corner=ui.csv_link(shown.run.key, "traffic"),
     )
 
@@ -183,7 +183,7 @@ def _topology(shown: Shown) -> Iterator[Component]:
         own = [row for row in rows if row["source"] == source]
         yield ui.card(
             "Topology",
-            ui.figure(traffic_figure.topology(own, shown.dark), "topology", 460),
+            ui.figure(of_results.topology(own, shown.dark), "topology", 460),
             note=units.clean(source),
             corner=ui.csv_link(shown.run.key, "topology"),
         )

@@ -10,22 +10,21 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
+from gpuscope.analyzers.comparison.by_operator import is_alike, shared_work
 from gpuscope.analyzers.comparison.compare import Side, compare
-from gpuscope.analyzers.comparison.same_job import is_alike, shared_work
-from gpuscope.catalogue.cause_table import cause_words
+from gpuscope.catalogue.suggestion import cause_words
 from gpuscope.dashboards import ui
-from gpuscope.dashboards.data import run_history
-from gpuscope.dashboards.data.open_runs import OpenRun
-from gpuscope.dashboards.data.typical_step import typical_step
-from gpuscope.dashboards.figures import comparison_figure as figures
-from gpuscope.dashboards.page import Page, Shown
+from gpuscope.dashboards.data import open_runs
+from gpuscope.dashboards.data.open_runs import OpenRun, typical_step
+from gpuscope.dashboards.figures import steps_figure as figures
+from gpuscope.dashboards.ui import Page, Shown
 from gpuscope.errors import GpuscopeError
-from gpuscope.report.terminal import diff_text, platform_text
+from gpuscope.report.terminal import diff_text
 from gpuscope.schema.diff_document import Diff, Proof
 from gpuscope.schema.document import Report
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
-from gpuscope.words.short_kernels import short_kernels
+from gpuscope.words.units import short_kernels
 
 WITH = "with"
 """Parameters of the address: the run compared with, and the job of the history."""
@@ -65,7 +64,7 @@ def _stored(shown: Shown) -> _Other | None:
     number, store = shown.view.extra.get(PAST, ""), shown.runs.store
     if store is None or not number.isdecimal() or len(number) > 12:
         return None
-    report = run_history.report_of(store, int(number))
+    report = open_runs.report_of(store, int(number))
     return None if report is None else _Other("", f"run {number} of the store", report)
 
 
@@ -109,18 +108,16 @@ def _compared(shown: Shown) -> Iterator[Component]:
 
 def _platform(diff: Diff, dark: bool) -> Iterator[Component]:
     """What explains the difference, by operator, where the platform changed."""
-    found = platform_text.platform_of(diff)
+    found = diff_text.platform_of(diff)
     if found is None:
         return
-    lines = [platform_text.heading_line(found), platform_text.basis_line(found)]
+    lines = [diff_text.heading_line(found), diff_text.basis_line(found)]
     yield ui.card("Another platform", ui.sentences([units.clean(line) for line in lines]))
     if found["comparable"]:
-        pairs = [platform_text.pair_cells(pair) for pair in found["pairs"]]
-        titles, rows = platform_text.explained_table(diff, found)
-        yield ui.card(
-            "What explains the difference", _text_grid(rows, titles, "explained", dark), note=platform_text.NOTE
-        )
-        names_first = [(row[-1], *row[:-1]) for row in (platform_text.PAIRS, *pairs)]
+        pairs = [diff_text.pair_cells(pair) for pair in found["pairs"]]
+        titles, rows = diff_text.explained_table(diff, found)
+        yield ui.card("What explains the difference", _text_grid(rows, titles, "explained", dark), note=diff_text.NOTE)
+        names_first = [(row[-1], *row[:-1]) for row in (diff_text.PAIRS, *pairs)]
         yield ui.card("By operator", _text_grid(names_first[1:], names_first[0], "pairs", dark))
 
 
@@ -253,13 +250,13 @@ def _history(shown: Shown) -> Iterator[Component]:
         yield ui.empty("No history", how)
         return
     try:
-        names = run_history.jobs(store)
+        names = open_runs.jobs(store)
         job = shown.view.extra.get(JOB) or _own(shown, store)
         if job not in names:
             words = [f"The store {store} holds no run of it. {how}", _jobs(shown, names, job)]
             yield ui.empty("No history of this run", words)
             return
-        points = run_history.trend_of(store, job)
+        points = open_runs.trend_of(store, job)
     except GpuscopeError as error:
         yield ui.empty("The run store can't be read", units.clean(str(error)))
         return
@@ -294,7 +291,7 @@ def _jobs(shown: Shown, names: Sequence[str], job: str) -> Component | None:
 
 def _own(shown: Shown, store: Path) -> str:
     """The job of the run shown, by its files; empty where the store has none."""
-    return run_history.job_of(store, shown.run.files)
+    return open_runs.job_of(store, shown.run.files)
 
 
 PAGE = Page("/compare", "Compare and history", 13, layout)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ui
-from gpuscope.dashboards.figures import compile_figure
-from gpuscope.dashboards.page import Page, Shown
-from gpuscope.report.terminal.sections.compile_text import lines, sentences
-from gpuscope.schema.compilation_section import CompilationSection
+from gpuscope.dashboards.figures import heatmap_figure
+from gpuscope.dashboards.ui import Page, Shown
+from gpuscope.report.terminal.nccl_text import lines, sentences
+from gpuscope.schema.call_tree_section import CompilationSection
 from gpuscope.words import units
 
 
@@ -32,7 +32,7 @@ def layout(shown: Shown) -> Component:
 
 def _drawn(compilation: CompilationSection, shown: Shown) -> Iterator[Component]:
     if any(one["start_ns"] is not None for one in compilation["compiles"]):
-        fig = compile_figure.compilations(compilation["compiles"], shown.dark)
+        fig = heatmap_figure.compilations(compilation["compiles"], shown.dark)
         ranks = len(compilation["ranks"])
         yield ui.card("When ranks compiled", ui.figure(fig, "compilations", min(140 + 30 * ranks, 900)))
 

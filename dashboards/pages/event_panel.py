@@ -9,14 +9,13 @@ from dash import html
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ui
-from gpuscope.dashboards.data.event_details import Details, Event
+from gpuscope.dashboards.data.event_details import Details, Event, KernelInRange, RangeStatistics
 from gpuscope.dashboards.data.events import Events
-from gpuscope.dashboards.data.kernel_rows import WITHIN
-from gpuscope.dashboards.data.range_statistics import KernelInRange, RangeStatistics
-from gpuscope.dashboards.page_links import around
+from gpuscope.dashboards.data.open_runs import WITHIN
 from gpuscope.dashboards.state import View, span_of
+from gpuscope.dashboards.ui import around
 from gpuscope.words import units
-from gpuscope.words.short_kernels import short_kernel, short_kernels
+from gpuscope.words.units import short_kernel, short_kernels
 
 SHORT = 44
 """Cells of a kernel's name in the drawer's table."""

@@ -7,10 +7,10 @@ from typing import Literal, get_args
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ui
-from gpuscope.dashboards.figures import experts_figure
-from gpuscope.dashboards.page import Page, Shown
-from gpuscope.report.terminal.sections.experts_text import sentences
-from gpuscope.schema.experts_section import ExpertsSection
+from gpuscope.dashboards.figures import of_results
+from gpuscope.dashboards.ui import Page, Shown
+from gpuscope.report.terminal.profile_text import sentences
+from gpuscope.schema.provenance import ExpertsSection
 from gpuscope.words import units
 
 
@@ -23,7 +23,7 @@ def layout(shown: Shown) -> Component:
             "or gpuscope record.",
         )
     experts = shown.run.report["experts"]
-    fig = experts_figure.loads(experts["passes"], shown.dark)
+    fig = of_results.loads(experts["passes"], shown.dark)
     height = min(160 + 24 * len(experts["ranks"]), 900)
     return ui.page(
         ui.card("Load of each rank, pass by pass", ui.figure(fig, "expert-loads", height)),

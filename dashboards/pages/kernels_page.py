@@ -11,20 +11,19 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import ids, ui
-from gpuscope.dashboards.data.kernel_rows import WITHIN, filtered, kernel_rows, window_of
-from gpuscope.dashboards.data.kernel_sequences import sequences
-from gpuscope.dashboards.data.open_runs import Runs
-from gpuscope.dashboards.figures import kernels_figure as drawing
-from gpuscope.dashboards.figures.call_tree_figure import icicle
-from gpuscope.dashboards.page import Page, Shown
+from gpuscope.dashboards import ui
+from gpuscope.dashboards.data.events import sequences
+from gpuscope.dashboards.data.open_runs import WITHIN, Runs, filtered, kernel_rows, window_of
+from gpuscope.dashboards.figures import gains_figure as drawing
+from gpuscope.dashboards.figures.gains_figure import icicle
+from gpuscope.dashboards.ui import Page, Shown
 from gpuscope.hardware.device_peaks import peak_flops
-from gpuscope.report.html.flame_drawing import COLOURS
-from gpuscope.report.view import places
+from gpuscope.report.html.drawing import COLOURS
+from gpuscope.report.view import call_tree
 from gpuscope.schema.call_tree_section import PlaceEntry, PlaceKind
 from gpuscope.schema.document import Report
 from gpuscope.words import units
-from gpuscope.words.short_kernels import short_kernels
+from gpuscope.words.units import short_kernels
 
 TIMES = ("dur", "mean", "min", "median", "max")
 """Columns of the table in ns: the sum, and of one call."""
@@ -67,7 +66,7 @@ def _switch(shown: Shown) -> Component | None:
     if window is None or shown.run.events is None:
         return None
     return dmc.SegmentedControl(
-        id=ids.extra(WITHIN),
+        id=ui.extra(WITHIN),
         value="window" if window_of(shown.view) else "",
         size="xs",
         mb="xs",
@@ -96,9 +95,9 @@ def _places(shown: Shown) -> list[Component]:
         return []
     kinds = [kind for kind in KINDS if any(one["kind"] == kind for one in entries)]
     by = next((kind for kind in kinds if kind == shown.view.extra.get(BY)), None)
-    drawn = places.only(entries, by) if by is not None else entries
+    drawn = call_tree.only(entries, by) if by is not None else entries
     choice = dmc.SegmentedControl(
-        id=ids.extra(BY),
+        id=ui.extra(BY),
         value=by or "",
         size="xs",
         mb="xs",
@@ -114,7 +113,7 @@ def _places(shown: Shown) -> list[Component]:
 
 def _by_place(entries: Sequence[PlaceEntry], by: PlaceKind, dark: bool) -> Component:
     """What goes back to each line, module, range or operator, without what is in another one within."""
-    found = places.rows(entries, by)
+    found = call_tree.rows(entries, by)
     everything = max(sum(one.device_ns for one in found), 1)
     rows = [
         {
@@ -207,7 +206,7 @@ def _table(shown: Shown) -> Component:
             columns,
             "kernels",
             shown.dark,
-            id=ids.KERNELS_GRID,
+            id=ui.KERNELS_GRID,
             columnSize=None,
             getRowId="params.data.id",
             defaultColDef={"suppressHeaderFilterButton": True},
@@ -283,9 +282,9 @@ def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
     """A click on a kernel's name searches for it in the timeline."""
     app.clientside_callback(
         ClientsideFunction("gpuscope", "kernel"),
-        Output(ids.URL, "pathname", allow_duplicate=True),
-        Output(ids.URL, "search", allow_duplicate=True),
-        Input(ids.KERNELS_GRID, "cellClicked"),
+        Output(ui.URL, "pathname", allow_duplicate=True),
+        Output(ui.URL, "search", allow_duplicate=True),
+        Input(ui.KERNELS_GRID, "cellClicked"),
         prevent_initial_call=True,
     )
 

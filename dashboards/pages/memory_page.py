@@ -10,11 +10,10 @@ from dash import html
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ui
-from gpuscope.dashboards.data.memory.memory_stacks import memory_over_time
-from gpuscope.dashboards.data.memory.segments import segments_of
-from gpuscope.dashboards.figures import memory_figure as figures
-from gpuscope.dashboards.page import Page, Shown
-from gpuscope.report.view import memory_sentences
+from gpuscope.dashboards.data.counter_tracks import memory_over_time, segments_of
+from gpuscope.dashboards.figures import gains_figure as figures
+from gpuscope.dashboards.ui import Page, Shown
+from gpuscope.report.view import report_rows
 from gpuscope.schema.memory_section import MemoryEntry
 from gpuscope.words import units
 
@@ -64,7 +63,7 @@ def _choice(entries: list[MemoryEntry], chosen: MemoryEntry, shown: Shown) -> Co
 
 
 def _name(entry: MemoryEntry) -> str:
-    return units.clean(units.crop(memory_sentences.label(entry), 80))
+    return units.clean(units.crop(report_rows.label(entry), 80))
 
 
 def _bytes(value: int | None) -> str:
@@ -135,9 +134,9 @@ def _peak(entry: MemoryEntry, shown: Shown) -> Component:
         return ui.empty("What is in use at the peak is not known", "The record holds totals, not single allocations.")
     held = entry["at_peak"]
     note = "By the line of your own code that asked for it; hover or click for the stack."
-    if left := memory_sentences.lines_left(entry, figures.STACKS):
+    if left := report_rows.lines_left(entry, figures.STACKS):
         note += f" {left[0].upper()}{left[1:]}."
-    if kinds := memory_sentences.kinds(entry):
+    if kinds := report_rows.kinds(entry):
         note += f" By kind: {kinds}."
     cut = [one["message"] for one in shown.run.report["problems"] if one["code"] == "frame_name_cut"]
     note = " ".join([note, *(f"{units.clean(one)}." for one in cut)])

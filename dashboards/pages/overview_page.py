@@ -11,20 +11,18 @@ import numpy as np
 from dash import html
 from dash.development.base_component import Component
 
-from gpuscope.catalogue.cause_table import finding_words
-from gpuscope.dashboards import theme, ui
+from gpuscope.catalogue.suggestion import finding_words
+from gpuscope.dashboards import ui
+from gpuscope.dashboards.data.counter_tracks import EVENT_STYLES
 from gpuscope.dashboards.data.events import Events
-from gpuscope.dashboards.data.rows.event_styles import EVENT_STYLES
-from gpuscope.dashboards.data.typical_step import busy_share
-from gpuscope.dashboards.figures import breakdown_figure, steps_figure
-from gpuscope.dashboards.page import Page, Shown
-from gpuscope.dashboards.page_links import evidence_link, meanwhile_link, step_place, timeline_view
-from gpuscope.dashboards.ui import attributes
+from gpuscope.dashboards.data.open_runs import busy_share
+from gpuscope.dashboards.figures import heatmap_figure, steps_figure
+from gpuscope.dashboards.ui import Page, Shown, attributes, evidence_link, meanwhile_link, step_place, timeline_view
 from gpuscope.report.html.evidence_drawing import Busy, Moments
 from gpuscope.report.html.html_report import moment_svg
-from gpuscope.report.view import arrangement, blame, headline, why_verdict
+from gpuscope.report.view import headline, main_finding, report_rows
 from gpuscope.report.view.first_figures import first_figures, fix_card
-from gpuscope.report.view.step_bars import changed, culprits
+from gpuscope.report.view.headline import changed, culprits
 from gpuscope.report.view.summary import Summary, rank_lines, summary
 from gpuscope.schema.document import Evidence, FindingEntry, RankEntry
 from gpuscope.trace.schema import Kind
@@ -81,8 +79,8 @@ def _breakdown(shown: Shown, said: Summary) -> Component:
             "Record the device's activity: ProfilerActivity.CUDA, or nsys profile -t cuda,nvtx,osrt.",
         )
     lines, folded = rank_lines(report, some)
-    change, step = changed(said.lines.told), arrangement.step_ns(report)
-    fig = breakdown_figure.bars(
+    change, step = changed(said.lines.told), report_rows.step_ns(report)
+    fig = steps_figure.bars(
         [line.entry for line in lines],
         shown.dark,
         lambda entry, code: _place(shown, entry, code),
@@ -113,7 +111,7 @@ def _place(shown: Shown, entry: RankEntry, code: str) -> str:
     events = shown.run.events
     if events is None:
         return ""
-    for number, finding in enumerate(arrangement.findings(shown.run.report)):
+    for number, finding in enumerate(report_rows.findings(shown.run.report)):
         for one in finding["evidence"]:
             if finding["code"] == code and one["rank"] == entry["rank"]:
                 return timeline_view(one, events, shown.view, number)
@@ -146,17 +144,17 @@ def _fix(shown: Shown, said: Summary) -> Component | None:
 def _places(shown: Shown) -> Component | None:
     """The largest places that the first lines rest on, each leading to the timeline; None where there are none."""
     report = shown.run.report
-    places = [place.evidence for place in why_verdict.largest(report)]
-    main = blame.main_finding(report)
+    places = [place.evidence for place in headline.largest(report)]
+    main = main_finding.main_finding(report)
     if not places or main is None:
         return None
-    number = next(i for i, one in enumerate(arrangement.findings(report)) if one is main)
+    number = next(i for i, one in enumerate(report_rows.findings(report)) if one is main)
     late = [rank for rank in culprits(report) if rank != places[0]["rank"]]
     body: list[Any] = [pictures(places, late or main["ranks"], shown, number)]
     if main["code"] == "straggler" and len(late) == 1:
         found = meanwhile_link(places[0], late[0], shown, number)
         body.append(dmc.Text(["Longest meanwhile: ", found], size="sm", mt="xs") if found is not None else None)
-    tipping = why_verdict.tipping(report)
+    tipping = headline.tipping(report)
     note = f"The largest places. It would be {tipping}." if tipping else "The largest places."
     return html.Div(ui.card("Why this verdict", *body, note=note), className="finding")
 
@@ -192,7 +190,7 @@ def _steps(shown: Shown) -> Component:
 def _findings(shown: Shown) -> Component:
     found = [
         (number, finding)
-        for number, finding in enumerate(arrangement.findings(shown.run.report))
+        for number, finding in enumerate(report_rows.findings(shown.run.report))
         if shown.view.ranks is None or not finding["ranks"] or shown.view.ranks & set(finding["ranks"])
     ]
     if not found:
@@ -210,7 +208,7 @@ def _findings(shown: Shown) -> Component:
 
 
 def _finding(number: int, finding: FindingEntry, shown: Shown) -> Component:
-    lost = arrangement.finding_cost_ns(shown.run.report, finding)
+    lost = report_rows.finding_cost_ns(shown.run.report, finding)
     costs = [
         f"{units.duration(lost)} per {headline.whole(shown.run.report)}" if lost else "",
         units.share(finding["share_frac"]) if finding["share_frac"] else "",
@@ -218,7 +216,7 @@ def _finding(number: int, finding: FindingEntry, shown: Shown) -> Component:
     ]
     head = dmc.Group(
         [
-            ui.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
+            ui.severity(finding["severity"], heatmap_figure.SEVERITY_COLOURS.get(finding["severity"], "gray")),
             html.Span(finding_words(finding["code"]), title=finding["code"], className="finding-title"),
             dmc.Text(" · ".join(cost for cost in costs if cost), size="sm", c="dimmed", span=True),
         ],
@@ -231,7 +229,7 @@ def _finding(number: int, finding: FindingEntry, shown: Shown) -> Component:
 
 
 def _uncertainties(shown: Shown) -> Component:
-    found = arrangement.doubts(shown.run.report)
+    found = report_rows.doubts(shown.run.report)
     if not found:
         return ui.card("What is uncertain", dmc.Text("Nothing was lost or is missing."))
     pairs = [(ui.severity(kind, "gray"), units.clean(sentence)) for kind, sentence in found]
@@ -247,7 +245,7 @@ KINDS = ((0, Kind.COMPUTE), (1, Kind.COMMUNICATION), (1, Kind.MEMORY))
 
 def pictures(found: Sequence[Evidence], ranks: Sequence[int], shown: Shown, finding: int) -> Component:
     """Each piece of evidence with a picture of its rank beside the first of `ranks`, where their clocks compare."""
-    events, starts = shown.run.events, arrangement.starts(shown.run.report)
+    events, starts = shown.run.events, report_rows.starts(shown.run.report)
     moments = Moments(shown.run.report, found, _busy(events)) if events is not None else None
     cards = []
     for one in found:

@@ -9,11 +9,10 @@ from dash.development.base_component import Component
 
 from gpuscope.catalogue.prediction_sentences import with_basis
 from gpuscope.dashboards import ui
-from gpuscope.dashboards.figures import pipeline_figure as figures
-from gpuscope.dashboards.page import Page, Shown
-from gpuscope.dashboards.page_links import around
-from gpuscope.report.terminal.sections.pipeline_text import BUBBLE
-from gpuscope.schema.pipeline_section import Pipeline, PipelineComputation
+from gpuscope.dashboards.figures import of_results as figures
+from gpuscope.dashboards.ui import Page, Shown, around
+from gpuscope.report.terminal.profile_text import BUBBLE
+from gpuscope.schema.provenance import Pipeline, PipelineComputation
 from gpuscope.words import units
 
 

@@ -10,15 +10,12 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
-from gpuscope.analyzers.queries.engine import Rows
+from gpuscope.analyzers.queries.engine import Rows, tables
 from gpuscope.analyzers.queries.examples import EXAMPLES
-from gpuscope.analyzers.queries.tables import tables
-from gpuscope.dashboards import ids, ui
-from gpuscope.dashboards.data.open_runs import OpenRun, Runs
-from gpuscope.dashboards.data.queries import MOST_ROWS, asked, places
-from gpuscope.dashboards.page import Page, Shown
-from gpuscope.dashboards.page_links import around
+from gpuscope.dashboards import ui
+from gpuscope.dashboards.data.open_runs import MOST_ROWS, OpenRun, Runs, asked, places
 from gpuscope.dashboards.state import MAX_SQL, SQL
+from gpuscope.dashboards.ui import Page, Shown, around
 from gpuscope.errors import GpuscopeError
 from gpuscope.words import units
 
@@ -37,7 +34,7 @@ def layout(shown: Shown) -> Component:
 def _box(sql: str) -> list[Component]:
     return [
         dmc.Select(
-            id=ids.QUERY_EXAMPLE,
+            id=ui.QUERY_EXAMPLE,
             label="Examples",
             placeholder="Choose one to begin with",
             size="xs",
@@ -45,9 +42,9 @@ def _box(sql: str) -> list[Component]:
             maw=560,
             data=[{"value": one.sql, "label": one.question} for one in EXAMPLES],
         ),
-        html.Label("SQL: one SELECT over the tables below", htmlFor=ids.QUERY_SQL, className="sql-label"),
+        html.Label("SQL: one SELECT over the tables below", htmlFor=ui.QUERY_SQL, className="sql-label"),
         dcc.Textarea(
-            id=ids.QUERY_SQL,
+            id=ui.QUERY_SQL,
             value=sql,
             className="sql",
             rows=max(6, min(sql.count("\n") + 2, 16)),
@@ -56,7 +53,7 @@ def _box(sql: str) -> list[Component]:
         ),
         dmc.Group(
             [
-                dmc.Button("Run", id=ids.QUERY_RUN, size="xs"),
+                dmc.Button("Run", id=ui.QUERY_RUN, size="xs"),
                 dmc.Text("Ctrl + Enter runs it too. Times are ns on the timeline's clock.", size="sm", c="dimmed"),
             ],
             mt="xs",
@@ -157,15 +154,15 @@ def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
     """The button puts the query into the address, which draws the page anew; an example goes into the box."""
     app.clientside_callback(
         ClientsideFunction("gpuscope_query", "ask"),
-        Output(ids.URL, "search", allow_duplicate=True),
-        Input(ids.QUERY_RUN, "n_clicks"),
-        State(ids.QUERY_SQL, "value"),
+        Output(ui.URL, "search", allow_duplicate=True),
+        Input(ui.QUERY_RUN, "n_clicks"),
+        State(ui.QUERY_SQL, "value"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
         ClientsideFunction("gpuscope_query", "example"),
-        Output(ids.QUERY_SQL, "value"),
-        Input(ids.QUERY_EXAMPLE, "value"),
+        Output(ui.QUERY_SQL, "value"),
+        Input(ui.QUERY_EXAMPLE, "value"),
         prevent_initial_call=True,
     )
 

@@ -9,12 +9,12 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import ids, ui
+from gpuscope.dashboards import ui
 from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.figures.heatmap_figure import heatmap, rows_of
-from gpuscope.dashboards.page import Page, Shown
-from gpuscope.report.view import arrangement
-from gpuscope.report.view.step_bars import culprits
+from gpuscope.dashboards.ui import Page, Shown
+from gpuscope.report.view import report_rows
+from gpuscope.report.view.headline import culprits
 from gpuscope.schema.document import RankEntry, Report, StragglerEntry
 from gpuscope.words import units
 
@@ -53,7 +53,7 @@ def _heatmap(shown: Shown) -> Component:
     every = cells(report, measure)
     chosen = {key: ns for key, ns in every.items() if shown.view.has_rank(key[0]) and shown.view.has_step(key[1])}
     switch = dmc.SegmentedControl(
-        id=ids.extra("measure"),
+        id=ui.extra("measure"),
         value=measure,
         size="xs",
         mb="xs",
@@ -71,7 +71,7 @@ def _heatmap(shown: Shown) -> Component:
             heatmap(chosen, MEASURES[measure], shown.dark, measure == "step_ns", rows, late),
             measure,
             max(110 + 20 * len(rows), 220),
-            id=ids.RANKS_HEATMAP,
+            id=ui.RANKS_HEATMAP,
         )
     every_rank = dmc.Anchor("All ranks", href=shown.view.link("/ranks", ranks=None), size="sm")
     corner = None if shown.view.ranks is None else every_rank
@@ -109,7 +109,7 @@ def _ranks(shown: Shown) -> Component:
     caused = {one["rank"]: one for one in report["stragglers"]}
     rows = [
         _row(report, entry, label, caused.get(entry["rank"]))
-        for entry, label in zip(entries, arrangement.rank_labels(entries), strict=True)
+        for entry, label in zip(entries, report_rows.rank_labels(entries), strict=True)
     ]
     rows.sort(key=lambda row: -(row["each"] or row["root"] or 0))
     first = [row for rank in late for row in rows if row["number"] == rank]
@@ -170,7 +170,7 @@ def _row(report: Report, entry: RankEntry, label: str, late: StragglerEntry | No
     ns = {
         "each": late["per_step_ns"] if late else None,
         "root": late["root_wait_ns"] if late else None,
-        "step": arrangement.rank_step_ns(report, entry),
+        "step": report_rows.rank_step_ns(report, entry),
     }
     parts, window = entry["breakdown_ns"], entry["window_ns"]
     spent = {
@@ -199,9 +199,9 @@ def register(app: Dash, runs: Runs) -> None:  # noqa: ARG001
     """A click on a heatmap cell opens its rank and step in the timeline."""
     app.clientside_callback(
         ClientsideFunction("gpuscope", "cell"),
-        Output(ids.URL, "pathname", allow_duplicate=True),
-        Output(ids.URL, "search", allow_duplicate=True),
-        Input(ids.RANKS_HEATMAP, "clickData"),
+        Output(ui.URL, "pathname", allow_duplicate=True),
+        Output(ui.URL, "search", allow_duplicate=True),
+        Input(ui.RANKS_HEATMAP, "clickData"),
         prevent_initial_call=True,
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ui
-from gpuscope.dashboards.figures import roles_figure
-from gpuscope.dashboards.page import Page, Shown
-from gpuscope.report.terminal.sections.roles_text import sentences
+from gpuscope.dashboards.figures import gains_figure
+from gpuscope.dashboards.ui import Page, Shown
+from gpuscope.report.terminal.hang_text import sentences
 
 
 def layout(shown: Shown) -> Component:
@@ -21,7 +21,7 @@ def layout(shown: Shown) -> Component:
     roles = shown.run.report["roles"]
     steps = roles["steps"]
     rows = max(len({one["name"] for step in steps for one in step.get("intervals", [])}), min(len(steps), 40))
-    fig = roles_figure.timeline(steps, shown.dark)
+    fig = gains_figure.timeline(steps, shown.dark)
     return ui.page(
         ui.card("Which role ran when", ui.figure(fig, "roles", min(180 + 22 * rows, 900))),
         ui.card("In short", ui.sentences(sentences(roles))),

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from dash.development.base_component import Component
 
 from gpuscope.dashboards import ui
-from gpuscope.dashboards.figures import serving_figure
-from gpuscope.dashboards.page import Page, Shown
-from gpuscope.dashboards.page_links import step_place
-from gpuscope.report.terminal.sections.serving_text import HEAD, SERVERS, row, sentences
+from gpuscope.dashboards.figures import steps_figure
+from gpuscope.dashboards.ui import Page, Shown, step_place
+from gpuscope.report.terminal.hang_text import HEAD, SERVERS, row, serving_text_sentences
 from gpuscope.report.view.first_figures import Figure
-from gpuscope.schema.serving_section import ServingInterval, ServingSection
+from gpuscope.schema.call_tree_section import ServingInterval, ServingSection
 from gpuscope.words import units
 
 
@@ -28,7 +27,7 @@ def layout(shown: Shown) -> Component:
         ui.tiles(list(_waits(serving))),
         ui.beside(_steps(shown), _batches(serving, shown)),
         _phases(serving, shown),
-        ui.card("What bounds them", ui.sentences(sentences(serving, waits=False))),
+        ui.card("What bounds them", ui.sentences(serving_text_sentences(serving, waits=False))),
     )
 
 
@@ -58,7 +57,7 @@ def _steps(shown: Shown) -> Component:
     own = [one for one in numbered if one["rank"] == rank and shown.view.has_step(one["step"])]
     if not own:
         return ui.empty("No steps to draw", "The filters exclude all steps of this run.")
-    fig = serving_figure.steps(own, shown.dark, lambda step: step_place(shown, step))
+    fig = steps_figure.steps(own, shown.dark, lambda step: step_place(shown, step))
     return ui.card(
         "Steps by phase",
         ui.figure(fig, "serving-steps", 280, id=ui.lead("serving-steps")),
@@ -70,7 +69,7 @@ def _steps(shown: Shown) -> Component:
 def _batches(serving: ServingSection, shown: Shown) -> Component | None:
     if not serving["batches"]:
         return None
-    fig = serving_figure.batches(serving["batches"], shown.dark)
+    fig = steps_figure.batches(serving["batches"], shown.dark)
     return ui.card("Decode by batch", ui.figure(fig, "serving-batches", 280), note="The median step of each size.")
 
 

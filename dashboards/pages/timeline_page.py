@@ -8,27 +8,22 @@ import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
-from gpuscope.dashboards import ids, theme, ui
+from gpuscope.dashboards import ui
 from gpuscope.dashboards.data import event_details
+from gpuscope.dashboards.data.counter_tracks import EVENT_STYLES, tree
+from gpuscope.dashboards.data.event_details import flows, range_statistics, search
 from gpuscope.dashboards.data.events import Events
-from gpuscope.dashboards.data.flows import flows
-from gpuscope.dashboards.data.jumps import jumps
-from gpuscope.dashboards.data.open_runs import OpenRun, Runs
-from gpuscope.dashboards.data.queries import asked, places
-from gpuscope.dashboards.data.range_statistics import range_statistics
-from gpuscope.dashboards.data.rows.event_styles import EVENT_STYLES
-from gpuscope.dashboards.data.rows.track_tree import tree
-from gpuscope.dashboards.data.search import search
-from gpuscope.dashboards.data.window_columns import overview
-from gpuscope.dashboards.page import Page, Shown
-from gpuscope.dashboards.page_links import FINDING, timeline_view
+from gpuscope.dashboards.data.open_runs import OpenRun, Runs, asked, places
+from gpuscope.dashboards.data.window_columns import jumps, overview
+from gpuscope.dashboards.figures import heatmap_figure
 from gpuscope.dashboards.pages import event_panel
 from gpuscope.dashboards.state import SQL, View, parse, span_of, text
+from gpuscope.dashboards.ui import FINDING, Page, Shown, timeline_view
 from gpuscope.dashboards.web import timeline_data
 from gpuscope.errors import GpuscopeError
-from gpuscope.report.view import arrangement
-from gpuscope.words import palette, units
-from gpuscope.words.short_kernels import short_kernel
+from gpuscope.report.view import report_rows
+from gpuscope.words import units, vocabulary
+from gpuscope.words.units import short_kernel
 
 PATH = "/timeline"
 MAP_COLUMNS = 600
@@ -95,18 +90,18 @@ def layout(shown: Shown) -> Component:
     rows, told = _rows(shown, events)
     return html.Div(
         [
-            dcc.Store(id=ids.TIMELINE_SETUP, data=setup(shown, events, found) | {"rows": rows}),
-            dcc.Store(id=ids.TIMELINE_READY),
-            dcc.Store(id=ids.TIMELINE_FLOWS),
-            dcc.Store(id=ids.TIMELINE_EVENT),
-            dcc.Store(id=ids.TIMELINE_RANGE),
+            dcc.Store(id=ui.TIMELINE_SETUP, data=setup(shown, events, found) | {"rows": rows}),
+            dcc.Store(id=ui.TIMELINE_READY),
+            dcc.Store(id=ui.TIMELINE_FLOWS),
+            dcc.Store(id=ui.TIMELINE_EVENT),
+            dcc.Store(id=ui.TIMELINE_RANGE),
             html.H2("Timeline", className="hidden"),
             pinned(shown, events),
             told,
             _tools(shown.run, view, bool(rows)),
             html.Div(
                 [
-                    html.Div(id=ids.TIMELINE),
+                    html.Div(id=ui.TIMELINE),
                     html.Aside(
                         [
                             html.Button(
@@ -116,7 +111,7 @@ def layout(shown: Shown) -> Component:
                             ),
                             *drawer(events, view),
                         ],
-                        id=ids.TIMELINE_DRAWER,
+                        id=ui.TIMELINE_DRAWER,
                         **ui.attributes(data_show=_opened(view), aria_label="Details"),
                     ),
                 ],
@@ -158,12 +153,12 @@ def setup(shown: Shown, events: Events, found: event_details.Details | None) -> 
         },
         "looks": {look: {"label": label, "colour": colour} for look, (label, colour) in EVENT_STYLES.items()},
         "marks": {
-            "finding": palette.VERMILLION,
-            "rows": palette.PAGE["mark"][0],
-            "rows_dark": palette.PAGE["mark"][1],
-            "range": palette.BLUE,
-            "range_dark": palette.SKY,
-            "other": palette.GREY,
+            "finding": vocabulary.VERMILLION,
+            "rows": vocabulary.PAGE["mark"][0],
+            "rows_dark": vocabulary.PAGE["mark"][1],
+            "range": vocabulary.BLUE,
+            "range_dark": vocabulary.SKY,
+            "other": vocabulary.GREY,
         },
         "steps": _steps(shown, events),
         "overview": overview(events, tracks, MAP_COLUMNS),
@@ -236,7 +231,7 @@ def _tools(run: OpenRun, view: View, rows: bool) -> Component:
     return html.Div(
         [
             dmc.TextInput(
-                id=ids.TIMELINE_SEARCH,
+                id=ui.TIMELINE_SEARCH,
                 value=view.extra.get("find", ""),
                 debounce=300,
                 size="xs",
@@ -327,9 +322,9 @@ def drawer(events: Events, view: View) -> list[Component]:
     """What is said of the event, the range and the search in the address."""
     found = event_details.details(events, view.event) if view.event else None
     return [
-        html.Div(_selected(events, view, found), id=ids.TIMELINE_SELECTED, className="for-event"),
-        html.Div(_chosen(events, view), id=ids.TIMELINE_CHOSEN, className="for-range"),
-        html.Div(_found(events, view), id=ids.TIMELINE_FOUND, className="for-find"),
+        html.Div(_selected(events, view, found), id=ui.TIMELINE_SELECTED, className="for-event"),
+        html.Div(_chosen(events, view), id=ui.TIMELINE_CHOSEN, className="for-range"),
+        html.Div(_found(events, view), id=ui.TIMELINE_FOUND, className="for-find"),
     ]
 
 
@@ -368,17 +363,17 @@ def register(app: Dash, runs: Runs) -> None:
     def browser(function: str) -> ClientsideFunction:
         return ClientsideFunction("gpuscope", function)
 
-    app.clientside_callback(browser("mount"), Output(ids.TIMELINE_READY, "data"), Input(ids.TIMELINE_SETUP, "data"))
+    app.clientside_callback(browser("mount"), Output(ui.TIMELINE_READY, "data"), Input(ui.TIMELINE_SETUP, "data"))
     app.clientside_callback(
         browser("flows"),
-        Output(ids.TIMELINE_READY, "data", allow_duplicate=True),
-        Input(ids.TIMELINE_FLOWS, "data"),
+        Output(ui.TIMELINE_READY, "data", allow_duplicate=True),
+        Input(ui.TIMELINE_FLOWS, "data"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
         browser("find"),
-        Output(ids.QUERY, "data", allow_duplicate=True),
-        Input(ids.TIMELINE_SEARCH, "value"),
+        Output(ui.QUERY, "data", allow_duplicate=True),
+        Input(ui.TIMELINE_SEARCH, "value"),
         prevent_initial_call=True,
     )
 
@@ -389,10 +384,10 @@ def register(app: Dash, runs: Runs) -> None:
         return events, parse(view.link("", extra={**view.extra, **changes}))
 
     @app.callback(
-        Output(ids.TIMELINE_SELECTED, "children"),
-        Output(ids.TIMELINE_FLOWS, "data"),
-        Input(ids.TIMELINE_EVENT, "data"),
-        State(ids.QUERY, "data"),
+        Output(ui.TIMELINE_SELECTED, "children"),
+        Output(ui.TIMELINE_FLOWS, "data"),
+        Input(ui.TIMELINE_EVENT, "data"),
+        State(ui.QUERY, "data"),
         prevent_initial_call=True,
     )
     def _select(ref: object, state: object) -> tuple[Any, ...]:
@@ -402,18 +397,18 @@ def register(app: Dash, runs: Runs) -> None:
         return _selected(events, View(**{**vars(view), "event": ref}), found), found and flows(found, events)
 
     @app.callback(
-        Output(ids.TIMELINE_CHOSEN, "children"),
-        Input(ids.TIMELINE_RANGE, "data"),
-        State(ids.QUERY, "data"),
+        Output(ui.TIMELINE_CHOSEN, "children"),
+        Input(ui.TIMELINE_RANGE, "data"),
+        State(ui.QUERY, "data"),
         prevent_initial_call=True,
     )
     def _choose(span: object, state: object) -> Any:
         return _chosen(*of_state(state, range=text(span)))
 
     @app.callback(
-        Output(ids.TIMELINE_FOUND, "children"),
-        Input(ids.TIMELINE_SEARCH, "value"),
-        State(ids.QUERY, "data"),
+        Output(ui.TIMELINE_FOUND, "children"),
+        Input(ui.TIMELINE_SEARCH, "value"),
+        State(ui.QUERY, "data"),
         prevent_initial_call=True,
     )
     def _search(wanted: object, state: object) -> Any:
@@ -429,7 +424,7 @@ EVIDENCE = 6
 def pinned(shown: Shown, events: Events) -> Component | None:
     """The finding named in the address, with its evidence as links and the way back; None where none is."""
     asked = shown.view.extra.get(FINDING, "")
-    found = arrangement.findings(shown.run.report)
+    found = report_rows.findings(shown.run.report)
     if asked not in map(str, range(len(found))):
         return ui.ignored(FINDING, "this run has no such finding") if asked else None
     finding = found[int(asked)]
@@ -447,7 +442,7 @@ def pinned(shown: Shown, events: Events) -> Component | None:
         [
             dmc.Group(
                 [
-                    ui.severity(finding["severity"], theme.SEVERITY_COLOURS.get(finding["severity"], "gray")),
+                    ui.severity(finding["severity"], heatmap_figure.SEVERITY_COLOURS.get(finding["severity"], "gray")),
                     dmc.Text(units.clean(finding["message"]), size="sm", fw=600),
                     dmc.Anchor(
                         "Back to the overview", size="xs", href=shown.view.link("/", window=None, event="", extra=back)

@@ -10,17 +10,21 @@ import json
 import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from threading import Lock
 
+from flask import Flask, Response, abort
 from markupsafe import escape
 
-from gpuscope.dashboards import theme
 from gpuscope.dashboards.data import event_details
+from gpuscope.dashboards.data.counter_tracks import Node
 from gpuscope.dashboards.data.events import Events
-from gpuscope.dashboards.data.rows.track_tree import Node
+from gpuscope.dashboards.data.open_runs import Runs
 from gpuscope.dashboards.data.window_columns import TILE, overview, window_columns
-from gpuscope.dashboards.page import Shown
+from gpuscope.dashboards.figures import heatmap_figure
 from gpuscope.dashboards.pages.timeline_page import BUTTONS, MAP_COLUMNS, PICTURES, setup
-from gpuscope.dashboards.web.timeline_data import MAX_CHUNKS, MAX_TILES
+from gpuscope.dashboards.ui import Shown
+from gpuscope.dashboards.web.downloads import asked_view, attachment
+from gpuscope.dashboards.web.timeline_data import MAX_CHUNKS, MAX_TILES, tracks_of
 from gpuscope.report.view.first_lines import first_lines
 from gpuscope.words import units
 
@@ -60,7 +64,7 @@ def shared_page(shown: Shown, events: Events, tracks: Sequence[int]) -> str:
 <html lang="en" data-mantine-color-scheme="{"dark" if shown.dark else "light"}"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width"><title>{escape(title)} · gpuscope</title>
-<style>{theme.PAGE_CSS}{"".join(path.read_text(encoding="utf-8") for path in styles)}</style></head>
+<style>{heatmap_figure.PAGE_CSS}{"".join(path.read_text(encoding="utf-8") for path in styles)}</style></head>
 <body class="shared"><h1>{escape(title)}</h1><p>{escape(units.clean(first_lines(shown.run.report).one_line()))}</p>
 <div class="timeline-tools"><input id="timeline-search" type="search" placeholder="Search by name  ( / )"
 aria-label="Search by name">{_buttons()}</div><main><div id="timeline"></div></main>
@@ -108,3 +112,28 @@ def _answers(events: Events, tracks: Sequence[int], window: tuple[int, int]) -> 
         found.append(packed)
         level -= 1
     return found
+
+
+# The route of a view in one file.
+
+
+def register(server: Flask, runs: Runs) -> None:
+    """Add the route `/download/…/view.html`."""
+    busy = Lock()
+
+    @server.get("/download/<key>/view.html")
+    def _view(key: str) -> Response:
+
+        run = runs.named(key)
+        if run.events is None:
+            abort(404)
+        view = asked_view()
+        tracks = tracks_of(view.extra.get("tracks", ""), len(run.events.tracks) + len(run.events.counters))
+        if not busy.acquire(blocking=False):  # no thread waits: the others go on answering
+            return Response("another view is being saved: go back and try again", 503, {"Retry-After": "5"})
+        try:
+            shown = Shown(run, view, runs, view.extra.get("theme") == "dark")
+            page = shared_page(shown, run.events, tracks).encode()
+            return attachment(page, "timeline.html", "text/html; charset=utf-8")
+        finally:
+            busy.release()

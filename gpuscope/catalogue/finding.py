@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import cache
 from typing import Any, ClassVar, Literal
 
-from gpuscope.catalogue.facts import facts_of
 from gpuscope.plugins import submodules
 from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.when_used import dataclass
+
+# The facts of a record as a report holds them.
+
+
+def facts_of(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, and lists in place of tuples: read from JSON again they are equal."""
+    return {name: _listed(value) for name, value in asdict(record).items()}
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_listed(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _listed(one) for key, one in value.items()}
+    return value
+
+
+# What torch's optimizers can do: for the advice, and for the recorder that carries it out.
+
+FUSED_ON_SHARDED = ("Adam", "AdamW")
+"""Classes whose fused kernels take FSDP2's parameters (torch/distributed/tensor/_ops/_pointwise_ops.py)."""
+
 
 Severity = Literal["high", "medium", "low"]
 _BY_SHARE: tuple[tuple[float, Severity], ...] = ((0.10, "high"), (0.03, "medium"), (0.0, "low"))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gpuscope import when_used
-from gpuscope.catalogue.cause_table import finding_words
-from gpuscope.catalogue.suggestion import what_it_takes
+from gpuscope.catalogue.suggestion import finding_words, what_it_takes
 from gpuscope.schema.document import (
     NothingGainsEntry,
     PlanEntry,
@@ -13,8 +12,7 @@ from gpuscope.schema.document import (
     SuggestionEntry,
     UnpredictedEntry,
 )
-from gpuscope.schema.pipeline_section import PipelineGain
-from gpuscope.schema.replay_section import Prediction
+from gpuscope.schema.provenance import PipelineGain, Prediction
 from gpuscope.words import units
 
 

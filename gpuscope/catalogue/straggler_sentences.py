@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpuscope.schema.document import Slowdown, StragglerEntry
 from gpuscope.words import units
-from gpuscope.words.short_kernels import short_kernel
+from gpuscope.words.units import short_kernel
 
 CAUSED_WAIT = (
     "Caused wait is the sum, over all other ranks and all collectives, of the time they waited for this rank, so it "

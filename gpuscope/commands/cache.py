@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpuscope.cache import cache_folder
+from gpuscope import cache
 
 
 @click.command(short_help="Show or clear what is kept for a second look.")
@@ -15,10 +15,10 @@ def command(clear: bool) -> None:
     What was not used for longest goes first where more than 10 GB (or GPUSCOPE_CACHE_GB) would be kept.
     """
     if clear:
-        files, size = cache_folder.shrink(0)
+        files, size = cache.shrink(0)
         click.echo(f"Removed {files} files, {size / 1e6:,.0f} MB.")
         return
-    entries = cache_folder.entries()
+    entries = cache.entries()
     size = sum(entry.size for entry in entries)
-    click.echo(f"{cache_folder.folder()}")
-    click.echo(f"{len(entries)} files, {size / 1e6:,.0f} MB of at most {cache_folder.limit_bytes() / 1e6:,.0f} MB")
+    click.echo(f"{cache.folder()}")
+    click.echo(f"{len(entries)} files, {size / 1e6:,.0f} MB of at most {cache.limit_bytes() / 1e6:,.0f} MB")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpuscope.commands.open_with_progress import open_with_progress
-from gpuscope.commands.options import inputs
+from gpuscope.commands.options import inputs, open_with_progress
 from gpuscope.errors import UsageError, install_hint
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuscope.commands.open_with_progress import open_with_progress
-from gpuscope.commands.options import inputs
+from gpuscope.commands.options import inputs, open_with_progress
 
 if TYPE_CHECKING:
     from gpuscope.trace.trace import Trace
@@ -27,14 +26,14 @@ def command(
 
         click.echo(json.dumps(facts, indent=2))
     else:
-        from gpuscope.report.terminal.info_text import render
+        from gpuscope.report.terminal.diff_text import info_text_render
 
-        render(facts)
+        info_text_render(facts)
 
 
 def describe(trace: Trace) -> dict[str, Any]:
     """The facts of a trace as plain JSON types."""
-    from gpuscope.trace.missing import missing
+    from gpuscope.trace.trace import missing
 
     files = trace.ranks_by_file()
     return {
@@ -61,7 +60,7 @@ def describe(trace: Trace) -> dict[str, Any]:
 def _rank(trace: Trace, row: int) -> dict[str, Any]:
     import numpy as np
 
-    from gpuscope.trace.columns.name_pool import NO_NAME
+    from gpuscope.trace.name_pool import NO_NAME
     from gpuscope.trace.schema import NA
 
     ranks, steps, device = trace["ranks"], trace["steps"], trace["device_events"]

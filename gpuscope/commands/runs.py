@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuscope.commands.report_options import print_report, report_options
+from gpuscope.commands.options import print_report, report_options
 from gpuscope.store.location import located, store_option
 
 if TYPE_CHECKING:
+    from gpuscope.report.terminal.hang_text import Shown
     from gpuscope.report.terminal.screen import Writer
-    from gpuscope.report.terminal.sections.places_text import Shown
 
 DAY = len("2026-01-31 12:00")
 CLASSES = ("cpu", "communication", "memory", "compute")
@@ -87,7 +87,7 @@ def show(
     with opened(located(store or ctx.obj)) as open_store:
         report = open_store.report(run)
     if as_json:
-        from gpuscope.report.json_report import dumps
+        from gpuscope.report.read_report import dumps
 
         click.echo(dumps(report))
         return

@@ -16,7 +16,7 @@ def command(document: str | None) -> None:
     """
     import json
 
-    from gpuscope.report.published.json_schema import DOCUMENTS, json_schema
+    from gpuscope.report.published import DOCUMENTS, json_schema
 
     if document is not None:
         click.echo(json.dumps(json_schema(document), indent=2))

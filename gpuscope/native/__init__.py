@@ -28,7 +28,7 @@ if COMPILED:
         union,
     )
 else:
-    from gpuscope.native.plain import (
+    from gpuscope.native.fallback import (
         add_launched,
         group,
         in_order,

@@ -10,7 +10,7 @@ import numpy as np
 from gpuscope.native.loaded import core
 
 if TYPE_CHECKING:
-    from gpuscope.native.plain import Columns, HostColumns, Integers, LaunchedColumns, Numbers, Places, Wanted
+    from gpuscope.native.fallback import Columns, HostColumns, Integers, LaunchedColumns, Numbers, Places, Wanted
 
 
 def _whole(*columns: Integers) -> tuple[Integers, ...]:

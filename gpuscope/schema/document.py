@@ -8,42 +8,40 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired
 
-from gpuscope.schema.call_tree_section import PlaceEntry
-from gpuscope.schema.compilation_section import CompilationSection
-from gpuscope.schema.compute_section import ComputeEntry, DeviceCounterEntry, IdealEntry, OperatorWorkEntry, PowerEntry
-from gpuscope.schema.event_id import EventId
-from gpuscope.schema.experts_section import ExpertsSection
-from gpuscope.schema.hang_section import Hang
-from gpuscope.schema.host_calls_section import HostCallsEntry
-from gpuscope.schema.memory_section import MemoryEntry
+from gpuscope.schema.call_tree_section import (
+    CompilationSection,
+    ComputeEntry,
+    DeviceCounterEntry,
+    EventId,
+    HostCallsEntry,
+    IdealEntry,
+    OperatorWorkEntry,
+    PlaceEntry,
+    PowerEntry,
+    ServingSection,
+)
+from gpuscope.schema.memory_section import Hang, MemoryEntry
 from gpuscope.schema.nccl_sections import (
+    ApiCallEntry,
     BandwidthEntry,
+    CopyEntry,
     CrossoverEntry,
     FitEntry,
-    LinkCounterEntry,
-    Nccl,
-    TopologyEntry,
-    TrafficEntry,
-)
-from gpuscope.schema.pipeline_section import Pipeline
-from gpuscope.schema.profile_sections import (
-    ApiCallEntry,
-    CopyEntry,
     GapEntry,
     KernelRankEntry,
     LaunchEntry,
+    LinkCounterEntry,
+    Nccl,
     OperatorEntry,
     PhaseEntry,
     QueueEntry,
     RangeEntry,
     StreamEntry,
+    TopologyEntry,
+    TrafficEntry,
 )
-from gpuscope.schema.provenance import Provenance
-from gpuscope.schema.replay_section import Prediction, Replay
-from gpuscope.schema.roles_section import RolesSection
-from gpuscope.schema.serving_section import ServingSection
-from gpuscope.trace.naming.programs import Program
-from gpuscope.trace.naming.serving_names import Phase
+from gpuscope.schema.provenance import ExpertsSection, Pipeline, Prediction, Provenance, Replay, RolesSection
+from gpuscope.trace.frameworks import Phase, Program
 from gpuscope.when_used import TypedDict
 
 SCHEMA_VERSION = 3

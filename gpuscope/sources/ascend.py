@@ -19,20 +19,19 @@ from typing import Any
 import numpy as np
 
 from gpuscope import when_used
-from gpuscope.contained_files import read_text
 from gpuscope.errors import InputError
 from gpuscope.problems import reading
 from gpuscope.sources import stream
-from gpuscope.sources.kineto.collective_rows import add_collectives
-from gpuscope.sources.kineto.event_arguments import CommunicationArguments, integer
+from gpuscope.sources.kineto.chrome_json import Complete, Document, FlowStart, Metadata
+from gpuscope.sources.kineto.decimal_time import to_ns
+from gpuscope.sources.kineto.event_arguments import CommunicationArguments, add_collectives, integer
 from gpuscope.sources.kineto.kineto_source import report_losses
-from gpuscope.sources.kineto.text.chrome_json import Complete, Document, FlowStart, Metadata
-from gpuscope.sources.kineto.text.decimal_time import to_ns
+from gpuscope.sources.run_manifest import read_text
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import NO_NAME
 from gpuscope.trace.intervals import union
-from gpuscope.trace.recorded_totals import Part
+from gpuscope.trace.name_pool import NO_NAME
+from gpuscope.trace.optimizer_ranges import Part
 from gpuscope.trace.schema import NA, NS_PER_US, Category, Kind
 
 _HARDWARE = "Ascend Hardware"

@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 
 from gpuscope.errors import InputError, UsageError
-from gpuscope.problems import completeness, reading
-from gpuscope.sources import lines
+from gpuscope.problems import reading
+from gpuscope.sources import source as lines
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.table import Times
 from gpuscope.trace.intervals import Spans, join, subtract, union
-from gpuscope.trace.naming.kinds import POINT_TO_POINT
+from gpuscope.trace.kinds import POINT_TO_POINT
 from gpuscope.trace.schema import MOST_RANKS, NA, Category
+from gpuscope.trace.table import Times
 from gpuscope.trace.trace import Trace
 
 VERSION = 2
@@ -124,10 +124,10 @@ class DigestSource:
             )
         _Rows(builder, found).add(path)
         builder.problem(reading.RECORD_UNREADABLE, found.lost, file=path.name, what="lines")
-        builder.problem(completeness.DIGEST_SAMPLED, found.sampled, file=path.name)
+        builder.problem(reading.DIGEST_SAMPLED, found.sampled, file=path.name)
         on_gpu = any(step.on_device is not None for step in found.steps)
-        builder.problem(completeness.DIGEST_OF_A_GPU, int(on_gpu))
-        builder.problem(completeness.DIGEST_ONLY, int(not on_gpu))
+        builder.problem(reading.DIGEST_OF_A_GPU, int(on_gpu))
+        builder.problem(reading.DIGEST_ONLY, int(not on_gpu))
 
 
 def check_one_run(trace: Trace) -> None:

@@ -12,25 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from gpuscope import archives
-from gpuscope.cache import file_cache
+from gpuscope import cache as file_cache
 from gpuscope.errors import InputError, UsageError
 from gpuscope.native import release_memory
 from gpuscope.problems import job, reading
 from gpuscope.problems.problem import Problem
-from gpuscope.sources import named_ranks, rank_numbers, remote, roles, run_manifest, stream, windows
-from gpuscope.sources.companion_files import (
-    files_below,
-    files_of,
-    hang_records_below,
-    is_record,
-    is_timeline,
-    newest_dumps,
-    records_below,
-    records_beside,
-)
-from gpuscope.sources.other_recorders import other_kind, placeholder
+from gpuscope.sources import rank_numbers, run_manifest, stream, windows
 from gpuscope.sources.pytorch import execution_trace
-from gpuscope.sources.restarts import last_attempt
 from gpuscope.sources.run_manifest import ended
 from gpuscope.sources.source import (
     Files,
@@ -40,18 +28,26 @@ from gpuscope.sources.source import (
     Source,
     all_sources,
     check_readable,
+    files_below,
+    files_of,
+    hang_records_below,
+    is_record,
+    is_timeline,
+    last_attempt,
+    newest_dumps,
     rank_in_name,
+    records_below,
+    records_beside,
     source_for,
     source_of,
     suffixes_of,
 )
+from gpuscope.sources.stream import other_kind, placeholder
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Table
-from gpuscope.trace.merge import merge
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
-from gpuscope.trace.trace import Trace
-from gpuscope.trace.world import with_world_size
+from gpuscope.trace.table import Table
+from gpuscope.trace.trace import Trace, merge, with_world_size
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
@@ -163,8 +159,8 @@ def inputs(
     folder has that role or window.
     """
     paths = _listed(paths)
-    found = [item for named in paths if remote.is_url(named) for item in _remote(str(named), ranks)]
-    paths = [named for named in paths if not remote.is_url(named)]
+    found = [item for named in paths if windows.is_url(named) for item in _remote(str(named), ranks)]
+    paths = [named for named in paths if not windows.is_url(named)]
     outright = {Path(named) for named in paths}
     files = list(dict.fromkeys(file for named in paths for file in _expand(named)))
     paths = [archives.folder_of(Path(named)) or named for named in paths]
@@ -215,7 +211,7 @@ def _of_one_job(
             option = "--role" if window is None else "--window"
             raise UsageError(f"{option}: no folder with several of them is named", hint="name the folder above them")
         return files, ()
-    if (of_role := roles.chosen(folder, timelines, role)) is not None:
+    if (of_role := rank_numbers.chosen(folder, timelines, role)) is not None:
         told.append(job.OTHER_ROLES.of(1, run=folder.name, read=of_role.role, others=", ".join(of_role.others)))
         files = [path for path in files if path not in of_role.gone]
         timelines = [path for path in timelines if path not in of_role.gone]
@@ -251,7 +247,7 @@ def _named(items: list[Input]) -> list[Input]:
     timelines = [item for item in items if item.source.files.role is Role.TIMELINE]
     if any(item.rank is not None or isinstance(item.source, rank_numbers.HoldsProcesses) for item in timelines):
         return items
-    ranks = named_ranks.by_names([item.path for item in timelines])
+    ranks = windows.by_names([item.path for item in timelines])
     return [
         replace(item, rank=ranks[item.path], first_rank=ranks[item.path]) if item.path in ranks else item
         for item in items
@@ -297,10 +293,10 @@ def _unrecognised(paths: Sequence[PathLike], files: Collection[Path]) -> Iterato
 def _remote(url: str, ranks: Collection[int] | None) -> Iterator[Input]:
     """The files of a URL, each recognised by its beginning."""
     suffixes = tuple(suffix for suffix in suffixes_of(Role.TIMELINE) if "/" not in suffix)
-    found = remote.expand(url, suffixes)
+    found = windows.expand(url, suffixes)
     for file in found:
         name = file.url
-        with remote.beginning(name, file.size) as local:
+        with windows.beginning(name, file.size) as local:
             try:
                 source, head = source_for(local)
             except InputError as error:
@@ -576,12 +572,12 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
         if is_timeline(fmt):
             if first is not None and fmt.split()[0] != first[1].split()[0]:
                 raise UsageError(
-                    f"{remote.shown(first[0])} is {first[1]} but {remote.shown(path)} is {fmt}",
+                    f"{windows.shown(first[0])} is {first[1]} but {windows.shown(path)} is {fmt}",
                     hint="analyse one of them at a time",
                 )
             if first is not None and None not in (world_size, first[2]) and world_size != first[2]:
                 raise UsageError(
-                    f"{remote.shown(first[0])} is of a job with {first[2]} ranks, {remote.shown(path)} of one with "
+                    f"{windows.shown(first[0])} is of a job with {first[2]} ranks, {windows.shown(path)} of one with "
                     f"{world_size}",
                     hint="name the traces of one run only; two runs are compared by: gpuscope diff "
                     f"{' '.join(_two_runs(first[0], path))}",
@@ -594,7 +590,7 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
             if key in owner:
                 two = _two_runs(owner[key], path)
                 raise UsageError(
-                    f"{remote.shown(owner[key])} and {remote.shown(path)} both hold rank {rank}",
+                    f"{windows.shown(owner[key])} and {windows.shown(path)} both hold rank {rank}",
                     hint="name one trace per rank (a file without a recorded rank counts as rank 0); two runs are "
                     f"compared by: gpuscope diff {' '.join(two)}"
                     if is_timeline(fmt)
@@ -606,12 +602,12 @@ def check_one_run(parts: Iterable[RanksByFile]) -> None:
 def _two_runs(one: Path, other: Path) -> tuple[str, str]:
     """How two runs are named that have a file each: by these, or by the folders that part them."""
     paths = [one, other]
-    if one.parent != other.parent and not any(remote.is_url(remote.shown(path)) for path in paths):
+    if one.parent != other.parent and not any(windows.is_url(windows.shown(path)) for path in paths):
         depth = len(Path(os.path.commonpath(paths)).parts)
         folders = [Path(*path.parts[: depth + 1]) for path in paths]
         if all(folder == path.parent for folder, path in zip(folders, paths, strict=True)):
             paths = folders
     import shlex
 
-    first, second = (shlex.quote(remote.shown(path)) for path in paths)
+    first, second = (shlex.quote(windows.shown(path)) for path in paths)
     return first, second

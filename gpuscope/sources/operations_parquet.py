@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from gpuscope.errors import InputError
-from gpuscope.problems import completeness, reading
-from gpuscope.sources.pyarrow_import import require_pyarrow
+from gpuscope.problems import reading
+from gpuscope.sources.rank_numbers import require_pyarrow
 from gpuscope.sources.source import Files, ReadOptions, Role, Source
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Array, Mask, Times
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import MOST_RANKS, NA
+from gpuscope.trace.table import Array, Mask, Times
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
 _INTEGERS = {
@@ -69,7 +69,7 @@ class OperationsSource(Source):
         source = builder.source(path, self.name, "", len(table), facts)
         builder.add("operations", count, {**whole, "op": op[good], "start": start, "end": start + duration})
         _add_ranks_and_steps(builder, source, whole, start, start + duration)
-        builder.problem(completeness.OPERATIONS_ONLY, 1, file=path.name)
+        builder.problem(reading.OPERATIONS_ONLY, 1, file=path.name)
         if options.advance:
             options.advance(path.stat().st_size)
 

@@ -16,7 +16,7 @@ import msgspec
 
 from gpuscope import when_used
 from gpuscope.errors import InputError
-from gpuscope.problems import completeness, reading
+from gpuscope.problems import reading
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
 
@@ -101,7 +101,7 @@ class PipelineTimersSource:
             },
         )
         builder.problem(reading.STEPS_FROM_ZERO, len(numbers), file=path.name)
-        builder.problem(completeness.OPERATIONS_ONLY, 1, file=path.name)
+        builder.problem(reading.OPERATIONS_ONLY, 1, file=path.name)
         if options.advance:
             options.advance(path.stat().st_size)
 

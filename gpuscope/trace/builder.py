@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,26 +10,134 @@ from typing import Any
 import numpy as np
 
 from gpuscope.native import release_memory
-from gpuscope.problems import completeness, reading
+from gpuscope.problems import reading
 from gpuscope.problems.problem import Problem, ProblemKind, merged
 from gpuscope.recorded_environment import kept_facts
-from gpuscope.trace.columns.distinct import among, distinct_values
-from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
-from gpuscope.trace.columns.row_order import order_rows, select_rows
-from gpuscope.trace.columns.table import Array, Table, Times, concatenated, joined, rows_of_rank, stored
-from gpuscope.trace.cpu_run import host_device
-from gpuscope.trace.graph_captures import while_capturing, with_captures
-from gpuscope.trace.host_alone import what_the_host_did
-from gpuscope.trace.launch_links import awaited_streams, launches, unmatched
-from gpuscope.trace.launched_communication import with_launched
-from gpuscope.trace.naming import kinds
-from gpuscope.trace.naming.communication_ops import from_launching_ranges
-from gpuscope.trace.nested_messages import as_barriers, named_by_calls
-from gpuscope.trace.recorded_totals import Part, RecordedTotal, differences
+from gpuscope.trace import kinds, launch_links
+from gpuscope.trace.intervals import overruns, union, while_capturing, with_captures
+from gpuscope.trace.launch_links import awaited_streams, innermost, launches, outermost, unmatched
+from gpuscope.trace.name_pool import NCCL_RANGES, NO_NAME, NamePool, total_bytes
+from gpuscope.trace.optimizer_ranges import Part, RecordedTotal, as_barriers, differences, named_by_calls, with_launched
 from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
-from gpuscope.trace.serial_streams import overruns
 from gpuscope.trace.steps import KERNEL_SEQUENCE, FoundSteps, find_steps
+from gpuscope.trace.table import (
+    Array,
+    Mask,
+    Table,
+    Times,
+    among,
+    concatenated,
+    distinct_values,
+    joined,
+    looked_up,
+    order_rows,
+    rows_of_rank,
+    select_rows,
+    stored,
+)
 from gpuscope.trace.trace import SourceFile, Trace
+
+# What the host of a rank did, of a recording that holds its launches and not one of their kernels.
+
+
+def what_the_host_did(host: Table, names: NamePool, rank: int) -> dict[str, Any] | None:
+    """Where the time of the thread with most runtime calls went, in % of it; None where the rank made no call."""
+    rows = np.arange(*rows_of_rank(host, rank))
+    calls = rows[host["category"][rows] == Category.RUNTIME]
+    if not len(calls):
+        return None
+    threads = distinct_values(host["thread"][calls])
+    counts = [int(np.count_nonzero(host["thread"][calls] == thread)) for thread in threads.tolist()]
+    own = rows[host["thread"][rows] == threads[int(np.argmax(counts))]]
+    window = int(host["end"][own].max() - host["start"][own].min())
+    category, name = host["category"][own], host["name"][own]
+    operator, runtime = category == Category.OP, category == Category.RUNTIME
+    waiting = runtime & looked_up(names.matching(kinds.is_blocking_call), name)
+
+    def percent(picked: Mask) -> float:
+        return 100 * union(host["start"][own[picked]], host["end"][own[picked]]).total / max(window, 1)
+
+    return {
+        "window_ms": window / 1e6,
+        "operators": percent(operator),
+        "calls": percent(runtime),
+        "waits": percent(waiting),
+        "most": _most(host, names, own[operator] if operator.any() else own[runtime]),
+    }
+
+
+def _most(host: Table, names: NamePool, rows: np.ndarray) -> str:
+    """The name with most time among the outermost of `rows`."""
+    rows = outermost(host, rows)
+    codes, lasts = host["name"][rows], host["end"][rows] - host["start"][rows]
+    return names[max(distinct_values(codes).tolist(), key=lambda code: int(lasts[codes == code].sum()))]
+
+
+# What the range around a launch says of a collective whose kernel carries no arguments: its operation and size.
+#
+# NCCL runs an all-to-all by its SendRecv kernel, and RCCL's kernels are all `Generic`. The framework names
+# the operation by a range around the launch (`nccl:all_to_all`), and where shapes are recorded the range's input is
+# what
+# is sent (`RECORD_PARAM_COMMS` and `ProcessGroupNCCL::collective` of older torch, which gives kernels no arguments).
+
+_SENT = ("send", "recv", "send_recv", "all_to_all", "gather", "scatter")
+"""Operations that NCCL carries out by its SendRecv kernel."""
+_WHOLE_INPUT = ("all_reduce", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send", "recv")
+"""Operations whose input is the whole array; a gather's is one rank's share."""
+
+
+def from_launching_ranges(data: Mapping[str, Table], names: NamePool) -> Table:
+    """`collectives`, with the operation where a kernel's own name leaves it open, size and type, of the range that
+    launched it. Rows that have arguments of their own stay."""
+    table, device, host = data["collectives"], data["device_events"], data["host_events"]
+    rows = np.flatnonzero((table["event"] != NA) & ~table.known("group"))
+    rows = rows[device.at("launch", table["event"][rows]) != NA]
+    if not len(rows):
+        return table
+    named = names.matching(lambda name: name.startswith(NCCL_RANGES))[host["name"]]
+    named &= host["category"] == Category.ANNOTATION
+    if not bool(named.any()):
+        return table
+    launch = device.at("launch", table["event"][rows])
+    around = innermost(host, named, host["thread"][launch], host["start"][launch])
+    rows, around = rows[around != NA], around[around != NA]
+    op, agree = table["op"].copy(), np.zeros(len(rows), np.bool_)
+    for place, (row, annotation) in enumerate(zip(rows.tolist(), around.tolist(), strict=True)):
+        own = names[int(op[row])]
+        found = kinds.collective_op(names[int(host["name"][annotation])].split(":", 1)[1])
+        if found and (own == "unknown" or (own == "send_recv" and found in _SENT)):
+            op[row] = names.code(found)
+        agree[place] = names[int(op[row])] == found
+    named_rows = Table(table.schema, {**table.columns, "op": op})
+    return _with_sizes(named_rows, data["shapes"], names, rows[agree], around[agree])
+
+
+def _with_sizes(table: Table, shapes: Table, names: NamePool, rows: Times, ranges: Times) -> Table:
+    """Sizes in bytes and types of `rows` from the inputs of their `ranges`, each of one kernel alone."""
+    known = np.isin(shapes["event"], ranges)
+    place = dict(zip(shapes["event"][known].tolist(), np.flatnonzero(known).tolist(), strict=True))
+    ranges_of, times = np.unique(ranges, return_counts=True)
+    alone = set(ranges_of[times == 1].tolist())
+    nbytes, dtype = table["bytes"].copy(), table["dtype"].copy()
+    for row, event in zip(rows.tolist(), ranges.tolist(), strict=True):
+        shape = place.get(event)
+        if shape is None or event not in alone or nbytes[row] != NA or names[int(table["op"][row])] not in _WHOLE_INPUT:
+            continue
+        dims, types = (_listed(int(shapes[column][shape]), names) for column in ("dims", "types"))
+        nbytes[row] = total_bytes(dims, types) or NA
+        if nbytes[row] != NA and dtype[row] == NO_NAME:
+            dtype[row] = names.code(str(types[0]))
+    return Table(table.schema, {**table.columns, "bytes": nbytes, "dtype": dtype})
+
+
+def _listed(code: int, names: NamePool) -> list[Any]:
+    """A recorded list; empty where there is none, or what is recorded is no list."""
+    try:
+        found = json.loads(names[code]) if code != NO_NAME else []
+    except ValueError:
+        return []
+    return found if isinstance(found, list) else []
+
 
 ONE_DAY_NS = 86_400 * 10**9
 """No profiling session pauses so long: events that far from the rest carry a broken clock."""
@@ -208,7 +317,7 @@ class TraceBuilder:
         tables = [device]
         for rank in sorted(self._host_is_device - set(distinct_values(device["rank"]).tolist())):
             rows = np.arange(*rows_of_rank(host, rank))
-            work = host_device.work(host, self.names, rows) if len(rows) else {"start": np.empty(0, np.int64)}
+            work = launch_links.work(host, self.names, rows) if len(rows) else {"start": np.empty(0, np.int64)}
             count = len(work["start"])
             if count:
                 tables.append(Table.build(SCHEMAS["device_events"], count, {"rank": rank, **work}))
@@ -237,10 +346,10 @@ class TraceBuilder:
         # A migration of unified memory has no launch: the driver makes it.
         launched = (device["kind"] != Kind.MEMORY) | device.known("correlation")
         missing = int((launched & ~device.known("launch")).sum()) if has_calls else 0
-        self.problem(completeness.DUPLICATE_CORRELATION, duplicated)
-        self.problem(completeness.LAUNCH_MISSING, missing)
+        self.problem(reading.DUPLICATE_CORRELATION, duplicated)
+        self.problem(reading.LAUNCH_MISSING, missing)
         data["syncs"].columns["awaited_stream"], inferred = awaited_streams(data["syncs"], host, device)
-        self.problem(completeness.AWAITED_STREAM_INFERRED, inferred)
+        self.problem(reading.AWAITED_STREAM_INFERRED, inferred)
         self._count_unmatched(data)
 
     def _count_unmatched(self, data: dict[str, Table]) -> None:
@@ -257,22 +366,22 @@ class TraceBuilder:
         names = ("kernels", "kernels_without_launch", "launches", "launches_without_kernel")
         values = {"source": 0, **dict(zip(names, counts, strict=True)), **self._recording}
         data["recording"] = Table.build(SCHEMAS["recording"], 1, values)
-        self.problem(completeness.KERNEL_MISSING, counts[3])
-        self.problem(completeness.RECORDS_DROPPED, self._recording.get("dropped", 0))
+        self.problem(reading.KERNEL_MISSING, counts[3])
+        self.problem(reading.RECORDS_DROPPED, self._recording.get("dropped", 0))
 
     def _report_hosts_alone(self, data: dict[str, Table]) -> None:
         """Of ranks that launched kernels of which none was recorded, what their hosts did."""
-        if not self._has(completeness.KERNELS_NOT_RECORDED):
+        if not self._has(reading.KERNELS_NOT_RECORDED):
             return
         worked = set(distinct_values(data["device_events"]["rank"]).tolist())
         for rank in distinct_values(data["host_events"]["rank"]).tolist():
             did = what_the_host_did(data["host_events"], self.names, rank) if rank not in worked else None
             if did is not None:
-                self.problem(completeness.HOST_ALONE, 1, rank=rank, **did)
+                self.problem(reading.HOST_ALONE, 1, rank=rank, **did)
 
     def _layers_only(self, basis: str) -> bool:
         """A capture cut to a window may hold less than a step: what repeats in it are layers."""
-        return basis == KERNEL_SEQUENCE and self._has(completeness.CUT_TO_WINDOW)
+        return basis == KERNEL_SEQUENCE and self._has(reading.CUT_TO_WINDOW)
 
     def _steps(self, data: dict[str, Table]) -> Table:
         if len(data["steps"]):

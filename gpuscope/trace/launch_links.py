@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
 
 from gpuscope import native
-from gpuscope.trace.columns.distinct import distinct_values
-from gpuscope.trace.columns.sorted_search import places
-from gpuscope.trace.columns.table import Array, Mask, Table, Times, blocks, looked_up, overlapping, rows_of_rank
+from gpuscope.trace import kinds
+from gpuscope.trace.intervals import EMPTY, Spans, clip, intersect, join, subtract, union, union_at
+from gpuscope.trace.name_pool import NamePool, PerName
 from gpuscope.trace.schema import NA, Category, Kind
+from gpuscope.trace.table import (
+    Array,
+    Mask,
+    Table,
+    Times,
+    among,
+    blocks,
+    distinct_values,
+    looked_up,
+    overlapping,
+    places,
+    rows_of_rank,
+)
 
 _ROOM = 16
 """Room per call in a list by correlation id: where ids lie further apart they are sorted."""
@@ -216,3 +230,196 @@ class _LaunchesOfThreads:
         high = int(np.searchsorted(self._thread, thread, "right"))
         place = low + int(np.searchsorted(self._start[low:high], self._host["start"][call])) - 1
         return int(self._stream[place]) if place >= low else None
+
+
+# Pauses of the training threads of a CPU run that are waits for a collective.
+#
+# A blocking wait (`Work.wait`) leaves no event. It is known by two things: no training thread is inside an operator
+# that computes, and the pause ends as a collective does.
+
+BLOCKED_NS = 50_000
+"""A pause must be at least so long before a collective's end to be a wait for it: Python between two operators
+takes 5–50 µs."""
+WAKE_NS = 300_000
+"""A thread that was waiting goes on within this time of the collective's end (tens of µs on an idle machine), or on
+a busy one within as long as it had waited."""
+EARLY_NS = 1_000_000
+"""By which the waiting thread may go on before gloo's thread has recorded the end: both do so as the work is done, and
+on a busy machine gloo's thread may have to wait for a core first."""
+
+
+_COMMUNICATING = ("c10d::", "_c10d_functional", "c10d_functional::")
+_WAITS = ("c10d_functional::wait_tensor", "c10d::barrier", "c10d::monitored_barrier_")
+
+
+def is_waiting_op(name: str) -> bool:
+    """Operators in which a thread is blocked on a collective; the others only issue one and go on."""
+    return name.endswith(_WAITS)
+
+
+def is_message_op(name: str) -> bool:
+    """Operators that issue a message: gloo writes what the socket takes before it returns."""
+    return name.startswith(("c10d::send", "c10d::recv"))
+
+
+def pauses(host: Table, names: NamePool, own: Times, threads: Times) -> Spans:
+    """Where none of the `threads` computes for `BLOCKED_NS` or longer, between two of their events.
+
+    `own` are the rows of those threads' host events, collectives left out. An operator computes where it has no others
+    inside, or none that communicates and is PyTorch's own (`aten::mm` looks at its inputs before it multiplies); in all
+    else (Python, a node of autograd, an operator that waits or issues a collective) a pause can be a wait.
+    """
+    start, end = _long_gaps(host, own)
+    if not len(start):
+        return EMPTY
+    computing = _computing(host, names, own)
+    every = np.zeros(len(host), np.bool_)
+    every[own] = True
+    free: Mask = np.ones(len(start), np.bool_)
+    for thread in threads.tolist():
+        rows = innermost(host, every, np.full(len(start), thread), (start + end) // 2)
+        free &= ~((rows != NA) & computing[np.maximum(rows, 0)])
+    return Spans(start[free], end[free])
+
+
+def _long_gaps(host: Table, own: Times) -> tuple[Times, Times]:
+    """Where none of these events begins or ends for `BLOCKED_NS` or longer."""
+    found: list[Spans] = []
+    for block in blocks(0, len(own)):
+        bounds = np.concatenate((host["start"][own[block]], host["end"][own[block]]))
+        bounds.sort()
+        found.append(union(bounds, bounds + (BLOCKED_NS - 1)))
+    near = join(*found)
+    return near.end[:-1] - (BLOCKED_NS - 1), near.start[1:]
+
+
+def _computing(host: Table, names: NamePool, own: Times) -> Mask:
+    """Per host event, whether it is one of `own` that computes between the events inside it, too."""
+    found = np.zeros(len(host), np.bool_)
+    idle = names.matching(lambda name: is_waiting_op(name) or name.startswith("c10d::"))
+    communicates = names.matching(lambda name: is_waiting_op(name) or name.startswith(_COMMUNICATING))
+    own_work = names.matching(lambda name: name.startswith("aten::"))
+    threads = host["thread"][own]
+    for thread in distinct_values(threads).tolist():
+        rows = own[threads == thread]
+        rows = longer_first(host, rows)
+        inner = host["start"][rows[looked_up(communicates, host["name"][rows])]]
+        begun = np.zeros(1, np.int64)
+        for block in blocks(0, len(rows)):
+            name, end = host["name"][rows[block]], host["end"][rows[block]]
+            after = host["start"][rows[block.start + 1 : block.stop + 1]]
+            nested = np.zeros(len(end), np.bool_)
+            nested[: len(after)] = after < end[: len(after)]
+            begun = begun[-1] + np.cumsum(communicates[name])
+            holds = np.searchsorted(inner, end) > begun  # one that communicates begins inside it
+            computes = ~idle[name] & np.where(own_work[name], ~holds, ~nested)
+            found[rows[block]] = computes & (host["category"][rows[block]] == Category.OP)
+    return found
+
+
+def ended_by(found: Spans, ends: Times, begins: Times | None = None, early: int = EARLY_NS) -> Spans:
+    """Of pauses, those that end with one of the collectives' `ends` (ns), at most `early` before: for each the longest
+    that can be. Where `begins` is given nobody waits for a collective before it."""
+    before, after = found.start, found.end
+    begins = np.full(len(ends), before.min(initial=0)) if begins is None else begins
+    length = after - before
+    picked = np.zeros(len(before), np.bool_)
+    low = np.searchsorted(after, ends - early, "left")
+    high = np.searchsorted(before, ends - BLOCKED_NS, "right")
+    for begin, end, first, last in zip(begins.tolist(), ends.tolist(), low.tolist(), high.tolist(), strict=True):
+        places = np.arange(first, last)
+        blocked = np.minimum(after[places], end) - np.maximum(before[places], begin)
+        places = places[(blocked >= BLOCKED_NS) & (after[places] - end <= np.maximum(WAKE_NS, blocked))]
+        if len(places):
+            picked[places[np.argmax(length[places])]] = True
+    return Spans(before[picked], after[picked])
+
+
+# CPU training has no device: its training threads are the device (definitions: «Breakdown of a window»).
+#
+# Operators become compute, time blocked on a collective becomes communication, also where it is a node of autograd
+# that blocks (FSDP's hooks, an all-to-all's backward); waiting for the data loader is left open, so that it is idle
+# time
+# with the cause `input`. The rows so made refer to their host events.
+
+_BACKWARD = "autograd::engine::evaluate_function"
+
+
+def training_threads(host: Table, names: NamePool, rows: Times) -> list[int]:
+    """The thread that spends most time in operators, and those that run the backward pass."""
+    spent: defaultdict[int, list[Spans]] = defaultdict(list)
+    backward = names.matching(lambda name: name.startswith(_BACKWARD))
+    found: set[int] = set()
+    for ops in (rows[block] for block in blocks(0, len(rows))):
+        ops = ops[host["category"][ops] == Category.OP]
+        threads = host["thread"][ops]
+        for thread in distinct_values(threads).tolist():
+            own = ops[threads == thread]
+            spent[thread].append(union(host["start"][own], host["end"][own]))
+        found.update(distinct_values(threads[backward[host["name"][ops]]]).tolist())
+    if not spent:
+        return []
+    main = max(sorted(spent), key=lambda thread: join(*spent[thread]).total)
+    return [main, *sorted(found - {main})]
+
+
+def work(host: Table, names: NamePool, rows: Times) -> dict[str, Times]:
+    """Columns of device events for one rank (`rows`: its host events): what its training threads did."""
+    threads = training_threads(host, names, rows)
+    category, name = host.at("category", rows), host.at("name", rows)
+    on_thread = among(host.at("thread", rows), threads)
+    wrapper = names.matching(kinds.is_compile_wrapper) | names.matching(kinds.is_frame_compilation)
+    ops: Mask = on_thread & (category == Category.OP) & ~wrapper[name]
+    waits = rows[ops & names.matching(is_waiting_op)[name]]
+    calls = rows[category == Category.COMMUNICATION]
+    in_message = PerName(names, lambda name: kinds.collective_op(name) in kinds.POINT_TO_POINT)
+    message = in_message(host["name"][calls]).astype(np.bool_)
+    loading = _spans(host, rows[on_thread & names.matching(kinds.is_loader)[name]])
+    blocked = intersect(_blocked(host, names, rows, calls, message, np.array(threads, np.int64)), _spans(host, calls))
+    compiling = _spans(host, rows[on_thread & names.matching(kinds.is_frame_compilation)[name]])
+    not_compute = join(loading, _spans(host, waits), blocked, compiling)
+    parts = [(waits, _spans_of(host, waits), Kind.COMMUNICATION)]
+    for thread in threads:
+        top = outermost(host, rows[ops & (host.at("thread", rows) == thread)])
+        spans = subtract(_spans(host, top), not_compute)
+        owner = top[np.searchsorted(host["start"][top], spans.start, "right") - 1]
+        parts.append((owner, spans, Kind.COMPUTE))
+    # A thread that waits for the loader is not blocked on a collective that happens to be in flight.
+    # Schedules post messages early and collect them late: in between they are seen where work hides them alone.
+    seen = subtract(join(blocked, *(spans for _, spans, _ in parts)), loading)
+    for call, posted in zip(calls.tolist(), message.tolist(), strict=True):
+        whole = _spans_of(host, np.array([call]))
+        spans = clip(seen, int(whole.start[0]), int(whole.end[0])) if posted else subtract(whole, loading)
+        parts.append((np.full(len(spans.start), call), spans, Kind.COMMUNICATION))
+    source = np.concatenate([owner for owner, _, _ in parts])
+    return {
+        "start": np.concatenate([spans.start for _, spans, _ in parts]),
+        "end": np.concatenate([spans.end for _, spans, _ in parts]),
+        "kind": np.concatenate([np.full(len(owner), kind, np.int8) for owner, _, kind in parts]),
+        "name": host["name"][source],
+        "launch": source,
+    }
+
+
+def _blocked(host: Table, names: NamePool, rows: Times, calls: Times, message: Mask, threads: Times) -> Spans:
+    """Pauses of the training threads in which they wait for one of the `calls`, of which some are `message`s."""
+    if not len(calls) or not len(threads):
+        return EMPTY
+    own = rows[among(host.at("thread", rows), threads) & (host.at("category", rows) != Category.COMMUNICATION)]
+    found = pauses(host, names, own, threads)
+    handing = own[names.matching(is_message_op)[host["name"][own]]]
+    begin, end = host["start"][calls[message]], host["end"][calls[message]]
+    # A collective runs on a thread of gloo's, which may note its end late; a message's end is that of the wait for it.
+    of_messages = join(ended_by(found, end, begin, early=0), _spans(host, handing))
+    return join(
+        ended_by(found, distinct_values(host["end"][calls[~message]])), intersect(of_messages, union(begin, end))
+    )
+
+
+def _spans(host: Table, rows: Times) -> Spans:
+    return union_at(host["start"], host["end"], rows)
+
+
+def _spans_of(host: Table, rows: Times) -> Spans:
+    """One span per row, not merged."""
+    return Spans(host["start"][rows], host["end"][rows])

@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from gpuscope.problems.problem import Problem
-from gpuscope.trace.breakdown import Breakdown, break_down
-from gpuscope.trace.columns.distinct import distinct_pairs, distinct_values
-from gpuscope.trace.columns.name_pool import NO_NAME, NamePool
-from gpuscope.trace.columns.row_order import is_sorted, select_rows
-from gpuscope.trace.columns.table import Table, Times, absent, blocks, is_constant
-from gpuscope.trace.intervals import EMPTY, Spans, union
-from gpuscope.trace.schema import NA, SCHEMAS, Column, Kind
+from gpuscope.problems.problem import Problem, merged
+from gpuscope.trace.intervals import EMPTY, Breakdown, Spans, break_down, union
+from gpuscope.trace.name_pool import NO_NAME, NamePool
+from gpuscope.trace.schema import NA, SCHEMAS, Category, Column, Kind, TableSchema
+from gpuscope.trace.table import (
+    Array,
+    Table,
+    Times,
+    absent,
+    blocks,
+    distinct_pairs,
+    distinct_values,
+    is_constant,
+    is_sorted,
+    select_rows,
+    stored,
+)
 from gpuscope.when_used import dataclass
 
 if TYPE_CHECKING:
@@ -284,3 +293,163 @@ class _Frames(Mapping[str, "pd.DataFrame"]):
 
     def __len__(self) -> int:
         return len(SCHEMAS)
+
+
+# How many ranks a job has, as its files record it (definitions: «World size»).
+#
+# Where nothing records it, `gpuscope.analyzers.facts.run_facts` may still take the ranks at hand for all.
+
+WorldBasis = Literal["asked", "distributed_info", "communicators", "environment", "manifest", "files", "assumed"]
+"""Where a world size comes from, the most trustworthy first; `asked`: from the user."""
+_RECORDED: tuple[WorldBasis, ...] = get_args(WorldBasis)[:-1]
+_SOURCE = {
+    "asked": "--world-size",
+    "distributed_info": "distributedInfo",
+    "communicators": "the largest recorded communicator",
+    "environment": "the environment of the recorded program (WORLD_SIZE)",
+    "manifest": "the manifest of the run",
+    "files": "the number of files, of which some could not be read",
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """The number of ranks of a job."""
+
+    size: int | None
+    """None where it is neither recorded nor may be assumed."""
+    provenance: WorldBasis | None
+    why: str
+    """A sentence without a full stop: where the size comes from, or why there is none."""
+
+    @property
+    def assumed(self) -> bool:
+        """Whether nothing records it: then what rests on it is less certain."""
+        return self.provenance == "assumed"
+
+
+NOT_RECORDED = World(None, None, "the number of ranks of the job is not recorded")
+
+
+def with_world_size(trace: Trace, size: int, basis: WorldBasis) -> Trace:
+    """The trace with this number of ranks as that of its job."""
+    ranks = trace["ranks"]
+    columns: dict[str, Array] = {
+        "world_size": np.full(len(ranks), size, np.int64),
+        "world_basis": np.full(len(ranks), trace.names.code(basis), np.int32),
+    }
+    return trace.with_table(Table(ranks.schema, {**ranks.columns, **columns}))
+
+
+def recorded_world(trace: Trace) -> World:
+    """The first of distributedInfo, communicator records, environment and manifest that gives the size.
+
+    A communicator smaller than what the environment or the manifest says is one of a group of the ranks, and a number
+    below that of the ranks at hand (WORLD_SIZE set to the number of nodes, say) is not theirs: both are passed over.
+    """
+    found = _candidates(trace)
+    launched = max(found.get("environment", 0), found.get("manifest", 0))
+    for provenance in _RECORDED:
+        size = found.get(provenance)
+        if size is None or (provenance not in ("asked", "distributed_info") and size < len(trace.ranks)):
+            continue
+        if provenance != "communicators" or size >= launched:
+            return World(size, provenance, f"the world size, {size}, is from {_SOURCE[provenance]}")
+    return NOT_RECORDED
+
+
+def _candidates(trace: Trace) -> dict[WorldBasis, int]:
+    """The largest size by where it was recorded."""
+    found: dict[WorldBasis, int] = {}
+    ranks = trace["ranks"]
+    known = ranks.known("world_size")
+    for size, basis in zip(ranks["world_size"][known].tolist(), ranks["world_basis"][known].tolist(), strict=True):
+        provenance = trace.names[basis] if basis != NO_NAME else "distributed_info"
+        for name in _RECORDED:
+            if name == provenance:
+                found[name] = max(size, found.get(name, 0))
+    for table, column in (("communicators", "size"), ("groups", "size"), ("collectives", "group_size")):
+        largest = int(trace[table][column].max(initial=NA))
+        if largest > 0:
+            found["communicators"] = max(largest, found.get("communicators", 0))
+    return found
+
+
+# What a trace lacks, and how to record it: said by `gpuscope info` and by analyses that abstain.
+
+TIMELINES = ("kineto", "nsys", "ascend", "pftrace")
+"""How formats begin whose files should hold what ran when: the others are records of something else."""
+
+
+def _records(trace: Trace) -> str:
+    """The formats of a trace without a timeline, in words; empty where one should be there."""
+    formats = sorted({source.format for source in trace.sources})
+    return "" if any(one.startswith(TIMELINES) for one in formats) else ", ".join(formats)
+
+
+def missing(trace: Trace) -> list[str]:
+    """A sentence for each kind of record that is absent, with how to get it; empty for a full trace."""
+    found: list[str] = []
+    host = trace["host_events"]
+    if not len(trace["device_events"]) and not len(host) and (formats := _records(trace)):
+        return [f"no timeline ({formats} holds none): name it together with a trace of the same run"]
+    if not len(trace["device_events"]):
+        found.append("no device events: record the device too (ProfilerActivity.CUDA, `nsys profile -t cuda`)")
+    if not len(host):
+        found.append("no host events: record the host too (ProfilerActivity.CPU, `nsys profile -t cuda,nvtx,osrt`)")
+    elif not bool((host["category"] == Category.RUNTIME).any()) and bool((trace["ranks"]["device"] != NA).any()):
+        found.append("no runtime calls: kernels can't be linked to what launched them (`nsys profile -t cuda`)")
+    if not len(trace["steps"]):
+        found.append("no steps: call `profiler.step()` once per iteration, or name an NVTX range `step`")
+    collectives = trace["collectives"]
+    if len(collectives) and not bool(collectives.known("bytes").any()):
+        found.append(
+            "no sizes of collectives: torch >= 2.4 records them; with nsys, export with --include-blobs=true "
+            "(NCCL >= 2.25) or trace with `-t nccl` and export with --include-json=true"
+        )
+    size = recorded_world(trace).size
+    if size is not None and size > len(trace.ranks):
+        found.append(f"{size - len(trace.ranks)} of {size} ranks: record all ranks of a group")
+    return found
+
+
+# Several Traces of one run become one, with names, threads and row references carried over.
+
+
+def merge(traces: Sequence[Trace], ranks: Collection[int] | None = None) -> Trace:
+    """One Trace of all ranks (or only `ranks`), rows in each table's declared order.
+
+    Ranks of different traces must be distinct.
+    """
+    if len(traces) == 1 and (ranks is None or set(traces[0].ranks) <= set(ranks)):
+        return traces[0]
+    names = NamePool()
+    recode = [names.codes(trace.names.names, len(trace.names)) for trace in traces]
+    ordered = sorted(range(len(traces)), key=lambda i: min(traces[i].ranks, default=0))
+    data = {name: _concatenate(schema, traces, recode, ordered) for name, schema in SCHEMAS.items()}
+    problems = merged([problem for index in ordered for problem in traces[index].problems])
+    sources = [source for index in ordered for source in traces[index].sources]
+    whole = Trace(data, names, sources, problems)
+    if ranks is not None:
+        whole = whole.select_ranks(ranks)
+    whole.check()
+    return whole
+
+
+def _concatenate(schema: TableSchema, traces: Sequence[Trace], recode: list[Array], ordered: list[int]) -> Table:
+    columns: dict[str, list[Array]] = {column.name: [] for column in schema.columns}
+    offset = dict.fromkeys((*SCHEMAS, "sources"), 0)
+    for index in ordered:
+        trace = traces[index]
+        for column in schema.columns:
+            values = trace[schema.name][column.name]
+            target = column.refs or ("sources" if column.name == "source" else None)
+            if column.dtype == "name" and len(recode[index]):
+                values = np.where(values == NO_NAME, NO_NAME, recode[index][values])
+            elif target is not None:
+                values = np.where(values == NA, NA, values + offset[target])
+            columns[column.name].append(values)
+        for name in SCHEMAS:
+            offset[name] += len(trace[name])
+        offset["sources"] += len(trace.sources)
+    return Table(schema, {c.name: stored(np.concatenate(columns.pop(c.name)), c) for c in schema.columns})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from gpuscope.hardware.link_rates import Link
-from gpuscope.instrumented_runtime.bench.sizes import format_size
+from gpuscope.instrumented_runtime.bench.topology_links import format_size
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.schema.bench_documents import BenchCollectives, BenchScaling, BenchTopology, BenchTransfers
 from gpuscope.words import units

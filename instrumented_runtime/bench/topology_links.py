@@ -5,17 +5,215 @@ Rates are GB/s per direction, assumed from the links' data sheets (`gpuscope/har
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gpuscope.errors import InputError
-from gpuscope.hardware.link_rates import Link, gpu_nvlink, gpu_pcie, links, pcie
-from gpuscope.hardware.topology_matrix import PATHS, Topology, parse_topology
-from gpuscope.instrumented_runtime.bench.machine import numa_nodes, pci_gpus, ports
-from gpuscope.schema.bench_documents import BenchTopology, PairRow
+from gpuscope.errors import InputError, UsageError
+from gpuscope.hardware.device_peaks import PATHS, Topology, parse_topology
+from gpuscope.hardware.link_rates import Link, gpu_nvlink, gpu_pcie, links, network, pcie
+from gpuscope.instrumented_runtime.train.settings.config import Degrees, TrainConfig
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import assemble, validate
+from gpuscope.schema.bench_documents import BenchTopology, NetworkPort, NumaNode, PairRow, PciGpu
+
+# Sizes as nccl-tests writes them: `8`, `64K`, `16M`, `1G`, in powers of 1024.
+
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `64K`, `16M`, `1GiB`. Raises `UsageError` for anything else."""
+    match = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise UsageError(f"{text!r} is not a size", hint="write 8, 64K, 16M or 1G")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def format_size(nbytes: int) -> str:
+    """The shortest exact form: 65536 is `64K`, 1000 is `1000`."""
+    for unit in ("G", "M", "K"):
+        if nbytes >= _UNITS[unit] and nbytes % _UNITS[unit] == 0:
+            return f"{nbytes // _UNITS[unit]}{unit}"
+    return str(nbytes)
+
+
+def sweep(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
+    """Sizes from the smallest to the largest, each `factor` times the one before."""
+    if factor < 2:
+        raise UsageError(f"--stepfactor must be at least 2, not {factor}")
+    if not 0 < smallest <= largest:
+        raise UsageError(
+            f"the sizes run from {smallest} to {largest}", hint="--minbytes must be positive and at most --maxbytes"
+        )
+    sizes = [smallest]
+    while sizes[-1] * factor <= largest:
+        sizes.append(sizes[-1] * factor)
+    return tuple(sizes)
+
+
+# What to measure, checked without torch: what can't be meant is refused before its import, which takes seconds.
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+DTYPES = ("float32", "float16", "bfloat16", "int32")
+
+
+@dataclass(frozen=True)
+class CollectiveOptions:
+    """What to measure. `sizes` are bytes of the whole array, rounded down to whole elements per rank."""
+
+    ops: tuple[str, ...] = ("all_reduce",)
+    sizes: tuple[int, ...] = (1024, 1024**2)
+    iterations: int = 20
+    warmup: int = 5
+    dtype: str = "float32"
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        unknown = [op for op in self.ops if op not in OPERATIONS]
+        if unknown:
+            raise UsageError(f"unknown operation {unknown[0]!r}", hint=f"--op takes {', '.join(OPERATIONS)}")
+        if self.dtype not in DTYPES:
+            raise UsageError(f"unknown --dtype {self.dtype!r}", hint=f"it takes {', '.join(DTYPES)}")
+        if self.iterations < 1 or self.warmup < 0:
+            raise UsageError("--iterations must be at least 1 and --warmup at least 0")
+
+
+def check_ranks(number: int) -> None:
+    """Raise `UsageError` where these are too few for a collective."""
+    if number < 2:
+        raise UsageError(f"a collective needs at least two ranks, not {number}", hint="give --nproc 2 or more")
+
+
+@dataclass(frozen=True)
+class ScalingOptions:
+    """What to train, and on how many processes one after the other. `steps` are timed, `warmup` are not."""
+
+    nprocs: tuple[int, ...] = (1, 2)
+    parallel: str = "ddp"
+    preset: str = "tiny"
+    settings: tuple[str, ...] = ()
+    steps: int = 20
+    warmup: int = 5
+    strong: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.nprocs or min(self.nprocs) < 1 or list(self.nprocs) != sorted(set(self.nprocs)):
+            raise UsageError(f"--nproc takes rising numbers of processes, not {self.nprocs}", hint="--nproc 1,2,4")
+        if self.steps < 1 or self.warmup < 1:
+            raise UsageError("--steps and --warmup must be at least 1: the first step is never typical")
+
+
+def plan(options: ScalingOptions, nprocs: int) -> tuple[TrainConfig, Degrees]:
+    """The configuration and mesh for `nprocs` processes, checked."""
+    more: dict[str, Any] = {"train.steps": options.warmup + options.steps, "capture.profile": False}
+    config = assemble(
+        parallel=options.parallel,
+        world_size=nprocs,
+        preset=options.preset,
+        settings=options.settings,
+        more=more,
+    )
+    degrees = validate(config, nprocs)
+    if options.strong and degrees.data_ranks > 1:
+        if config.data.batch % degrees.data_ranks:
+            raise UsageError(
+                f"--strong: data.batch={config.data.batch} can't be shared by {degrees.data_ranks} ranks",
+                hint=f"--set data.batch={config.data.batch * degrees.data_ranks}",
+            )
+        config = config.replace("data", batch=config.data.batch // degrees.data_ranks)
+    return config, degrees
+
+
+# A node's NUMA nodes, GPUs on the PCI bus and network ports, from Linux without any driver.
+#
+# Everything is read from sysfs below a given root, so that a test can pass a small tree.
+
+_DISPLAY_CLASSES = ("0x0300", "0x0302")
+_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
+# GT/s of a lane to the PCIe generation.
+_GENERATIONS = {"8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None  # absent, or (a port that is down) present and unreadable
+
+
+def _node(path: Path) -> int | None:
+    text = _read(path)
+    # The kernel writes -1 for unknown.
+    return int(text) if text and text.isdecimal() else None
+
+
+def numa_nodes(sysfs: Path = Path("/sys")) -> tuple[NumaNode, ...]:
+    """The NUMA nodes in order; empty where sysfs has none."""
+    found = []
+    for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
+        distances = (_read(folder / "distance") or "").split()
+        found.append(NumaNode(int(folder.name[4:]), _read(folder / "cpulist") or "", tuple(map(int, distances))))
+    return tuple(sorted(found, key=lambda node: node.node))
+
+
+def pci_gpus(sysfs: Path = Path("/sys")) -> tuple[PciGpu, ...]:
+    """NVIDIA's and AMD's display and 3-D controllers on the PCI bus, by bus id."""
+    found = []
+    for folder in sorted((sysfs / "bus/pci/devices").glob("*")):
+        vendor = _VENDORS.get(_read(folder / "vendor") or "")
+        if vendor and (_read(folder / "class") or "").startswith(_DISPLAY_CLASSES):
+            found.append(
+                PciGpu(
+                    bus_id=folder.name,
+                    vendor=vendor,
+                    numa=_node(folder / "numa_node"),
+                    link=_pci_link(folder, "current"),
+                    best=_pci_link(folder, "max"),
+                )
+            )
+    return tuple(found)
+
+
+def _pci_link(folder: Path, which: str) -> Link | None:
+    speed = re.match(r"([\d.]+) GT/s", _read(folder / f"{which}_link_speed") or "")
+    width = _read(folder / f"{which}_link_width")
+    if not speed or speed[1] not in _GENERATIONS or not width or not width.isdecimal():
+        return None
+    # The kernel reports 0 and 255 for a link that is down or unknown.
+    return pcie(_GENERATIONS[speed[1]], int(width)) if 0 < int(width) <= 32 else None
+
+
+def ports(sysfs: Path = Path("/sys")) -> tuple[NetworkPort, ...]:
+    """InfiniBand and RoCE ports, then Ethernet interfaces with a device behind them (no `lo`)."""
+    return (*_rdma_ports(sysfs), *_ethernet_ports(sysfs))
+
+
+def _rdma_ports(sysfs: Path) -> list[NetworkPort]:
+    found = []
+    for device in sorted((sysfs / "class/infiniband").glob("*")):
+        for port in sorted((device / "ports").glob("*")):
+            rate = re.match(r"([\d.]+) Gb/sec", _read(port / "rate") or "")
+            kind = "roce" if _read(port / "link_layer") == "Ethernet" else "infiniband"
+            link = network(kind, float(rate[1])) if rate else None
+            found.append(NetworkPort(f"{device.name}:{port.name}", _node(device / "device/numa_node"), link))
+    return found
+
+
+def _ethernet_ports(sysfs: Path) -> list[NetworkPort]:
+    found = []
+    for interface in sorted((sysfs / "class/net").glob("*")):
+        if not (interface / "device").exists():
+            continue
+        speed = _read(interface / "speed")
+        # Mbit/s; virtual ports answer -1 or nothing.
+        link = network("ethernet", int(speed) / 1000) if speed and speed.isdecimal() and int(speed) > 0 else None
+        found.append(NetworkPort(interface.name, _node(interface / "device/numa_node"), link))
+    return found
+
 
 _QUERY = "index,name,pcie.link.gen.max,pcie.link.width.max,pcie.link.width.current"
 # Beyond several PCIe switches NCCL prefers copying through host memory by default (NCCL_P2P_LEVEL).

@@ -42,9 +42,8 @@ def command(
     gpuscope again runs/first --set dataloader.num_workers=8
     gpuscope again 3 --set env.NCCL_PROTO=unset -o runs/second
     """
-    from gpuscope.instrumented_runtime.record.applied.change import Change
-    from gpuscope.instrumented_runtime.record.applied.table import checked
-    from gpuscope.instrumented_runtime.tune.again import Asked, again, folder_of
+    from gpuscope.instrumented_runtime.record.applied.change import Change, checked
+    from gpuscope.instrumented_runtime.tune.rerun import Asked, again, folder_of
 
     made = out or Path(time.strftime("gpuscope-run-%Y%m%d-%H%M%S"))
     wanted = checked([Change.parse(one) for one in changes], allow)

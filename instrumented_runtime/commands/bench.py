@@ -72,8 +72,13 @@ def collectives(
     """
     from gpuscope.hardware.link_rates import link_named
     from gpuscope.instrumented_runtime.bench.bench_tables import print_collectives
-    from gpuscope.instrumented_runtime.bench.options import OPERATIONS, CollectiveOptions, check_ranks
-    from gpuscope.instrumented_runtime.bench.sizes import parse_size, sweep
+    from gpuscope.instrumented_runtime.bench.topology_links import (
+        OPERATIONS,
+        CollectiveOptions,
+        check_ranks,
+        parse_size,
+        sweep,
+    )
     from gpuscope.report.terminal.screen import ReportConsole
 
     peak = link_named(link) if link else None
@@ -107,15 +112,15 @@ def transfers(size: str | None, iterations: int, as_json: bool) -> None:
     Without a GPU it copies within host memory and says so: that is no host-device bandwidth.
     """
     from gpuscope.instrumented_runtime.bench.bench_tables import print_transfers
-    from gpuscope.instrumented_runtime.bench.sizes import parse_size
+    from gpuscope.instrumented_runtime.bench.topology_links import parse_size
     from gpuscope.report.terminal.screen import ReportConsole
 
     nbytes = parse_size(size) if size else None
     import torch  # after what can be refused without: it takes seconds
 
-    from gpuscope.instrumented_runtime.bench.copies_bench import measure
+    from gpuscope.instrumented_runtime.bench.collectives_bench import copies_bench_measure
 
-    report = measure(nbytes or parse_size("256M" if torch.cuda.is_available() else "64M"), iterations)
+    report = copies_bench_measure(nbytes or parse_size("256M" if torch.cuda.is_available() else "64M"), iterations)
     if as_json:
         _print_json(report.as_json())
     else:
@@ -147,7 +152,7 @@ def scaling(
     """
     from gpuscope.errors import UsageError
     from gpuscope.instrumented_runtime.bench.bench_tables import print_scaling
-    from gpuscope.instrumented_runtime.bench.options import ScalingOptions, plan
+    from gpuscope.instrumented_runtime.bench.topology_links import ScalingOptions, plan
     from gpuscope.report.terminal.screen import ReportConsole
 
     numbers = nprocs.split(",")
@@ -158,7 +163,7 @@ def scaling(
     )
     for number in options.nprocs:
         plan(options, number)
-    from gpuscope.instrumented_runtime.bench.scaling_bench import measure  # imports torch: seconds
+    from gpuscope.instrumented_runtime.bench.processes import measure  # imports torch: seconds
 
     report = measure(options)
     if as_json:

@@ -80,8 +80,7 @@ def command(
     The script is not changed: a step is what its optimizer's step() ends. While it runs, `touch RUN/dump`
     has every rank write its collectives, stacks and memory. The exit code is COMMAND's.
     """
-    from gpuscope.instrumented_runtime.record.applied.change import Change
-    from gpuscope.instrumented_runtime.record.applied.table import checked
+    from gpuscope.instrumented_runtime.record.applied.change import Change, checked
     from gpuscope.instrumented_runtime.record.launch import record
 
     wanted = checked(map(Change.parse, changes), allow)

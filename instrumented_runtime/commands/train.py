@@ -60,9 +60,12 @@ def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_
     is written into the run folder's manifest.
     """
     from gpuscope.instrumented_runtime.train.faults import check_reached, parse_faults
-    from gpuscope.instrumented_runtime.train.settings.assemble import assemble
-    from gpuscope.instrumented_runtime.train.settings.device_check import check_device
-    from gpuscope.instrumented_runtime.train.settings.parallel_spec import refuse_unused, validate
+    from gpuscope.instrumented_runtime.train.settings.parallel_spec import (
+        assemble,
+        check_device,
+        refuse_unused,
+        validate,
+    )
 
     again = _arguments(out=out, faults=faults, **options)
     joined = "WORLD_SIZE" in os.environ
@@ -79,7 +82,7 @@ def command(nproc: int, out: Path, faults: tuple[str, ...], launched: bool, max_
     check_device(config)
     refuse_unused(options["settings"], config, degrees)
     if resume is not None:
-        from gpuscope.instrumented_runtime.train.checkpoint_paths import find
+        from gpuscope.instrumented_runtime.train.run_options import find
 
         find(resume)  # before anything is started
     if joined:

@@ -83,7 +83,7 @@ def command(
     output.check_free([path for path in (html, take) if path is not None], force)
     found = tune(Asked(command, out or default_folder(), budget, steps, allow, output_argument, nccl))
     if html is not None:
-        from gpuscope.report.html.tune_page import render as page
+        from gpuscope.report.html.html_report import tune_page_render as page
 
         output.write_text(html, page(found))
     if take is not None:
@@ -93,8 +93,7 @@ def command(
 
         click.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
-        from gpuscope.report.terminal.screen import ReportConsole, Writer
-        from gpuscope.report.terminal.tune_text import render
+        from gpuscope.report.terminal.screen import ReportConsole, Writer, render
 
         render(found, Writer(ReportConsole()))
     return INTERRUPTED if found["ended"] == "interrupted" else 0

@@ -17,9 +17,8 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from gpuscope.instrumented_runtime.record.ending import close_at_the_end
 from gpuscope.instrumented_runtime.record.ranges import span
-from gpuscope.instrumented_runtime.record.session import Session, gpuscope_session
+from gpuscope.instrumented_runtime.record.session import Session, close_at_the_end, gpuscope_session
 
 
 @contextmanager

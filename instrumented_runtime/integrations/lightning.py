@@ -11,10 +11,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from gpuscope.instrumented_runtime.record.ending import close_at_the_end
-from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+from gpuscope.instrumented_runtime.record import gloo_trace
 from gpuscope.instrumented_runtime.record.ranges import Span, span
-from gpuscope.instrumented_runtime.record.session import Session, gpuscope_session, status_of
+from gpuscope.instrumented_runtime.record.session import Session, close_at_the_end, gpuscope_session, status_of
 
 
 class GpuscopeCallback(Callback):

@@ -12,10 +12,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from gpuscope.instrumented_runtime.record.ending import close_at_the_end
-from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+from gpuscope.instrumented_runtime.record import gloo_trace
 from gpuscope.instrumented_runtime.record.ranges import Span, span
-from gpuscope.instrumented_runtime.record.session import Session, gpuscope_session
+from gpuscope.instrumented_runtime.record.session import Session, close_at_the_end, gpuscope_session
 
 
 class GpuscopeCallback(TrainerCallback):

@@ -13,19 +13,78 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import GpuscopeError, InputError, UsageError
-from gpuscope.instrumented_runtime.record.applied.change import Change
-from gpuscope.instrumented_runtime.record.applied.launching import in_command, in_environment
-from gpuscope.instrumented_runtime.record.capture import nccl_files, nsys_capture
-from gpuscope.instrumented_runtime.record.capture.on_demand import listen
+from gpuscope.instrumented_runtime.record import flight_recorder_dumps, nsys_capture
+from gpuscope.instrumented_runtime.record.applied.change import Change, in_command, in_environment
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
-from gpuscope.instrumented_runtime.record.files.manifest import Launch, Manifest
-from gpuscope.instrumented_runtime.record.gloo.last_calls import mismatch
-from gpuscope.instrumented_runtime.record.hang import flight_recorder_dumps
-from gpuscope.instrumented_runtime.record.launched_rank import is_launcher, launched_rank
+from gpuscope.instrumented_runtime.record.manifest import Launch, Manifest
+from gpuscope.instrumented_runtime.record.nvml_samples import mismatch
+from gpuscope.instrumented_runtime.record.on_demand import listen
+from gpuscope.instrumented_runtime.record.ranges import is_launcher, launched_rank
 from gpuscope.instrumented_runtime.record.run_folder import PARTS, RunFolder, rank_parts, read_manifest
 from gpuscope.recorded_environment import kept
 from gpuscope.sources.run_manifest import ended
 from gpuscope.sources.source import rank_in_name
+
+# NCCL's own files: the INFO log of each process, and the Inspector's JSONL where that was asked for.
+
+INSPECTOR = "libnccl-profiler-inspector.so"
+PLUGIN = "NCCL_PROFILER_PLUGIN"
+FOLDER = "nccl"
+
+
+def nccl_variables(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that make NCCL log into `folder`; nothing about its log where the user has set any of that."""
+    wanted = {
+        "NCCL_DEBUG": "INFO",
+        # Written once, at start-up. TUNING, COLL and CALL write a line per collective, without bound.
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,NET",
+        "NCCL_DEBUG_FILE": str(folder / FOLDER / "nccl.%h.%p.log"),
+    }
+    return {} if set(wanted) & set(environment) else wanted
+
+
+def inspector_variables(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that load NCCL Inspector, but for those that the user has set."""
+    wanted = {
+        PLUGIN: str(find_inspector(environment)),
+        "NCCL_INSPECTOR_ENABLE": "1",
+        "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500000",
+        "NCCL_INSPECTOR_DUMP_DIR": str(folder / "nccl_inspector"),
+    }
+    return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def check_inspector(environment: Mapping[str, str]) -> None:
+    """Raise `UsageError` where NCCL can't load the Inspector: it loads one plugin, and the user's stays."""
+    theirs = environment.get(PLUGIN)
+    if theirs and "inspector" not in theirs:
+        raise UsageError(
+            f"{PLUGIN}={theirs} is set, and NCCL loads one plugin", hint="unset it, or leave --nccl-inspector out"
+        )
+    if not theirs and find_inspector(environment) is None:
+        raise UsageError(f"{INSPECTOR} is not found", hint="put its folder into LD_LIBRARY_PATH")
+
+
+def find_inspector(environment: Mapping[str, str]) -> Path | None:
+    """The Inspector plugin, in the library path or beside the NCCL of a wheel."""
+    folders = [Path(entry) for entry in environment.get("LD_LIBRARY_PATH", "").split(":") if entry]
+    folders += [Path(entry, "nvidia", "nccl", "lib") for entry in sys.path]
+    found = (folder / INSPECTOR for folder in folders)
+    return next((path for path in found if path.is_file()), None)
+
+
+def written_files(folder: Path) -> list[tuple[Path, str]]:
+    """The files NCCL wrote, each with its kind. Empty logs are removed, so that gloo runs leave none."""
+    files = []
+    for log in sorted((folder / FOLDER).glob("*.log")):
+        if log.stat().st_size:
+            files.append((log, "nccl_log"))
+        else:
+            os.remove(log)
+    files += [(path, "nccl_inspector") for path in sorted((folder / "nccl_inspector").rglob("*.log"))]
+    files += [(path, "nccl_inspector") for path in sorted((folder / "nccl_inspector").rglob("*.json*"))]
+    return files
+
 
 COMPILE_LOGS = "compile"
 """Folder of torch.compile's logs in a run's."""
@@ -92,12 +151,12 @@ def _check_tools(options: RecordOptions) -> None:
     if options.profiler == "nsys" and nsys_capture.nsys_around(os.environ):
         raise UsageError("this runs under nsys already", hint="start gpuscope record itself: it runs nsys in each rank")
     if options.nccl_inspector:
-        nccl_files.check_inspector(os.environ)
+        check_inspector(os.environ)
 
 
 def _list_files(folder: RunFolder) -> None:
     """List what others than the ranks' captures wrote."""
-    for path, kind in nccl_files.written_files(folder.path):
+    for path, kind in written_files(folder.path):
         folder.add_file(path, kind)
     for log in sorted((folder.path / COMPILE_LOGS).glob("*.log")):
         folder.add_file(log, "compile_log", rank=rank_in_name(log))
@@ -158,10 +217,10 @@ def rank_environment(folder: RunFolder, options: RecordOptions, given: Mapping[s
     if options.always:
         environment.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # else Flight Recorder has no durations
     if options.nccl_log:
-        (path / nccl_files.FOLDER).mkdir(exist_ok=True)
-        environment |= nccl_files.nccl_variables(path, given)
+        (path / FOLDER).mkdir(exist_ok=True)
+        environment |= nccl_variables(path, given)
     if options.nccl_inspector:
-        environment |= nccl_files.inspector_variables(path, given)
+        environment |= inspector_variables(path, given)
     if options.compile_logs:
         environment.setdefault("TORCH_TRACE", str(path / COMPILE_LOGS))
     return environment

@@ -26,9 +26,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpuscope.errors import InputError, UsageError
-from gpuscope.instrumented_runtime.record.files.manifest import FileEntry, Manifest, Problem, RankPart, RunPart, merge
-from gpuscope.instrumented_runtime.record.files.written_json import encoded, release, reserve, write_json
-from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
+from gpuscope.instrumented_runtime.record.manifest import (
+    FileEntry,
+    Manifest,
+    Problem,
+    RankPart,
+    RunPart,
+    encoded,
+    merge,
+    release,
+    reserve,
+    write_json,
+)
+from gpuscope.instrumented_runtime.record.ranges import launched_rank
 from gpuscope.recorded_environment import redacted_command
 
 PARTS = "manifest.d"

@@ -13,19 +13,167 @@ launcher's folder and options are used instead of the script's.
 
 from __future__ import annotations
 
+import atexit
+import gc
+import json
 import os
+import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.util import find_spec
+from io import FileIO
+from multiprocessing.util import Finalize
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from gpuscope.errors import GpuscopeError, MissingExtraError, UsageError
-from gpuscope.instrumented_runtime.record.capture.capture import Capture, Quiet
+from gpuscope.instrumented_runtime.record.applied.rank import Observed
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, options_from
-from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
+from gpuscope.instrumented_runtime.record.digest_digest import Digest
+from gpuscope.instrumented_runtime.record.environment import Environment, TorchProfiler
+from gpuscope.instrumented_runtime.record.flight_recorder_dumps import FlightRecorder
+from gpuscope.instrumented_runtime.record.hang_watch import HangWatch
+from gpuscope.instrumented_runtime.record.nsys_capture import NsysRange
+from gpuscope.instrumented_runtime.record.nvml_samples import Collectives, Nvml, ScriptProfilers
+from gpuscope.instrumented_runtime.record.on_demand import Capture, MemorySnapshots, OnDemand, Quiet
+from gpuscope.instrumented_runtime.record.ranges import Span, launched_rank, listening, span
 from gpuscope.instrumented_runtime.record.run_folder import ENV_FOLDER, RankFolder
-from gpuscope.instrumented_runtime.record.selection import captures_for
+
+# When each step ended, a line at once: for `gpuscope watch` while the job runs.
+
+MOST = 100_000
+"""Steps that are written: ten megabytes."""
+
+
+class StepTimes:
+    """Writes `steps/rank{r}.jsonl`. A step is from one's end to the next one's; of the first the begin is unknown."""
+
+    name = "steps"
+
+    def start(self, folder: RankFolder) -> None:
+        """Open the file; unbuffered, so that of a job that stands still every step is there."""
+        self._rank, self._before = folder.part.rank, time.perf_counter_ns()
+        self._folder, self._path = folder, folder.file(f"steps/rank{self._rank}.jsonl")
+        self._file = FileIO(self._path, "w")
+        folder.add_file(self._path, self.name)  # listed now, in case this rank is killed
+
+    def step(self, step: int) -> None:
+        """Write its line."""
+        if step >= MOST:
+            return
+        now = time.perf_counter_ns()
+        line = {"step": step, "rank": self._rank, "end_ns": time.time_ns(), "step_ns": now - self._before}
+        self._file.write(json.dumps(line | {"first": step == 0}).encode() + b"\n")
+        self._before = now
+
+    def stop(self) -> None:
+        """Close the file."""
+        self._file.close()
+        self._folder.add_file(self._path, self.name)
+
+
+# Python's garbage collections as ranges (`gc`), so that a trace distinguishes them from other host work.
+
+
+class GcRanges(Quiet):
+    """Opens a range when a collection starts and closes it when that collection stops."""
+
+    name = "gc"
+
+    def __init__(self) -> None:
+        self._open: Span | None = None
+
+    def start(self, folder: RankFolder) -> None:
+        """Subscribe to collections."""
+        del folder
+        gc.callbacks.append(self._on_collection)
+
+    def stop(self) -> None:
+        """Unsubscribe."""
+        gc.callbacks.remove(self._on_collection)
+
+    def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
+        # The collector itself runs under a lock: one collection at a time.
+        if phase == "start" and listening():
+            self._open = span(f"gc.generation{info['generation']}").__enter__()
+        elif phase == "stop" and self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+
+
+# The captures that the options select, in the order they start (and, reversed, stop).
+
+DIGEST_NVML_MS = 1_000
+"""How often NVML is asked for a digest."""
+
+
+def captures_for(options: RecordOptions) -> list[Capture]:
+    """The captures of one rank. The profiler starts last and stops first: it need not see the others."""
+    captures: list[Capture] = [Observed()] if options.always else [Observed(), StepTimes()]
+    if options.environment:
+        captures.append(Environment())
+    keeps_history = options.memory == "on" if options.always else options.memory != "off"
+    memory = MemorySnapshots(options.memory) if keeps_history else None
+    if memory is not None:
+        captures.append(memory)
+    nvml = _nvml(options)
+    if nvml is not None:
+        captures.append(nvml)
+    recorder = FlightRecorder(options.flight_recorder) if options.flight_recorder else None
+    if recorder is not None:
+        captures.append(recorder)
+    captures.append(HangWatch(options.hang_timeout_s, recorder, memory.on_demand if memory else None))
+    if options.gc:
+        captures.append(GcRanges())
+    collectives: Collectives | Digest | None = None
+    if options.always:
+        collectives = Digest(nvml)
+    elif options.collectives:
+        collectives = Collectives()
+    if collectives is not None:
+        captures.append(collectives)
+    captures.append(ScriptProfilers(beside_nsys=options.profiler == "nsys"))
+    if options.profiler != "none":
+        make = _on_demand if options.on_request else _profiler
+        captures.append(make(options, collectives, nvml))
+    return captures
+
+
+def _nvml(options: RecordOptions) -> Nvml | None:
+    if options.always:
+        return Nvml(options.nvml_interval_ms or DIGEST_NVML_MS)
+    return Nvml(options.nvml_interval_ms) if options.nvml_interval_ms and options.profiler == "torch" else None
+
+
+def _on_demand(options: RecordOptions, collectives: Collectives | Digest | None, nvml: Nvml | None) -> OnDemand:
+    """Windows of the profiler that is asked for. An nsys that was started for one capture range takes no second one."""
+
+    def make(first: int, active: int) -> Capture:
+        return _profiler(replace(options, wait=first, active=active), collectives, nvml)
+
+    return OnDemand(make, warmup=options.warmup, active=options.active, once=options.profiler == "nsys")
+
+
+def _profiler(options: RecordOptions, collectives: Collectives | Digest | None, nvml: Nvml | None) -> Capture:
+    """What records kernels and operators."""
+    if options.profiler == "nsys":
+        return NsysRange(wait=options.wait, warmup=options.warmup, active=options.active, whole=options.whole)
+    return TorchProfiler(
+        wait=options.wait,
+        warmup=options.warmup,
+        active=options.active,
+        whole=options.whole,
+        record_shapes=options.record_shapes,
+        with_stack=options.with_stack,
+        profile_memory=options.profile_memory,
+        rewrite=collectives.rewrite if collectives is not None else None,
+        nvml=nvml,
+    )
+
 
 # Set by a recording rank, so that processes it starts (data loader workers) do not record.
 ENV_RECORDER = "GPUSCOPE_RECORDER_PID"
@@ -123,7 +271,7 @@ class Session:
             if self._attempt(capture, "start", self._folder):
                 self._captures.append(capture)
         if self._auto_step:
-            from gpuscope.instrumented_runtime.record.capture.optimizer_steps import on_optimizer_step
+            from gpuscope.instrumented_runtime.record.nsys_capture import on_optimizer_step
 
             self._unhook = on_optimizer_step(self.optimizer_stepped)
         return self
@@ -246,3 +394,64 @@ def disown() -> bool:
     global _active
     had, _active = _active is not None, None
     return had
+
+
+# Closing a session when the script ends without doing so: at exit, by an exception, by SIGTERM.
+
+
+def _watch_exit(session: Session) -> None:
+    """Have `sys.exit(n)` count as a failure: it bypasses excepthook, and atexit does not get n.
+
+    Undone if the script catches it and goes on to another step.
+    """
+    leave = sys.exit
+
+    def exit_noted(code: str | int | None = None, /) -> NoReturn:
+        status, error = status_of(SystemExit(code))
+        session.at_exit = None if status == "completed" else (status, error)
+        leave(code)
+
+    sys.exit = exit_noted
+
+
+def _watch_immediate_exit(session: Session) -> None:
+    """`os._exit` bypasses everything: close before it, unless another thread than the main one calls it."""
+    leave = os._exit
+
+    def exit_closed(status: int) -> NoReturn:
+        if threading.current_thread() is threading.main_thread():
+            with suppress(Exception):
+                session.close(*status_of(SystemExit(status)))
+        leave(status)
+
+    os._exit = exit_closed
+
+
+def close_at_the_end(session: Session) -> None:
+    """Close `session` however this process ends, short of SIGKILL, without changing how it ends."""
+    atexit.register(session.close_at_exit)
+    # Processes forked by multiprocessing run this instead of atexit.
+    Finalize(None, session.close_at_exit, exitpriority=100)
+    excepthook = sys.excepthook
+
+    def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        excepthook(kind, error, trace)
+        session.close(*status_of(error))
+
+    sys.excepthook = on_exception
+    _watch_exit(session)
+    _watch_immediate_exit(session)
+
+    def on_terminate(number: int, frame: object) -> None:
+        del frame
+        if session.closing:  # torchrun terminates the other ranks when one fails: let this one finish writing
+            return
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises as a loader's workers are terminated too
+        session.close("interrupted", "terminated by SIGTERM")
+        # As it would have ended without us. An exception would be lost in a callback of the garbage collector's.
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, on_terminate)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.after_import import AfterImport
+from gpuscope.instrumented_runtime.record.ranges import AfterImport
 
 ENV_OPTIONS = "GPUSCOPE_RECORD"
 ENV_RECORDER = "GPUSCOPE_RECORDER_PID"
@@ -23,19 +23,19 @@ ENV_RECORDER = "GPUSCOPE_RECORDER_PID"
 
 def install() -> None:
     """Arrange for this process to record, if it turns out to be a rank of the job."""
-    from gpuscope.instrumented_runtime.record.launched_rank import is_launcher
+    from gpuscope.instrumented_runtime.record.ranges import is_launcher
 
     chosen = os.environ.get(ENV_OPTIONS, "")
     if '"on_demand": true' in chosen or '"always": true' in chosen:
         from pathlib import Path
 
-        from gpuscope.instrumented_runtime.record.capture.on_demand import listen
+        from gpuscope.instrumented_runtime.record.on_demand import listen
 
         listen(Path(os.environ["GPUSCOPE_RUN_FOLDER"]))  # in launchers too: a signal without a handler ends them
     recorder = os.environ.get(ENV_RECORDER)
     if ENV_OPTIONS not in os.environ or (recorder and recorder != str(os.getpid())) or is_launcher(sys.orig_argv):
         return
-    from gpuscope.instrumented_runtime.record.capture.nsys_capture import enter_nsys
+    from gpuscope.instrumented_runtime.record.nsys_capture import enter_nsys
 
     enter_nsys()  # does not return if this rank must re-execute under nsys
     sys.meta_path.insert(0, AfterImport("torch", _attach))
@@ -44,14 +44,14 @@ def install() -> None:
 def _attach() -> None:
     """torch is imported: record once this is surely a rank."""
     from gpuscope.instrumented_runtime.record.applied import rank
-    from gpuscope.instrumented_runtime.record.capture.optimizer_steps import on_optimizer_step
     from gpuscope.instrumented_runtime.record.capture_options import options_from
-    from gpuscope.instrumented_runtime.record.launched_rank import launched_rank
+    from gpuscope.instrumented_runtime.record.nsys_capture import on_optimizer_step
+    from gpuscope.instrumented_runtime.record.ranges import launched_rank
 
     rank.install()
     options = options_from()
     if options.collectives:
-        from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+        from gpuscope.instrumented_runtime.record import gloo_trace
 
         gloo_trace.install()
     if hasattr(os, "register_at_fork"):
@@ -87,9 +87,8 @@ def _open() -> None:
     """Open this process's session; a failure is printed and leaves the script alone."""
     global _ours, _attempted
     from gpuscope.errors import GpuscopeError
-    from gpuscope.instrumented_runtime.record.ending import close_at_the_end
     from gpuscope.instrumented_runtime.record.run_folder import ENV_FOLDER
-    from gpuscope.instrumented_runtime.record.session import gpuscope_session
+    from gpuscope.instrumented_runtime.record.session import close_at_the_end, gpuscope_session
 
     _attempted = True
     try:

@@ -30,9 +30,9 @@ from torch.optim import Optimizer
 
 from gpuscope.errors import InputError
 from gpuscope.instrumented_runtime.record.ranges import span
-from gpuscope.instrumented_runtime.train.checkpoint_paths import whole
-from gpuscope.instrumented_runtime.train.parallel import zero1
+from gpuscope.instrumented_runtime.train.parallel import data_parallel
 from gpuscope.instrumented_runtime.train.parallel.compose import Parallelized
+from gpuscope.instrumented_runtime.train.run_options import whole
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -95,13 +95,13 @@ def _as_tensor(progress: Progress) -> torch.Tensor:
 
 def _get_optimizer(part: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     if isinstance(optimizer, ZeroRedundancyOptimizer):
-        return zero1.get_state(part, optimizer)
+        return data_parallel.get_state(part, optimizer)
     return dict(get_optimizer_state_dict(part, optimizer, options=_FLAT))
 
 
 def _set_optimizer(part: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
     if isinstance(optimizer, ZeroRedundancyOptimizer):
-        zero1.set_state(part, optimizer, state)
+        data_parallel.set_state(part, optimizer, state)
         return
     mine = get_optimizer_state_dict(part, optimizer, options=_FLAT).keys()
     set_optimizer_state_dict(part, optimizer, {key: state[key] for key in mine}, options=_FLAT)

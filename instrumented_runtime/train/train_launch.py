@@ -17,8 +17,7 @@ from gpuscope.instrumented_runtime.record.launch import kill_tree, note_mismatch
 from gpuscope.instrumented_runtime.record.run_folder import RunFolder
 from gpuscope.instrumented_runtime.train.faults import Fault
 from gpuscope.instrumented_runtime.train.run_options import describe, record_options
-from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
-from gpuscope.instrumented_runtime.train.settings.parallelism import Degrees
+from gpuscope.instrumented_runtime.train.settings.config import Degrees, TrainConfig
 from gpuscope.sources.run_manifest import ended
 
 

@@ -11,17 +11,20 @@ from torch import Tensor
 from gpuscope.hardware.device_peaks import peak_flops
 from gpuscope.instrumented_runtime.record.ranges import span
 from gpuscope.instrumented_runtime.train.checkpoint import Checkpoints, Progress
-from gpuscope.instrumented_runtime.train.data import make_dataset, make_loader
 from gpuscope.instrumented_runtime.train.faults import Fault, StepContext
-from gpuscope.instrumented_runtime.train.measures.exposed_time import EXPOSED, is_measurable
-from gpuscope.instrumented_runtime.train.measures.meter import StepMeter, StepRecord, Workload
-from gpuscope.instrumented_runtime.train.mesh import World, make_mesh
-from gpuscope.instrumented_runtime.train.model.gpt import flops_per_token
-from gpuscope.instrumented_runtime.train.optimizer import clip_gradients, set_learning_rate
+from gpuscope.instrumented_runtime.train.measures import EXPOSED, StepMeter, StepRecord, Workload, is_measurable
+from gpuscope.instrumented_runtime.train.mesh import (
+    World,
+    clip_gradients,
+    make_dataset,
+    make_loader,
+    make_mesh,
+    set_learning_rate,
+)
+from gpuscope.instrumented_runtime.train.model import flops_per_token
 from gpuscope.instrumented_runtime.train.parallel.compose import parallelize
-from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
-from gpuscope.instrumented_runtime.train.settings.parallelism import Degrees
-from gpuscope.instrumented_runtime.train.settings.parallelisms.fsdp import FsdpConfig
+from gpuscope.instrumented_runtime.train.settings.config import Degrees, TrainConfig
+from gpuscope.instrumented_runtime.train.settings.parallelisms.built_in import FsdpConfig
 
 AfterStep = Callable[[StepRecord], None]
 

@@ -11,22 +11,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from gpuscope.instrumented_runtime.record.applied.change import Change
-from gpuscope.instrumented_runtime.tune import losses
-from gpuscope.instrumented_runtime.tune.candidates import Candidate, Source, joined, together
-from gpuscope.instrumented_runtime.tune.decision import (
+from gpuscope.instrumented_runtime.tune import measured as losses
+from gpuscope.instrumented_runtime.tune.candidates import (
     ROUNDS,
+    Candidate,
     Judgement,
+    Source,
     Standing,
     ahead,
     clearly_faster,
     confirmed,
+    joined,
     judge,
     overall,
+    together,
     why,
 )
-from gpuscope.instrumented_runtime.tune.measured import Run, better_known, step_ns
-from gpuscope.instrumented_runtime.tune.noise import assumed, noise
-from gpuscope.schema.tune_document import ByHand, Ended, Outcome, TriedChange
+from gpuscope.instrumented_runtime.tune.measured import Run, assumed, better_known, noise, step_ns
+from gpuscope.schema.plan_document import ByHand, Ended, Outcome, TriedChange
 
 
 class Runs(Protocol):

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.verdicts.calibration import coverage, distance, fitted, lacking, missing, scale
 from benchmarks.verdicts.drawn_changes import COMBINED, FAULTS_OF, chosen, job_for, known
 from benchmarks.verdicts.predicted import Outcome
-from gpuscope.analyzers.changes import Predicted
+from gpuscope.analyzers.what_if_changes import Predicted
 
 
 def outcome(truth: float, low: int, high: int) -> Outcome:

@@ -9,8 +9,7 @@ pytest.importorskip("torch")  # the faults of a case are the runtime's
 from benchmarks.advice.cases import CASES, Case
 from benchmarks.advice.compare import Outcome, summary, table
 from gpuscope.instrumented_runtime.train.faults import parse_faults
-from gpuscope.instrumented_runtime.train.settings.assemble import assemble
-from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import assemble, validate
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

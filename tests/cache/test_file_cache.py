@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from helpers.kineto import call, kernel, note, write
 
 import gpuscope
-from gpuscope.cache import cache_folder, content_key, file_cache, object_files
+from gpuscope import cache as cache_folder
 from gpuscope.plugins import COMMANDS, load
 from gpuscope.trace.trace import Trace
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions a
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of the test's own, in which files of any size are kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(file_cache, "WORTH", 1)
+    monkeypatch.setattr(cache_folder, "WORTH", 1)
     monkeypatch.delenv("GPUSCOPE_NO_CACHE", raising=False)
     return cache_folder.folder()
 
@@ -55,9 +55,9 @@ def _written(size: int) -> Callable[[IO[bytes]], None]:
 def look(path: Path, **options: object) -> dict[str, object]:
     """The report of one look, once what it keeps is kept."""
     waits = []
-    keep = file_cache.keep
+    keep = cache_folder.keep
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_cache, "keep", lambda key, made: waits.append(keep(key, made)))
+        patch.setattr(cache_folder, "keep", lambda key, made: waits.append(keep(key, made)))
         report = gpuscope.analyze(path, cache=True, **options).report  # type: ignore[arg-type]
         for wait in waits:
             wait()
@@ -89,7 +89,7 @@ def test_a_changed_file_is_read_again(trace: Path) -> None:
 def test_a_change_that_neither_size_nor_time_nor_samples_show_is_one(tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(bytes(4 << 20))
-    before, key = path.stat(), content_key.content_key(path)
+    before, key = path.stat(), cache_folder.content_key(path)
     with path.open("r+b") as file:
         file.seek(100_000)
         file.write(b"1")
@@ -97,12 +97,12 @@ def test_a_change_that_neither_size_nor_time_nor_samples_show_is_one(tmp_path: P
     while path.stat().st_ctime_ns == before.st_ctime_ns:  # of a coarse clock
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_mtime_ns == before.st_mtime_ns
-    assert content_key.content_key(path) != key
+    assert cache_folder.content_key(path) != key
 
 
 def test_other_code_is_another_program(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look(trace)
-    monkeypatch.setattr(content_key, "program", lambda: "another")
+    monkeypatch.setattr(cache_folder, "program", lambda: "another")
     look(trace)
     assert len(kept_files()) == 4
 
@@ -113,12 +113,12 @@ def test_a_damaged_file_is_removed_and_made_again(damage: str, trace: Path) -> N
     for path in kept_files():
         data = bytearray(path.read_bytes())
         if damage == "pickle":
-            at = object_files._HEAD.unpack_from(data)[3] * 8 + object_files._HEAD.size
+            at = cache_folder._HEAD.unpack_from(data)[3] * 8 + cache_folder._HEAD.size
             data[at : at + 40] = b"\x00" * 40
         changed = {"half": data[: len(data) // 2], "zeros": bytes(len(data)), "longer": data + b"x", "empty": b""}
         path.write_bytes(changed.get(damage, data))
     assert look(trace) == first
-    assert all(isinstance(object_files.read(path), object) for path in kept_files())
+    assert all(isinstance(cache_folder.read(path), object) for path in kept_files())
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
@@ -146,7 +146,7 @@ def test_a_full_disk_keeps_nothing_and_harms_nothing(trace: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     expected = gpuscope.analyze(trace).report
-    monkeypatch.setattr("gpuscope.cache.cache_folder.os.replace", full)
+    monkeypatch.setattr("gpuscope.cache.os.replace", full)
     assert look(trace) == expected
     assert kept_files() == []
 
@@ -165,13 +165,13 @@ def test_objects_come_back_as_they_were(tmp_path: Path) -> None:
     kept = {"a": np.arange(1000), "b": [np.zeros((3, 4)), "text", None], "c": np.empty(0, np.int8)}
     path = tmp_path / "x"
     with path.open("wb") as file:
-        object_files.prepared(kept)(file)
-    found = object_files.read(path)
+        cache_folder.prepared(kept)(file)
+    found = cache_folder.read(path)
     assert found["a"].tolist() == list(range(1000))
     assert found["b"][0].shape == (3, 4)
     assert found["c"].dtype == np.int8
     found["a"][0] = 7  # the process's own
-    assert object_files.read(path)["a"][0] == 0
+    assert cache_folder.read(path)["a"][0] == 0
 
 
 def test_the_command_line_keeps_unless_told_not_to(trace: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_trace_is_kept_with_its_names_and_sources(trace: Path) -> None:
     own = gpuscope.open_trace(trace, cache=True)
     _settled()
     [kept] = kept_files()
-    found = object_files.read(kept)
+    found = cache_folder.read(kept)
     assert isinstance(found, Trace)
     assert found.names.names == own.names.names
     assert found.names.matching(lambda name: name == "gemm").sum() == 1

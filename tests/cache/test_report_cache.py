@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.kineto import call, kernel, note, write
 
-from gpuscope.cache import file_cache
+from gpuscope import cache
 from gpuscope.sources.run_manifest import MANIFEST
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions are those of POSIX")
@@ -31,7 +31,7 @@ HEAVY = (
 )
 LOOK = """
 import sys
-from gpuscope.cache import file_cache
+from gpuscope import cache as file_cache
 from gpuscope.cli import main
 
 file_cache.WORTH = 1
@@ -89,16 +89,16 @@ def test_another_question_has_another_answer(trace: Path) -> None:
 
 
 def test_a_report_that_rests_on_more_than_its_files_is_not_kept(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert file_cache.report_key([str(trace)]) is None  # small
-    monkeypatch.setattr(file_cache, "WORTH", 1)
-    key = file_cache.report_key([str(trace)])
+    assert cache.report_key([str(trace)]) is None  # small
+    monkeypatch.setattr(cache, "WORTH", 1)
+    key = cache.report_key([str(trace)])
     assert key is not None
-    assert key != file_cache.report_key([str(trace)], "other")
-    assert file_cache.report_key([str(trace.parent)]) is None
-    assert file_cache.report_key([str(trace), "s3://bucket/rank1.json"]) is None
+    assert key != cache.report_key([str(trace)], "other")
+    assert cache.report_key([str(trace.parent)]) is None
+    assert cache.report_key([str(trace), "s3://bucket/rank1.json"]) is None
     with monkeypatch.context() as patch:
         patch.setenv("GPUSCOPE_HARDWARE", "links.toml")
-        assert file_cache.report_key([str(trace)]) is None
+        assert cache.report_key([str(trace)]) is None
 
 
 def test_a_report_on_files_of_a_run_folder_is_made_again(trace: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from helpers.cli import Done, call
 from helpers.reports import report
 
-from gpuscope.report.json_report import dumps
+from gpuscope.report.read_report import dumps
 
 STEADY = (99.0, 100.0, 101.0, 100.0, 99.0, 101.0)
 INPUT = {

@@ -94,7 +94,7 @@ def test_debug_shows_where_a_known_error_was_raised(capsys: pytest.CaptureFixtur
 
 def test_a_failed_analysis_hides_no_other_and_debug_shows_its_traceback(tmp_path: Path) -> None:
     code = (
-        "import sys, dataclasses, gpuscope.analyzers.device_time.kernels.kernel_times as kernels\n"
+        "import sys, dataclasses, gpuscope.analyzers.device_time.kernel_times as kernels\n"
         "def broken(trace, lanes): raise RuntimeError('broken on purpose')\n"
         "kernels.ANALYZER = dataclasses.replace(kernels.ANALYZER, run=broken)\n"
         "from gpuscope.cli import main\n"

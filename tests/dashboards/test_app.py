@@ -14,16 +14,15 @@ import pytest
 from helpers.dashboards import request_of, viewer
 
 from gpuscope.analyzers.run.runner import Options
-from gpuscope.dashboards.app import ASSETS
+from gpuscope.dashboards.app import ASSETS, draw
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs, open_run
-from gpuscope.dashboards.page import Shown, pages
-from gpuscope.dashboards.plain_text import plain
-from gpuscope.dashboards.shell import draw
+from gpuscope.dashboards.figures.heatmap_figure import plain
 from gpuscope.dashboards.state import View
+from gpuscope.dashboards.ui import Shown, pages
 from gpuscope.dashboards.web.server import address, listen
 from gpuscope.dashboards.web.timeline_data import address as data_address
 from gpuscope.errors import InputError, UsageError
-from gpuscope.report.json_report import dumps
+from gpuscope.report.read_report import dumps
 
 
 def test_everything_a_page_loads_comes_from_here(pair: OpenRun) -> None:
@@ -189,7 +188,7 @@ def test_no_file_of_the_working_folder_is_served(
 
 def test_a_page_that_breaks_says_so(pair: OpenRun, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = type(pages()[0])("/broken", "Broken", 99, lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
-    monkeypatch.setattr("gpuscope.dashboards.shell.pages", lambda: (broken,))
+    monkeypatch.setattr("gpuscope.dashboards.app.pages", lambda: (broken,))
     assert "ZeroDivisionError" in str(draw("/broken", Shown(pair, View(), Runs([pair]), dark=False)))
 
 

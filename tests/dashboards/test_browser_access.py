@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers.browser import Browser
 
-from gpuscope.dashboards.page import pages
+from gpuscope.dashboards.ui import pages
 
 pytestmark = pytest.mark.xdist_group("browser")
 

@@ -17,7 +17,7 @@ from helpers.dashboards import serve
 
 from gpuscope.analyzers.run.runner import Options
 from gpuscope.dashboards.data.open_runs import Runs, open_run
-from gpuscope.dashboards.page import pages
+from gpuscope.dashboards.ui import pages
 
 pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.every_page]
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.browser import Browser
 from helpers.dashboards import TOKEN, served
 
-from gpuscope.dashboards.live.live_app import create_live_app
+from gpuscope.dashboards.live import create_live_app
 
 pytestmark = pytest.mark.xdist_group("browser")
 

@@ -19,7 +19,7 @@ from simulator.serving import SERVERS
 
 from gpuscope.analyzers.run.runner import Options
 from gpuscope.dashboards.data.open_runs import Runs, open_run
-from gpuscope.dashboards.page import pages
+from gpuscope.dashboards.ui import pages
 from gpuscope.store.store import opened
 
 pytestmark = pytest.mark.xdist_group("browser")  # one Chromium for both files

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from helpers.browser import Browser
 from helpers.dashboards import TOKEN, served
 
-from gpuscope.dashboards.live.tuning_app import create_tuning_app, is_tuning
+from gpuscope.dashboards.live import create_tuning_app, is_tuning
 from gpuscope.plugins import COMMANDS, load
-from gpuscope.schema.tune_document import RESULT
+from gpuscope.schema.plan_document import RESULT
 
 pytestmark = pytest.mark.xdist_group("browser")
 

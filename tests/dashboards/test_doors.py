@@ -17,15 +17,14 @@ from helpers.dashboards import TOKEN, UPDATE, request_of, serve, viewer
 
 from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
-from gpuscope.dashboards.live.live_app import create_live_app
-from gpuscope.dashboards.page import pages
+from gpuscope.dashboards.live import create_live_app
 from gpuscope.dashboards.state import MalformedStateError, parse
+from gpuscope.dashboards.ui import pages
 from gpuscope.dashboards.web import downloads, server
 from gpuscope.dashboards.web.access import COOKIE, is_loopback, new_token
 from gpuscope.dashboards.web.downloads import csv
-from gpuscope.dashboards.web.limits import MAX_ADDRESS
 from gpuscope.dashboards.web.server import MAX_BODY
-from gpuscope.dashboards.web.timeline_data import address
+from gpuscope.dashboards.web.timeline_data import MAX_ADDRESS, address
 
 
 @pytest.mark.parametrize(

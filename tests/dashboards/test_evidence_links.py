@@ -9,11 +9,10 @@ import pytest
 from gpuscope.analyzers.run.runner import Options
 from gpuscope.dashboards.data.event_details import event
 from gpuscope.dashboards.data.open_runs import Runs, open_run
-from gpuscope.dashboards.page import Shown
-from gpuscope.dashboards.page_links import evidence_link, timeline_view
 from gpuscope.dashboards.pages.timeline_page import drawer
 from gpuscope.dashboards.state import View, parse
-from gpuscope.report.view import arrangement
+from gpuscope.dashboards.ui import Shown, evidence_link, timeline_view
+from gpuscope.report.view import report_rows
 from gpuscope.words import units
 
 SAMPLES = sorted(path.parent.name for path in Path(__file__).parents[2].glob("sample_traces/*/manifest.json"))
@@ -38,9 +37,9 @@ def text_of(component: object) -> str:
 def test_evidence_opens_its_event_and_says_one_number(name: str, samples: Path, request: pytest.FixtureRequest) -> None:
     folder = samples if name in SAMPLES else request.getfixturevalue("shared_traces")
     run = open_run("1", str(folder / name), Options())
-    shown, starts = Shown(run, View(), Runs([run]), dark=False), arrangement.starts(run.report)
+    shown, starts = Shown(run, View(), Runs([run]), dark=False), report_rows.starts(run.report)
     for one in (one for finding in run.report["findings"] for one in finding["evidence"]):
-        lasts, place = units.duration(one["dur_ns"]), arrangement.place_ns(one, starts)
+        lasts, place = units.duration(one["dur_ns"]), report_rows.place_ns(one, starts)
         at = "" if place is None else units.offset(place)
         said = text_of(evidence_link(one, shown))
         assert f"{at} for {lasts}" in said

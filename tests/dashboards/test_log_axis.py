@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.dashboards.log_axis import log_range
+from gpuscope.dashboards.figures.heatmap_figure import log_range
 
 
 @pytest.mark.parametrize("values", [[5.0], [0.3, 0.53], [1e-3, 1e6], [0.0, -1.0, 7.0], []])

@@ -14,8 +14,8 @@ from werkzeug.test import Client
 
 from gpuscope.dashboards.app import create_app
 from gpuscope.dashboards.data.open_runs import OpenRun, Runs
+from gpuscope.dashboards.web.downloads import STATE, Starting
 from gpuscope.dashboards.web.server import listen
-from gpuscope.dashboards.web.starting import STATE, Starting
 from gpuscope.errors import InputError
 from gpuscope.progress import Reading
 

@@ -19,8 +19,8 @@ from helpers import snippets
 
 import gpuscope
 from gpuscope.catalogue.cause import UNDIVIDED_COMMUNICATION
-from gpuscope.catalogue.cause_table import CAUSES
 from gpuscope.catalogue.finding import kinds
+from gpuscope.catalogue.suggestion import CAUSES
 from gpuscope.report.view.first_lines import first_lines
 from gpuscope.schema.document import BatchEntry, Report
 

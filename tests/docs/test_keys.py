@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from gpuscope.report.published.json_schema import json_schema
+from gpuscope.report.published import json_schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 """Words of docs/*.md beside what is generated: a reader's evening, not a week."""

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from gpuscope.analyzers.advice.rule import rules
-from gpuscope.catalogue.cause_table import CAUSES
+from gpuscope.catalogue.suggestion import CAUSES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

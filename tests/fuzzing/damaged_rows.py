@@ -13,8 +13,8 @@ from typing import Any
 
 from fuzzing.packets import packets_of
 from fuzzing.seeds import Seed
+from gpuscope.sources.perfetto.packet_rows import TracePacket
 from gpuscope.sources.perfetto.packets import framed
-from gpuscope.sources.perfetto.perfetto_messages import TracePacket
 
 TURNED = "turned round"
 EVERY = 5

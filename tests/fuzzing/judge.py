@@ -21,7 +21,7 @@ from typing import Any
 
 import gpuscope
 from gpuscope.errors import GpuscopeError
-from gpuscope.report.json_report import dumps
+from gpuscope.report.read_report import dumps
 from gpuscope.trace.trace import Trace
 
 CPU_SECONDS = 10.0

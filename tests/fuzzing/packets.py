@@ -6,8 +6,8 @@ from random import Random
 from typing import Any
 
 from fuzzing import raw_bytes
+from gpuscope.sources.perfetto.packet_rows import TracePacket
 from gpuscope.sources.perfetto.packets import framed
-from gpuscope.sources.perfetto.perfetto_messages import TracePacket
 
 
 def packets_of(data: bytes) -> list[bytes]:

@@ -22,7 +22,7 @@ from fuzzing.campaign import Tally
 from fuzzing.judge import Outcome, judged
 from fuzzing.seeds import kineto
 from gpuscope.cli import cli, main
-from gpuscope.report.json_report import dumps
+from gpuscope.report.read_report import dumps
 
 Made = tuple[str, Callable[[], Outcome]]
 """What was done, and what to try with it."""
@@ -109,11 +109,11 @@ def _changed_row(path: Path, random: Random) -> str:
 
 def _cache(folder: Path) -> Callable[[Random], Made]:
     """A kept trace, its bytes changed."""
-    from gpuscope.cache import object_files
+    from gpuscope import cache
 
     whole, path = folder / "whole.kept", folder / "one.kept"
     with whole.open("wb") as file:
-        object_files.prepared(gpuscope.open_trace(_trace(folder)))(file)
+        cache.prepared(gpuscope.open_trace(_trace(folder)))(file)
 
     def make(random: Random) -> Made:
         data, what = raw_bytes.mutated(whole.read_bytes(), random)
@@ -121,7 +121,7 @@ def _cache(folder: Path) -> Callable[[Random], Made]:
 
         def act() -> Outcome:
             try:
-                object_files.read(path)
+                cache.read(path)
             except ValueError as error:
                 return Outcome("refused", str(error))
             return READ
@@ -254,7 +254,7 @@ def _requests(folder: Path) -> Callable[[Random], Made]:
 
     from gpuscope.analyzers.run.runner import Options
     from gpuscope.dashboards.data.open_runs import open_run
-    from gpuscope.dashboards.page import pages
+    from gpuscope.dashboards.ui import pages
     from gpuscope.dashboards.web import timeline_data
 
     client = viewer(open_run("1", str(_trace(folder)), Options()))

@@ -58,7 +58,7 @@ def train(device: torch.device) -> None:
 
 def nvml_device(device: torch.device) -> dict[str, Any]:
     """PCI addresses: of the device that NVML samples, and of the one that torch uses."""
-    from gpuscope.instrumented_runtime.record.capture.nvml_samples import current_device
+    from gpuscope.instrumented_runtime.record.nvml_samples import current_device
 
     found = current_device()
     if found is None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuscope.catalogue.suggestion import Suggestion
+from gpuscope.schema.call_tree_section import BlockingCallEntry, HostCallsEntry
 from gpuscope.schema.document import FindingEntry, Report
-from gpuscope.schema.host_calls_section import BlockingCallEntry, HostCallsEntry
 
 
 def finding(code: str, severity: str = "high", ranks: Sequence[int] = (0, 1)) -> FindingEntry:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpuscope.sources.perfetto.perfetto_messages import (
+from gpuscope.sources.perfetto.packet_rows import (
     BEGIN,
     BOOTTIME,
     END,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuscope.schema.replay_section import Prediction
+from gpuscope.schema.provenance import Prediction
 
 
 def holds(predicted: Prediction, truth: int) -> bool:

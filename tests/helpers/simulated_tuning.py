@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.instrumented_runtime.record.applied.change import Change
-from gpuscope.instrumented_runtime.record.files.manifest import RankPart
+from gpuscope.instrumented_runtime.record.manifest import RankPart
 from gpuscope.instrumented_runtime.tune.candidates import Advice, Candidate
 from gpuscope.instrumented_runtime.tune.measured import Failed, Run, losses_of, step_of
 from gpuscope.instrumented_runtime.tune.tuning import Session

@@ -31,7 +31,7 @@ PRELOADED = (
     "gpuscope.analyzers.commands.analyze",
     "gpuscope.analyzers.run.reporting",
     "gpuscope.instrumented_runtime.commands.train",
-    "gpuscope.instrumented_runtime.record.gloo.gloo_trace",
+    "gpuscope.instrumented_runtime.record.gloo_trace",
     "gpuscope.instrumented_runtime.train.train_run",
     "gpuscope.instrumented_runtime.train.train_launch",
 )

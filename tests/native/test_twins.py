@@ -16,7 +16,7 @@ from helpers import needs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscope.native import compiled, core, plain
+from gpuscope.native import compiled, core, fallback
 from gpuscope.trace.schema import NA, Category
 
 compiled_here = pytest.mark.skipif(core is None, reason=needs.NATIVE_CORE)
@@ -99,7 +99,7 @@ def launches(draw: Draw) -> list[Any]:
     by = launched(draw)
     of_ranges = launched(draw) if draw(st.booleans()) else by
     host = start, start + length, name.astype(np.int32), category.astype(np.int8)
-    parent = plain.parents(start, start + length, np.zeros_like(start), length > 0)
+    parent = fallback.parents(start, start + length, np.zeros_like(start), length > 0)
     into = np.zeros(8, np.int64), np.zeros(8, np.int64), np.zeros((8, 8), np.int64)
     return [host, np.arange(len(start)), parent, int(Category.OP), int(Category.ANNOTATION), by, of_ranges, into]
 
@@ -143,7 +143,7 @@ def public(module: Any) -> set[str]:
 
 def test_every_function_has_a_twin_and_is_compared() -> None:
     assert public(compiled) == set(ARGUMENTS) | NO_RESULT
-    assert public(plain) == public(compiled) | {"group_parts", "note_end", "note_issue"}  # tests/runtime/record/gloo
+    assert public(fallback) == public(compiled) | {"group_parts", "note_end", "note_issue"}  # tests/runtime/record/gloo
 
 
 def answer(module: Any, name: str, arguments: list[Any]) -> Any:
@@ -162,7 +162,7 @@ def answer(module: Any, name: str, arguments: list[Any]) -> Any:
 @given(st.data())
 def test_twins_agree(name: str, data: st.DataObject) -> None:
     arguments = ARGUMENTS[name](data.draw)
-    found, expected = (answer(module, name, arguments) for module in (compiled, plain))
+    found, expected = (answer(module, name, arguments) for module in (compiled, fallback))
     if name == "longest_path" and found[-1] < len(arguments[3]):
         found, expected = found[-1:], expected[-1:]  # in a circle there are no times
     assert found == expected
@@ -180,7 +180,7 @@ def test_twins_agree_on_tables_of_many_pieces(seed: int) -> None:
         ("innermost", [*table, *late]),
         ("parents", with_length(table)),
     ):
-        assert answer(compiled, name, arguments) == answer(plain, name, arguments), name
+        assert answer(compiled, name, arguments) == answer(fallback, name, arguments), name
 
 
 @pytest.mark.parametrize("environment", [{}, {"GPUSCOPE_NATIVE": "0"}], ids=["of other sources", "not wanted"])
@@ -190,7 +190,7 @@ def test_a_core_that_does_not_fit_is_left_out(environment: dict[str, str]) -> No
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ, **environment}
     )
-    assert done.stdout.split() == ["None", "False", "gpuscope.native.plain"]
+    assert done.stdout.split() == ["None", "False", "gpuscope.native.fallback"]
 
 
 @compiled_here

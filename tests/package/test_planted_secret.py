@@ -17,11 +17,11 @@ from helpers.kineto import call as launch
 from helpers.kineto import kernel, op, span
 from helpers.nsys import Export
 
-from gpuscope.analyzers.assistant import questions
+from gpuscope.analyzers.assistant import mcp_server
 from gpuscope.analyzers.assistant.opened_runs import OpenRuns
 from gpuscope.analyzers.run.runner import Options
 from gpuscope.dashboards.data.open_runs import open_run
-from gpuscope.dashboards.page import pages
+from gpuscope.dashboards.ui import pages
 from gpuscope.recorded_environment import allowed, kept, redacted, redacted_command
 from gpuscope.sources.source import ReadOptions
 
@@ -106,7 +106,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("GPUSCOPE_STORE", str(tmp_path / "out" / "runs.db"))
     monkeypatch.delenv("GPUSCOPE_NO_STORE", raising=False)
     monkeypatch.delenv("GPUSCOPE_NO_CACHE", raising=False)
-    monkeypatch.setattr("gpuscope.cache.file_cache.WORTH", 0)
+    monkeypatch.setattr("gpuscope.cache.WORTH", 0)
     monkeypatch.setenv("PATH", str(tmp_path / "in" / "bin"))
     (tmp_path / "in").mkdir()
     return nsys_report(tmp_path / "in") if request.param == "nsys" else kineto_run(tmp_path / "in" / "run")
@@ -152,15 +152,15 @@ def assistant(run: Path) -> list[str]:
     """Every answer of the MCP server, and every table that it can be asked for."""
     runs = OpenRuns([run.parent], ReadOptions())
     one = runs.open(run.name)
-    tables = [questions.rows(one, f"SELECT * FROM {name}", 200) for name in one.trace.tables if name != "events"]
+    tables = [mcp_server.rows(one, f"SELECT * FROM {name}", 200) for name in one.trace.tables if name != "events"]
     return [
-        questions.runs(runs),
-        questions.opening(one),
-        questions.verdict(one),
-        questions.findings(one, "", 20),
-        questions.advice(one),
-        questions.record_advice(one),
-        questions.compared(one, one, 0.01, ""),
+        mcp_server.runs(runs),
+        mcp_server.opening(one),
+        mcp_server.questions_verdict(one),
+        mcp_server.questions_findings(one, "", 20),
+        mcp_server.advice(one),
+        mcp_server.questions_record_advice(one),
+        mcp_server.compared(one, one, 0.01, ""),
         *tables,
     ]
 

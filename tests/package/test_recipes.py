@@ -140,7 +140,7 @@ def test_the_page_is_drawn(copy: Path) -> None:
     code = (
         "from gpuscope.analyzers.run.file_part import Options\n"
         "from gpuscope.dashboards.data.open_runs import Runs, open_run\n"
-        "from gpuscope.dashboards.page import Shown, pages\n"
+        "from gpuscope.dashboards.ui import Shown, pages\n"
         "from gpuscope.dashboards.state import View\n"
         f"run = open_run('1', {trace!r}, Options())\n"
         "[page] = [page for page in pages() if page.path == '/mine']\n"

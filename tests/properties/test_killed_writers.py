@@ -15,7 +15,7 @@ import pytest
 from helpers.kineto import call, kernel, write
 
 import gpuscope
-from gpuscope.report.json_report import dumps
+from gpuscope.report.read_report import dumps
 from gpuscope.store.store import opened
 
 ADDS = """
@@ -34,7 +34,7 @@ while True:
 KEEPS = """
 import sys
 import numpy as np
-from gpuscope.cache import cache_folder, object_files
+from gpuscope import cache as cache_folder, cache as object_files
 number = 0
 while True:
     array = np.full(1 << 18, number)
@@ -100,13 +100,13 @@ def test_a_store_survives_two_writers_of_which_one_is_killed(tmp_path: Path, rep
 @pytest.mark.parametrize("lines", [1, 3])
 def test_a_cache_survives_killed_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int) -> None:
     """Two write under one key and are killed: what is there is whole, of one of them, and can be replaced."""
-    from gpuscope.cache import cache_folder, object_files
+    from gpuscope import cache
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     one, other = (started(KEEPS, XDG_CACHE_HOME=str(tmp_path)) for _ in range(2))
     said = [killed_after(process, lines) for process in (one, other)]
     assert all(said)
-    found = cache_folder.load("one")
+    found = cache.load("one")
     assert found["array"].tolist() == [found["number"]] * len(found["array"])
-    assert cache_folder.store("one", object_files.prepared({"number": -1}))
-    assert cache_folder.load("one") == {"number": -1}
+    assert cache.store("one", cache.prepared({"number": -1}))
+    assert cache.load("one") == {"number": -1}

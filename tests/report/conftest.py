@@ -8,7 +8,7 @@ import pytest
 from helpers import reports
 from helpers.reports import parts
 
-from gpuscope.report.view.per_step import with_per_step
+from gpuscope.report.view.report_rows import with_per_step
 from gpuscope.schema.document import KernelEntry, Report, StragglerEntry
 
 MS = 1_000_000

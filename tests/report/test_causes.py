@@ -9,12 +9,12 @@ import pytest
 
 from gpuscope.analyzers.advice.rule import rules
 from gpuscope.catalogue.cause import UNATTRIBUTED, Cause, FindingFacts
-from gpuscope.catalogue.cause_table import BY_CODE, CAUSES, SHOWN_BY_NAME, cause_label, class_of
+from gpuscope.catalogue.suggestion import BY_CODE, CAUSES, SHOWN_BY_NAME, cause_label, class_of
 from gpuscope.schema.document import StragglerEntry
-from gpuscope.words import palette
+from gpuscope.words import vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
-COLOURS = {name: value for name, value in vars(palette).items() if name.isupper() and isinstance(value, str)}
+COLOURS = {name: value for name, value in vars(vocabulary).items() if name.isupper() and isinstance(value, str)}
 IDS = {"ids": lambda cause: cause.code}
 
 

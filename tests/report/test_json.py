@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscope.report.json_report import dumps
+from gpuscope.report.read_report import dumps
 from gpuscope.schema.document import Report
 
 

@@ -10,9 +10,7 @@ import pytest
 from helpers.cli import call
 from helpers.reports import report
 
-from gpuscope.report.json_report import dumps
-from gpuscope.report.older_reports import brought_up
-from gpuscope.report.read_report import read_report
+from gpuscope.report.read_report import brought_up, dumps, read_report
 from gpuscope.store.store import opened
 
 MS = 1_000_000

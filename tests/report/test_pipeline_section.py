@@ -14,7 +14,7 @@ import gpuscope
 from gpuscope.report.html import html_report
 from gpuscope.report.terminal import report_text
 from gpuscope.schema.document import Report
-from gpuscope.schema.pipeline_section import Pipeline, PipelineRow
+from gpuscope.schema.provenance import Pipeline, PipelineRow
 from tests.helpers.allocator import MIB, events, segment, snapshot
 
 

@@ -12,12 +12,11 @@ from click.testing import CliRunner
 from helpers.kineto import call, kernel, note, python, write
 
 from gpuscope.analyzers.run.file_part import Options
-from gpuscope.analyzers.run.reduction.packing import pack
-from gpuscope.analyzers.run.reduction.part_file import read_part
+from gpuscope.analyzers.run.reduction.part_file import pack, read_part
 from gpuscope.analyzers.run.reduction.reducing import reduced
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.plugins import COMMANDS, load
-from gpuscope.report.sharing import Replacing
+from gpuscope.report.section_tables import Replacing
 from gpuscope.sources.opening import inputs
 
 SECRETS = ("alice", "gpu-node-17", "secret_project", "10.1.2.3")

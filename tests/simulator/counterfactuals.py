@@ -1,6 +1,6 @@
 """What a change does to a job: the job as it is, and the job with the change, both simulated.
 
-`changes` names the changes as `gpuscope.analyzers.changes` does, with their arguments; none are imported.
+`changes` names the changes as `gpuscope.analyzers.what_if_changes` does, with their arguments; none are imported.
 """
 
 from __future__ import annotations

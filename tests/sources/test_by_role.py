@@ -12,7 +12,7 @@ import gpuscope
 from gpuscope.errors import InputError, UsageError
 from gpuscope.report.view.first_lines import first_lines
 from gpuscope.sources.opening import open_trace
-from gpuscope.words.role_names import role_of
+from gpuscope.words.vocabulary import role_of
 
 RAY = "\x1b[36m(TaskRunner pid=4711)\x1b[0m "
 VERL = (

@@ -9,9 +9,9 @@ from helpers.kineto import kernel, write
 
 import gpuscope
 from gpuscope.errors import UsageError
-from gpuscope.sources.named_ranks import by_names
 from gpuscope.sources.opening import inputs
 from gpuscope.sources.source import rank_in_name
+from gpuscope.sources.windows import by_names
 
 
 def ranks(folder: Path, *names: str) -> list[int]:

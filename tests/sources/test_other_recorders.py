@@ -12,7 +12,7 @@ from helpers import kineto
 
 from gpuscope import open_trace
 from gpuscope.errors import InputError
-from gpuscope.sources import other_recorders
+from gpuscope.sources import stream
 from gpuscope.sources.source import source_of
 
 Event = dict[str, Any]
@@ -173,9 +173,7 @@ def test_head_of_ours_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     events = [kineto.op(10 * i, 5) for i in range(60_000)]
     path = kineto.write(tmp_path / "large.json", *events)
     taken: list[int] = []
-    take = other_recorders.Marks.take
-    monkeypatch.setattr(
-        other_recorders.Marks, "take", lambda marks, text: (taken.append(len(text)), take(marks, text))[1]
-    )
+    take = stream.Marks.take
+    monkeypatch.setattr(stream.Marks, "take", lambda marks, text: (taken.append(len(text)), take(marks, text))[1])
     assert source_of(path).name == "kineto"
     assert sum(taken) <= 3 << 20 < path.stat().st_size

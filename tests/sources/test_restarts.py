@@ -9,8 +9,8 @@ import pytest
 
 from gpuscope.errors import InputError
 from gpuscope.sources.opening import inputs
-from gpuscope.sources.restarts import last_attempt, left_out
 from gpuscope.sources.run_manifest import mesh
+from gpuscope.sources.source import last_attempt, left_out
 
 ATTEMPTS = ["rank0.json.gz", "rank1.json.gz", "restart1/rank0.json.gz", "restart2/measures/rank0.jsonl"]
 

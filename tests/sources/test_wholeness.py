@@ -10,7 +10,7 @@ from helpers.kineto import call, kernel, op, write
 from helpers.nsys import Export
 
 import gpuscope
-from gpuscope.sources.kineto.wholeness import dropped_in
+from gpuscope.sources.kineto.event_arguments import dropped_in
 from gpuscope.trace.schema import Category
 from gpuscope.trace.trace import Trace
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import gpuscope
-from gpuscope.cache import file_cache
+from gpuscope import cache
 from gpuscope.errors import InputError, UsageError
 from gpuscope.schema.document import Report
-from gpuscope.store import keep as keeping
-from gpuscope.store.keep import keep, run_key
+from gpuscope.store import location as keeping
+from gpuscope.store.location import keep, run_key
 from gpuscope.store.store import opened
 from gpuscope.store.tables import APPLICATION_ID, SCHEMA_VERSION, TABLES, VIEWS, migrations
 
@@ -97,7 +97,7 @@ def test_identity_is_content_and_options_not_names(tmp_path: Path) -> None:
 def test_the_hash_of_a_large_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     large, copy = tmp_path / "large", tmp_path / "copy"
-    large.write_bytes(b"x" * file_cache.WORTH)
+    large.write_bytes(b"x" * cache.WORTH)
     copy.write_bytes(large.read_bytes())
     read: list[Path] = []
     content = keeping._content
@@ -105,7 +105,7 @@ def test_the_hash_of_a_large_file_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     key = run_key([large], {}, cache=True)
     assert run_key([large], {}, cache=True) == run_key([copy], {}) == key
     assert read == [large, copy]
-    large.write_bytes(b"y" * file_cache.WORTH)
+    large.write_bytes(b"y" * cache.WORTH)
     assert run_key([large], {}, cache=True) != key
 
 

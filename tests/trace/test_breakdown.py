@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuscope
-from gpuscope.trace.breakdown import Breakdown, break_down, split
-from gpuscope.trace.intervals import Spans, union
+from gpuscope.trace.intervals import Breakdown, Spans, break_down, split, union
 
 span = st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 spans = st.lists(span, max_size=10)

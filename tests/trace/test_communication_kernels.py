@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.trace.naming.kernel_names import base_name, qualified_name, words
-from gpuscope.trace.naming.kinds import collective_op, is_communication_kernel
+from gpuscope.trace.kernel_categories import base_name, qualified_name, words
+from gpuscope.trace.kinds import collective_op, is_communication_kernel
 
 COMMUNICATION = [
     # NCCL and RCCL

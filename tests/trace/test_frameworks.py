@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.trace.naming.frameworks import frameworks, parallelism
-from gpuscope.trace.naming.programs import program
+from gpuscope.trace.frameworks import frameworks, parallelism, program
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscope.trace.columns.grouped_durations import Grouped, grouped, grouped_parts
+from gpuscope.trace.table import Grouped, grouped, grouped_parts
 
 ROWS = st.lists(
     st.tuples(st.one_of(st.integers(0, 20), st.integers(2**28, 2**29 - 1), st.integers(0, 2**61)), st.integers(0, 3)),

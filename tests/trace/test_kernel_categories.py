@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.trace.naming.kernel_categories import encloses, is_optimizer_step, kernel_category, operator_category
-from gpuscope.trace.naming.precisions import of_kernel, of_type
+from gpuscope.trace.kernel_categories import (
+    encloses,
+    is_optimizer_step,
+    kernel_category,
+    of_kernel,
+    of_type,
+    operator_category,
+)
 
 LAMBDA = "{lambda()#1}::operator()() const::{lambda(float)#1}, std::array<char*, 2ul> >(int)"
 

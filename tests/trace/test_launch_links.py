@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import gpuscope
 from gpuscope.trace import launch_links
-from gpuscope.trace.columns.row_order import order_rows
-from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
+from gpuscope.trace.table import Table, order_rows
 
 IDS = st.one_of(st.integers(1, 12), st.just(NA))
 CALLS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), IDS, st.booleans()), max_size=20)

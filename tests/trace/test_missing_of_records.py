@@ -8,7 +8,7 @@ import pytest
 from helpers.kineto import kernel, op, write
 
 import gpuscope
-from gpuscope.trace.missing import missing
+from gpuscope.trace.trace import missing
 
 VERL = "step:{n} - timing_s/gen:20.0 - timing_s/update_actor:8.0 - timing_s/step:36.5\n"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuscope.trace.columns.name_pool import NamePool, PerName
+from gpuscope.trace.name_pool import NamePool, PerName
 
 
 def test_asked_once_per_name_that_occurs() -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from gpuscope.analyzers.base.analyzer import longest
-from gpuscope.trace.columns.row_order import order_rows, select_rows
-from gpuscope.trace.columns.table import (
+from gpuscope.trace.intervals import Spans, complement, join, union
+from gpuscope.trace.schema import NA, SCHEMAS, Kind
+from gpuscope.trace.table import (
     Table,
     as_slice,
     concatenated,
@@ -18,14 +19,14 @@ from gpuscope.trace.columns.table import (
     is_constant,
     looked_up,
     narrowed,
+    order_rows,
     picked,
     rows_of_rank,
     rows_where,
+    select_rows,
     stored,
     widened,
 )
-from gpuscope.trace.intervals import Spans, complement, join, union
-from gpuscope.trace.schema import NA, SCHEMAS, Kind
 
 OPTIONAL = SCHEMAS["host_events"].column("correlation")
 NEEDED = SCHEMAS["host_events"].column("thread")

@@ -10,7 +10,12 @@ from math import ceil
 
 import numpy as np
 
-from gpuscope.analyzers.changes import (
+from gpuscope.analyzers.device_time.kernel_facts import PRECISIONS
+from gpuscope.analyzers.device_time.kernel_roofs import times_faster
+from gpuscope.analyzers.device_time.operator_work import codes
+from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, Trait, UnreplayableError, operation_number
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
+from gpuscope.analyzers.what_if_changes import (
     FusedAttention,
     FusedKernels,
     FusedOptimizer,
@@ -21,14 +26,9 @@ from gpuscope.analyzers.changes import (
     PaddedProducts,
     Precision,
 )
-from gpuscope.analyzers.device_time.kernels.generations import times_faster
-from gpuscope.analyzers.device_time.kernels.kernel_facts import PRECISIONS
-from gpuscope.analyzers.device_time.kernels.launching_operators import codes
-from gpuscope.analyzers.replay.graph import CAUSES, Edge, Graph, Node, Trait, UnreplayableError, operation_number
-from gpuscope.analyzers.replay.rewrite import Rewritten, Setting
 from gpuscope.hardware.device_peaks import peaks_of
-from gpuscope.trace.columns.table import Array, Mask, Times
-from gpuscope.trace.naming import precisions
+from gpuscope.trace import kernel_categories
+from gpuscope.trace.table import Array, Mask, Times
 from gpuscope.words import units
 
 REACHED = {-1: 0.8, 0: 0.5, 1: 0.25}
@@ -86,7 +86,7 @@ def precision(graph: Graph, change: Precision, setting: Setting) -> Rewritten:
             continue
         peaks.append(f"{times:.1f} times the {name.upper()} peak")
         # Of today's peak, as counted from shapes; else as such products usually do, then never better than now.
-        reached = REACHED_SINGLE if name == precisions.SINGLE else REACHED
+        reached = REACHED_SINGLE if name == kernel_categories.SINGLE else REACHED
         least = np.where(
             floor > 0, floor / REACHED[setting.bias], dur * max(reached[setting.bias] / REACHED[setting.bias], 1.0)
         )

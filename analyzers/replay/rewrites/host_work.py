@@ -9,7 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpuscope.analyzers.changes import (
+from gpuscope.analyzers.device_time.own_work import least_stretch
+from gpuscope.analyzers.replay.engine import beside_kernels, replay
+from gpuscope.analyzers.replay.graph import CAUSES, COPY_CALL_NS, Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, on_host
+from gpuscope.analyzers.what_if_changes import (
     CapturedGraphs,
     CopyStream,
     NoAllocatorStalls,
@@ -18,14 +22,9 @@ from gpuscope.analyzers.changes import (
     PinnedCopies,
     RemovedSyncs,
 )
-from gpuscope.analyzers.device_time.idleness.own_work import least_stretch
-from gpuscope.analyzers.replay.engine import replay
-from gpuscope.analyzers.replay.graph import CAUSES, COPY_CALL_NS, Edge, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.paced_marks import beside_kernels
-from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, edges_into, on_host
 from gpuscope.hardware.link_rates import gpu_pcie
-from gpuscope.trace.columns.table import Mask, Times
 from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.table import Mask, Times
 
 _RECORD = {
     "gc": "garbage collection: record it with gpuscope record, or with_stack=True",

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuscope.analyzers.changes import EvenStages, MicroBatches, PipelineChange, Schedule
-from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush, Key, mean_begin_to_begin
+from gpuscope.analyzers.facts.pipeline_facts import Computation, Flush, Key, mean_begin_to_begin
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.analyzers.pipelines.schedules import recognise, schedule_order
 from gpuscope.analyzers.replay.engine import CircleError, Replayed, replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError, edge_columns
-from gpuscope.averages import fmean, median
+from gpuscope.analyzers.what_if_changes import EvenStages, MicroBatches, PipelineChange, Schedule
 from gpuscope.schema.provenance import Provenance
-from gpuscope.trace.columns.table import Times
+from gpuscope.trace.table import Times
+from gpuscope.welch import fmean, median
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 
 if TYPE_CHECKING:
-    from gpuscope.analyzers.pipelines.message_times import MessageTime
+    from gpuscope.analyzers.pipelines.schedules import MessageTime
 
 FIXED_SHARE = 0.125
 """Share of a micro-batch's time that does not shrink with it (launches, small kernels), where none is recorded. An
@@ -255,7 +255,7 @@ def pipeline_replay(
         raise UnreplayableError(
             "no step holds all computations of a pipeline: record every stage, with ranges per micro-batch"
         )
-    from gpuscope.analyzers.pipelines.message_times import message_time
+    from gpuscope.analyzers.pipelines.schedules import message_time
 
     replayed = PipelineReplay(found, fixed, bool(gpu), pauses or {}, message_time(facts, gpu) if gpu else None)
     try:

@@ -9,22 +9,268 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
-from gpuscope.analyzers.changes import EvenStages, MicroBatches, PipelineChange, Schedule
-from gpuscope.analyzers.facts.pipeline_facts.flushes import Flush
+from gpuscope.analyzers.facts.pipeline_facts import Computation, Flush, StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.pipelines.message_times import message_time
-from gpuscope.analyzers.pipelines.schedules import recognise, schedule_order
+from gpuscope.analyzers.pipelines.schedules import message_time, recognise, schedule_order
 from gpuscope.analyzers.replay.engine import CircleError, replay
-from gpuscope.analyzers.replay.graph import EDGE_COLUMNS, NONE, QUEUE, Edge, EdgeRow, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import Setting
-from gpuscope.analyzers.replay.rewrites.micro_batches import Sizes, cut
-from gpuscope.analyzers.replay.rewrites.pipeline_blocks import Blocks, blocks
-from gpuscope.trace.columns.table import Mask, Times
+from gpuscope.analyzers.replay.graph import (
+    CAUSES,
+    EDGE_COLUMNS,
+    NONE,
+    QUEUE,
+    Call,
+    Edge,
+    EdgeRow,
+    Graph,
+    Node,
+    UnreplayableError,
+)
+from gpuscope.analyzers.replay.rewrite import Setting, nodes_by_call, on_host
+from gpuscope.analyzers.replay.rewrites.pipeline_layout import UNFILLED_SHARE
+from gpuscope.analyzers.replay.training_thread import KERNEL_NS
+from gpuscope.analyzers.what_if_changes import EvenStages, MicroBatches, PipelineChange, Schedule
 from gpuscope.trace.schema import NA, Kind
+from gpuscope.trace.table import Array, Mask, Times
+from gpuscope.when_used import dataclass
+
+# Which computation of a pipeline each node of a graph runs for: kernels, receives before it, sends behind it, and the
+# host's time to launch them.
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a stage computes in a step."""
+
+    stage: int
+    stages: int
+    first: int
+    """The number of its first computation."""
+    own: Sequence[Computation]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Which computation each node runs for."""
+
+    stages: Sequence[Computed]
+    of: Times
+    """Per node the number of its computation; `NONE` of all others."""
+
+
+def blocks(graph: Graph, flushes: Sequence[Flush], stages: StageMap, numbers: Sequence[int]) -> Blocks:
+    """`numbers` are those of the replayed steps. Raises `UnreplayableError`."""
+    rank_of = {place: rank for rank, place in stages.places.items()}
+    found: list[Computed] = []
+    of, count = np.full(len(graph), NONE, np.int64), 0
+    launching = graph.edges["why"] == Edge.LAUNCH
+    src, dst = graph.edges["src"][launching], graph.edges["dst"][launching]
+    for flush in flushes:
+        for stage, own in enumerate(flush.stages):
+            rank = rank_of.get((flush.pipeline, stage))
+            if flush.step not in numbers or rank not in graph.marks:
+                continue
+            # A device may still run a step's work when its host is in the next one.
+            late = graph.nodes["step"] - numbers.index(flush.step)
+            mine = (graph.nodes["rank"] == rank) & ((late == 0) | (late == 1))
+            _kernels(graph, mine, own, count, of)
+            _hosts(graph, mine, src, dst, of, count)
+            found.append(Computed(stage, len(flush.stages), count, own))
+            count += len(own)
+    of[dst] = np.where(of[dst] == NONE, of[src], of[dst])
+    arrival, transfer = (nodes_by_call(graph, kind) for kind in (Node.ARRIVAL, Node.TRANSFER))
+    both = (arrival >= 0) & (transfer >= 0)
+    of[transfer[both]] = of[arrival[both]]
+    return Blocks(found, of)
+
+
+def _kernels(graph: Graph, mine: Mask, own: Sequence[Computation], first: int, of: Times) -> None:
+    """What lies between two computations (a loss) belongs to the one before."""
+    start = graph.nodes["start"]
+    starts, last = [one.start for one in own], max(one.end for one in own)
+    computes = graph.of(Node.DEVICE) & (graph.nodes["work"] == Kind.COMPUTE)
+    kernels = np.flatnonzero(mine & computes & (start >= starts[0]) & (start < last))
+    of[kernels] = first + np.searchsorted(starts, start[kernels], "right") - 1
+
+
+def _hosts(graph: Graph, mine: Mask, src: Times, dst: Times, of: Times, first: int) -> None:
+    """Host segments by what they launch of the computations from the `first` on. Between two computations what is
+    received is the second one's, with all behind it, and other launches are the first one's. What lies before the first
+    computation and behind the last one stays, but for the message that is received right before, or sent right behind.
+    """
+    hosts = np.flatnonzero(mine & graph.of(Node.HOST, Node.WAIT))  # in the order of the host
+    place = {host: at for at, host in enumerate(hosts.tolist())}
+    now = np.full(len(hosts), NONE, np.int64)
+    launches, receives, sends = (np.zeros(len(hosts), np.bool_) for _ in range(3))
+    for host, operation in zip(src.tolist(), dst.tolist(), strict=True):
+        at = place.get(host)
+        if at is None:
+            continue
+        number, call = int(of[operation]), int(graph.nodes["call"][operation])
+        number = number if number >= first else NONE
+        if number != NONE and now[at] not in (NONE, number):
+            raise UnreplayableError("one call launches several computations of a stage")
+        now[at] = max(now[at], number)
+        launches[at] = True
+        receives[at] |= call != NONE and graph.calls[call].op == "recv"
+        sends[at] |= call != NONE and graph.calls[call].op == "send"
+    known = np.flatnonzero(now != NONE)
+    for before, behind in zip(known[:-1].tolist(), known[1:].tolist(), strict=True):
+        received, launched = (np.flatnonzero(own[before:behind]) + before for own in (receives, launches))
+        split = behind if now[before] == now[behind] else int(received[0] if len(received) else launched[-1] + 1)
+        now[before:split], now[split:behind] = now[before], now[behind]
+    if len(known):
+        begin, last = int(known[0]), int(known[-1])
+        before, behind = np.flatnonzero(launches[:begin]), np.flatnonzero(launches[last + 1 :]) + last + 1
+        if len(before) and receives[before[-1]]:
+            now[before[-1] : begin] = now[begin]
+        if len(behind) and sends[behind[0]]:
+            now[last : behind[0] + 1] = now[last]
+    of[hosts] = np.where(now == NONE, of[hosts], now)
+
+
+# A pipeline's batch cut into more micro-batches, each a copy of a recorded one: its kernels, messages and launches.
+#
+# A kernel or message of a smaller micro-batch takes less as far as its time is that of its data. Hosts launch as much
+# for
+# each as before; what they do once a step is not repeated.
+
+MOST_NODES = 200_000
+"""Of a graph with copies: more are not worth the time and memory."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What of a smaller micro-batch's time is left."""
+
+    scale: float
+    """Its size by that of a recorded one."""
+    message: float
+    """What a message takes, by what it took."""
+    bias: int
+
+    def kernels(self, dur: Times) -> Array:
+        """Without what each takes whatever it does; at worst smaller ones do not fill the device."""
+        fixed = np.minimum(dur, (1 + self.bias) * KERNEL_NS)
+        fixed = np.maximum(fixed, UNFILLED_SHARE * dur) if self.bias > 0 else fixed
+        return np.asarray(np.rint(fixed + (dur - fixed) * self.scale))
+
+
+def cut(graph: Graph, found: Blocks, change: MicroBatches, sizes: Sizes) -> tuple[Graph, Blocks]:
+    """The graph with copies of its micro-batches behind each, in an order that is yet to be made (`reordered`).
+
+    Raises `UnreplayableError`.
+    """
+    copies, stages = _copies(found, change.count)
+    of_node = np.where(found.of == NONE, 1, copies[found.of])
+    _joins(graph, of_node)
+    cloned = of_node > 1
+    if int(of_node.sum()) > MOST_NODES:
+        raise UnreplayableError("so many micro-batches make too large a graph")
+    launched = on_host(graph)
+    launched[graph.edges["dst"][graph.edges["why"] == Edge.LAUNCH]] = True
+    if bool((cloned & (graph.nodes["release"] != NA) & ~launched).any()):
+        raise UnreplayableError("the launches of some computations are not recorded")
+    first = np.cumsum(copies) - copies
+    of = np.where(found.of == NONE, NONE, first[found.of])
+    graph = _smaller(graph, found, sizes)
+    place = [np.arange(len(graph))]
+    """Of each copy, the places of its nodes."""
+    nodes, calls = {name: [column] for name, column in graph.nodes.items()}, [*graph.calls]
+    ofs, total = [of], len(graph)
+    for number in range(1, int(of_node.max())):
+        own = np.flatnonzero(of_node > number)
+        place.append(np.full(len(graph), NONE, np.int64))
+        place[-1][own] = total + np.arange(len(own))
+        copied = _copied(graph, own, calls)
+        for name, columns in nodes.items():
+            columns.append(copied[name])
+        ofs.append(np.where(of[own] == NONE, NONE, of[own] + number))
+        total += len(own)
+    edges = _edges(graph, found, of_node, place)
+    made = replace(
+        graph, nodes={name: np.concatenate(own) for name, own in nodes.items()}, edges=edges, calls=tuple(calls)
+    )
+    return made, Blocks(stages, np.concatenate(ofs))
+
+
+def _copies(found: Blocks, count: int) -> tuple[Times, list[Computed]]:
+    """Into how many each computation is cut, and the stages then."""
+    copies: list[int] = []
+    stages: list[Computed] = []
+    for stage in found.stages:
+        micro = sorted({one.micro_batch for one in stage.own})
+        each = dict.fromkeys(micro, 0)
+        for new in range(count):
+            each[micro[new * len(micro) // count]] += 1
+        if not all(each.values()) or any(one.kind == "W" for one in stage.own):
+            raise UnreplayableError("only forwards and backwards are cut, into more micro-batches")
+        first = sum(copies)
+        copies += [each[one.micro_batch] for one in stage.own]
+        stages.append(replace(stage, first=first, own=[one for one in stage.own for _ in range(each[one.micro_batch])]))
+    return np.array(copies, np.int64), stages
+
+
+def _joins(graph: Graph, of_node: Times) -> None:
+    """A meeting of ranks is copied as the messages that meet."""
+    src, dst, joins = graph.edges["src"], graph.edges["dst"], graph.of(Node.JOIN)
+    for meets, ends in ((dst, src), (src, dst)):
+        own = joins[meets]
+        np.maximum.at(of_node, meets[own], of_node[ends[own]])
+    meeting = joins[src] | joins[dst]
+    if bool((of_node[src] != of_node[dst])[meeting].any()):
+        raise UnreplayableError("what computations wait for is not of the pipeline alone")
+
+
+def _smaller(graph: Graph, found: Blocks, sizes: Sizes) -> Graph:
+    """Kernels, copies and messages of all computations as small as they then are."""
+    inside, dur = found.of != NONE, graph.nodes["dur"]
+    message = np.array([call.op in ("send", "recv") for call in graph.calls] + [False], np.bool_)
+    sent = inside & message[graph.nodes["call"]]
+    dur = np.where(inside & graph.of(Node.DEVICE), sizes.kernels(dur), dur)
+    dur = np.where(sent & graph.of(Node.TRANSFER), np.rint(dur * sizes.message), dur)
+    calls = list(graph.calls)
+    for number in np.unique(graph.nodes["call"][sent]).tolist():
+        nbytes = calls[number].bytes
+        calls[number] = replace(calls[number], bytes=None if nbytes is None else round(nbytes * sizes.scale))
+    return replace(graph.with_nodes(dur=dur.astype(np.int64)), calls=tuple(calls))
+
+
+def _copied(graph: Graph, own: Times, calls: list[Call]) -> dict[str, Times]:
+    """Columns of copied nodes, their calls added to `calls`. What a host does for a cause of its own happens once."""
+    columns = {name: column[own] for name, column in graph.nodes.items()}
+    host = on_host(graph)[own]
+    once = np.where(host, np.sum([columns[cause] for cause in CAUSES], axis=0), 0)
+    columns |= {"dur": np.maximum(columns["dur"] - once, 0), "release": np.full(len(own), NA, np.int64)}
+    for cause in CAUSES:
+        columns[cause] = np.where(host, 0, columns[cause])
+    number, kept = np.unique(columns["call"], return_inverse=True)
+    new = np.where(number == NONE, NONE, len(calls) + np.cumsum(number != NONE) - 1)
+    calls += [graph.calls[call] for call in number.tolist() if call != NONE]
+    columns["call"] = new[kept.reshape(-1)]
+    return columns
+
+
+def _edges(graph: Graph, found: Blocks, of_node: Times, place: Sequence[Times]) -> dict[str, Times]:
+    """Within a computation and between the ends of a message, of each copy; into a computation, into each copy."""
+    src, dst = graph.edges["src"], graph.edges["dst"]
+    joins = graph.of(Node.JOIN)
+    within = ((found.of[src] == found.of[dst]) & (found.of[src] != NONE)) | joins[src] | joins[dst]
+    if bool((within & (of_node[src] != of_node[dst])).any()):
+        raise UnreplayableError("what computations wait for is not of the pipeline alone")
+    edges = {name: [column] for name, column in graph.edges.items()}
+    for own in place[1:]:
+        which = np.flatnonzero(own[dst] != NONE)
+        edges["src"].append(np.where(within[which], own[src[which]], src[which]))
+        edges["dst"].append(own[dst[which]])
+        edges["lag"].append(graph.edges["lag"][which])
+        edges["why"].append(graph.edges["why"][which])
+    return {name: np.concatenate(columns) for name, columns in edges.items()}
+
 
 REORDERED: tuple[PipelineChange, ...] = (Schedule("gpipe"), Schedule("1f1b"), EvenStages())
 """Changes that need no other computations than those recorded."""

@@ -14,11 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes
 from gpuscope.analyzers.replay.graph import NONE, Call, Edge, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import by_issue, nodes_by_call
-from gpuscope.analyzers.replay.rewrites.early_issue import EarlyIssue
-from gpuscope.analyzers.replay.rewrites.transfer_cost import steps_of
+from gpuscope.analyzers.replay.rewrite import Costs, bus_bytes, by_issue, nodes_by_call
+from gpuscope.analyzers.replay.rewrites.transfer_cost import EarlyIssue, steps_of
 from gpuscope.trace.schema import Kind
 from gpuscope.when_used import dataclass
 

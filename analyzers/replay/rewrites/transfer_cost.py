@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from gpuscope.analyzers.changes import LineRate, LinkSpeed, MeasuredTransfers, MoreRanks, WireBytes
-from gpuscope.analyzers.replay.collective_costs import Costs, bus_bytes, costs
-from gpuscope.analyzers.replay.graph import NONE, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import Rewritten, Setting, nodes_by_call
-from gpuscope.collective_costs.message_cost import OTHER_GROUP_ERROR
-from gpuscope.collective_costs.nccl_model import more_steps
+from gpuscope.analyzers.nccl.predicted_cost import Estimate, changed, chosen_unasked, has_algorithms, predict
+from gpuscope.analyzers.replay.engine import replay
+from gpuscope.analyzers.replay.graph import EDGE_COLUMNS, NONE, Edge, EdgeRow, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.rewrite import Costs, Rewritten, Setting, bus_bytes, costs, edges_into, nodes_by_call
+from gpuscope.analyzers.what_if_changes import (
+    Algorithm,
+    EarlyMessages,
+    ExpertLoads,
+    LineRate,
+    LinkSpeed,
+    MeasuredTransfers,
+    MoreRanks,
+    Refused,
+    WireBytes,
+)
+from gpuscope.collective_costs.bus_bandwidth import Choice, Place, more_steps
+from gpuscope.collective_costs.message_cost import OTHER_GROUP_ERROR, CostModel, fit
+from gpuscope.trace.kinds import POINT_TO_POINT
+from gpuscope.trace.schema import Kind
+from gpuscope.trace.table import Times, distinct_pairs
 from gpuscope.words import units
 
 GRADIENT_OPS = ("all_reduce", "reduce_scatter")
@@ -206,3 +221,265 @@ def more_ranks(graph: Graph, change: MoreRanks, setting: Setting) -> Rewritten:
         "assumed" if links else found.provenance(graph, own),
         "" if links else found.lacking(graph, own),
     )
+
+
+# Collectives by another of NCCL's algorithms or protocols, or over more channels.
+
+
+def algorithm(graph: Graph, change: Algorithm, setting: Setting) -> Rewritten:
+    """Each transfer times what NCCL's cost model says of the other choice, held to the costs fitted to the run.
+
+    Refused as a whole where it is unknown for one of the calls: half a change can't be set.
+    """
+    found = costs(graph, setting)
+    models = _models(graph, found, setting)
+    ratio: dict[int, float] = {}
+    basis: set[str] = set()
+    for call, own in enumerate(graph.calls):
+        size = bus_bytes(graph, call)
+        if (change.op is not None and own.op != change.op) or not size or not own.bytes or (own.group_size or 0) < 2:
+            continue
+        if change.unasked and not has_algorithms(own.op):
+            continue
+        if setting.nccl is None:
+            raise UnreplayableError("NCCL's choices are not recorded: record with NCCL_DEBUG=INFO")
+        place = setting.nccl.place(own.group_size or 0)
+        if isinstance(place, Refused):
+            raise UnreplayableError(place.why)
+        now = setting.nccl.choice(own.op, own.bytes, own.group_size or 0)
+        model = models[call]
+        predicted = _predicted(own.op, own.bytes, place, now, change, model)
+        if isinstance(predicted, Refused):
+            raise UnreplayableError(predicted.why)
+        ratio[call] = {-1: predicted.low, 0: predicted.ns, 1: predicted.high}[setting.bias] / max(
+            model.expected(size), 1
+        )
+        basis.add(predicted.basis)
+    if not ratio:
+        raise UnreplayableError(f"the replayed steps hold no {change.op or 'collective'} of known size")
+    return Rewritten(rescaled(graph, found, ratio), "; ".join(sorted(basis)))
+
+
+def _predicted(
+    op: str, nbytes: int, place: Place, now: Choice | None, change: Algorithm, model: CostModel
+) -> Estimate | Refused:
+    """What an operation takes after the change."""
+    if now is None or not change.unasked:
+        return predict(op, nbytes, place, now, None if now is None else changed(now, change), model)
+    return predict(op, nbytes, place, now, chosen_unasked(op, nbytes, place, now, model), model, forced=False)
+
+
+def _models(graph: Graph, found: Costs, setting: Setting) -> dict[int, CostModel]:
+    """The cost model of each call: fitted to the calls of its operation and group with the same choice of NCCL."""
+    by_choice: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for call, own in enumerate(graph.calls):
+        now = setting.nccl.choice(own.op, own.bytes or 0, own.group_size or 0) if setting.nccl is not None else None
+        by_choice[own.op, own.group, f"{now.algorithm}/{now.protocol}" if now else ""].append(call)
+    models: dict[int, CostModel] = {}
+    for (op, group, _), calls in by_choice.items():
+        model = found.models[op, group]
+        if sum(key[:2] == (op, group) for key in by_choice) > 1:
+            sizes = np.array([bus_bytes(graph, call) or 0.0 for call in calls])
+            model = fit(sizes, found.transfer[np.array(calls)]) or replace(model, error=None, provenance="assumed")
+        models |= dict.fromkeys(calls, model)
+    return models
+
+
+# Experts with other numbers of tokens.
+
+
+def expert_loads(graph: Graph, change: ExpertLoads, setting: Setting) -> Rewritten:
+    """What each rank computes between dispatch and combine, and both transfers, scaled as the change says."""
+    del setting
+    nodes = graph.nodes
+    dur = nodes["dur"].astype(np.float64)
+    computes = graph.of(Node.DEVICE) & (nodes["work"] == Kind.COMPUTE)
+    if not computes.any():  # training threads are the devices
+        computes = graph.of(Node.HOST)
+    windows = defaultdict(list)
+    for rank, begin, until, factor in change.windows:
+        windows[rank].append((begin, until, factor))
+    scaled = 0
+    for rank, own in windows.items():
+        mine = np.flatnonzero(computes & (nodes["rank"] == rank))
+        start, end = nodes["start"][mine], nodes["end"][mine]
+        for begin, until, factor in own:
+            inside = np.clip(np.minimum(end, until) - np.maximum(start, begin), 0, None)
+            part = inside / np.maximum(end - start, 1)
+            dur[mine] *= 1 - part * (1 - factor)
+            scaled += int((inside > 0).sum())
+    if not scaled:
+        raise UnreplayableError("the passes through experts are in no replayed step")
+    factors = {tuple(call): factor for *call, factor in change.transfers}
+    for place in np.flatnonzero(graph.of(Node.TRANSFER) & (nodes["call"] >= 0)).tolist():
+        call = graph.calls[int(nodes["call"][place])]
+        dur[place] *= factors.get((call.rank, call.start, call.end), 1.0)
+    return Rewritten(graph.with_nodes(dur=np.rint(dur).astype(np.int64)), change.what)
+
+
+# A collective issued earlier than it was: by what the host had launched by then, and behind what the device had to do
+# for it.
+
+_WHOLE_DEVICE = "DeviceSynchronize"
+
+
+def waited_for(graph: Graph) -> Graph:
+    """With collectives where they are issued now: calls that wait for the whole device wait for those before them."""
+    nodes, (src, dst, lag, why) = graph.nodes, (graph.edges[name] for name in ("src", "dst", "lag", "why"))
+    whole = np.array([label.endswith(_WHOLE_DEVICE) for label in graph.labels] + [False], np.bool_)
+    waits = np.flatnonzero(graph.of(Node.WAIT) & whole[nodes["label"]])
+    if not len(waits):
+        return graph
+    returns = dict(zip(dst[why == Edge.SYNC].tolist(), lag[why == Edge.SYNC].tolist(), strict=True))
+    transfer = nodes_by_call(graph, Node.TRANSFER)
+    edges: list[EdgeRow] = []
+    for rank in graph.ranks:
+        own = waits[nodes["rank"][waits] == rank]
+        issues = np.flatnonzero((why == Edge.LAUNCH) & graph.of(Node.ARRIVAL)[dst] & (nodes["rank"][dst] == rank))
+        at = np.searchsorted(nodes["start"][own], nodes["end"][src[issues]])
+        for issue, place in zip(issues[at < len(own)].tolist(), own[at[at < len(own)]].tolist(), strict=True):
+            if (call := int(nodes["call"][dst[issue]])) >= 0:
+                edges.append((int(transfer[call]), place, returns.get(place, 0), Edge.SYNC))
+    return graph.add([], edges)
+
+
+class EarlyIssue:
+    """Where in a rank's host and streams an issue some ns earlier would stand.
+
+    A host runs ahead of its device, so that a time on the host says nothing about the device's progress: an issue
+    moved by an interval of the host comes behind the last operation that the host had launched then.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._into: defaultdict[int, list[int]] = defaultdict(list)
+        issues = np.flatnonzero(graph.of(Node.ARRIVAL)[graph.edges["dst"]])
+        for place, dst in zip(issues.tolist(), graph.edges["dst"][issues].tolist(), strict=True):
+            self._into[dst].append(place)
+        self._host = {rank: self._by_end(graph, rank) for rank in graph.ranks}
+        launched = np.flatnonzero((graph.edges["why"] == Edge.LAUNCH) & graph.of(Node.DEVICE)[graph.edges["dst"]])
+        node, at = graph.edges["dst"][launched], graph.nodes["end"][graph.edges["src"][launched]]
+        rank, lane = graph.nodes["rank"][node], graph.nodes["lane"][node]
+        order = np.lexsort((node, at, lane, rank))
+        rows = np.stack((rank, lane, at, node), axis=1)[order]
+        bounds = np.flatnonzero((np.diff(rows[:, :2], axis=0) != 0).any(axis=1)) + 1
+        parts = np.split(rows, bounds) if len(rows) else []
+        self._launched = {(int(own[0, 0]), int(own[0, 1])): own[:, 2:] for own in parts}
+        """By rank and stream: when an operation was launched, and its node."""
+        self._devices = {rank for rank, _ in self._launched}
+
+    @staticmethod
+    def _by_end(graph: Graph, rank: int) -> Times:
+        own = np.flatnonzero(graph.of(Node.HOST, Node.WAIT) & (graph.nodes["rank"] == rank))
+        return own[np.argsort(graph.nodes["end"][own], kind="stable")]
+
+    def edges(self, old: int, new: int, earlier: int) -> Iterable[tuple[int, int, int, int]]:
+        """What node `new` waits for if it is issued so many ns before node `old` was."""
+        edges = self._graph.edges
+        for place in self._into[old]:
+            src, lag, why = (int(edges[name][place]) for name in ("src", "lag", "why"))
+            if why not in (Edge.LAUNCH, Edge.EVENT):
+                continue
+            if earlier <= 0:
+                yield src, new, lag, why
+            elif why == Edge.LAUNCH:
+                yield self._issued(src, lag, earlier, new)
+            elif (operation := self._behind(old, src, earlier)) is not None:
+                yield operation, new, lag, why
+
+    def _at(self, old: int, earlier: int) -> int | None:
+        """When the new issue is, on the host."""
+        for place in self._into[old]:
+            if self._graph.edges["why"][place] == Edge.LAUNCH:
+                return int(self._graph.nodes["end"][self._graph.edges["src"][place]]) - earlier
+        return None
+
+    def _issued(self, host: int, lag: int, earlier: int, new: int) -> tuple[int, int, int, int]:
+        ends, rank = self._graph.nodes["end"], int(self._graph.nodes["rank"][host])
+        at = int(ends[host]) - earlier
+        own = self._host[rank]
+        place = int(np.searchsorted(ends[own], at, "right")) - 1
+        if place < 0 or rank not in self._devices:  # a training thread that computes is between two issues for long
+            return host, new, lag - earlier, Edge.LAUNCH
+        return int(own[place]), new, lag + at - int(ends[own[place]]), Edge.LAUNCH
+
+    def _behind(self, old: int, source: int, earlier: int) -> int | None:
+        """The last operation that the stream of `source` had been given by then."""
+        nodes, at = self._graph.nodes, self._at(old, earlier)
+        launched = self._launched.get((int(nodes["rank"][source]), int(nodes["lane"][source])))
+        if launched is None or at is None:
+            return None
+        place = int(np.searchsorted(launched[:, 0], at, "right")) - 1
+        return int(launched[place, 1]) if place >= 0 else None
+
+
+# Messages of a pipeline received beside compute: each receive posted before the kernels launched before it.
+
+
+def early_messages(graph: Graph, change: EarlyMessages, setting: Setting) -> Rewritten:
+    """A receive is issued right behind the message before those kernels, else with the first of them in its step."""
+    del change, setting
+    done = replay(graph)  # computations may have been put into another order
+    timed = graph.with_nodes(start=done.start, end=done.end)
+    issue, moved = EarlyIssue(timed), np.zeros(len(graph), np.bool_)
+    rows: list[EdgeRow] = []
+    for arrival, earlier in _earlier(timed):
+        moved[arrival] = True
+        rows += issue.edges(arrival, arrival, earlier)
+    if not rows:
+        raise UnreplayableError("no message is received behind kernels whose launch is recorded")
+    launch = edges_into(graph, moved, Edge.LAUNCH)
+    source = dict(zip(*(graph.edges[name][launch].tolist() for name in ("dst", "src")), strict=True))
+    found = _issued(graph.keep_edges(~(launch | edges_into(graph, moved, Edge.EVENT))), source, rows)
+    return Rewritten(found, f"{int(moved.sum())} receives posted before the kernels before them")
+
+
+def _issued(graph: Graph, source: Mapping[int, int], rows: Sequence[EdgeRow]) -> Graph:
+    """With arrivals launched by these edges, each by a segment of the host of its own behind the one that is named. It
+    takes what the issue took of the segment that was its `source`."""
+    program = graph.edges["why"] == Edge.PROGRAM
+    after = dict(zip(graph.edges["src"][program].tolist(), graph.edges["dst"][program].tolist(), strict=True))
+    dur, chain = graph.nodes["dur"].copy(), dict(after)
+    added: list[dict[str, int]] = []
+    edges: list[EdgeRow] = []
+    for host, arrival, lag, why in rows:
+        if why == Edge.LAUNCH and host in chain and host != source[arrival]:
+            new, cost = len(graph) + len(added), graph.calls[int(graph.nodes["call"][arrival])].issue
+            moved = min(cost, int(dur[source[arrival]]))
+            dur[source[arrival]] -= moved
+            own = {name: int(graph.nodes[name][host]) for name in ("rank", "step", "thread")}
+            added.append({"kind": Node.HOST, "dur": moved, **own})
+            chain[host], chain[new] = new, chain[host]
+            edges.append((new, arrival, lag, why))
+        else:
+            edges.append((host, arrival, lag, why))
+    changed = [(src, dst, 0, int(Edge.PROGRAM)) for src, dst in chain.items() if after.get(src) != dst]
+    left = program & np.isin(graph.edges["src"], [src for src, _, _, _ in changed])
+    return graph.with_nodes(dur=dur).keep_edges(~left).add(added, [*changed, *edges])
+
+
+def _earlier(graph: Graph) -> list[tuple[int, int]]:
+    """Arrivals of receives, and by how many ns each can be issued earlier."""
+    nodes = graph.nodes
+    src, dst, _, why = (graph.edges[name] for name in EDGE_COLUMNS)
+    op = np.array([call.op for call in graph.calls] + [""])[nodes["call"]]
+    launch = why == Edge.LAUNCH
+    at, node = nodes["end"][src[launch]], dst[launch]
+    message = graph.of(Node.ARRIVAL)[node] & np.isin(op[node], tuple(POINT_TO_POINT))
+    kernel = graph.of(Node.DEVICE)[node] & (nodes["work"][node] == Kind.COMPUTE)
+    found: list[tuple[int, int]] = []
+    for rank, step in distinct_pairs(nodes["rank"], nodes["step"])[0]:
+        own = (nodes["rank"][node] == rank) & (nodes["step"][node] == step)
+        messages, kernels = np.sort(at[own & message]), np.sort(at[own & kernel])
+        received = own & message & (op[node] == "recv")
+        for arrival, now in zip(node[received].tolist(), at[received].tolist(), strict=True):
+            before = kernels[: np.searchsorted(kernels, now)]
+            if len(before):
+                found.append((arrival, now - _behind(messages, before)))
+    return found
+
+
+def _behind(messages: Times, kernels: Times) -> int:
+    """When the last message before the last of these kernels was issued, else the first of them."""
+    place = int(np.searchsorted(messages, kernels[-1], "right")) - 1
+    return int(messages[place]) if place >= 0 else int(kernels[0]) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuscope.catalogue.finding import Finding
 from gpuscope.catalogue.prediction_sentences import outcome
-from gpuscope.schema.pipeline_section import PipelineGain
+from gpuscope.schema.provenance import PipelineGain
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuscope.catalogue.finding import Finding
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
-from gpuscope.words.role_names import LABELS
+from gpuscope.words.vocabulary import LABELS
 
 AS_FAST = 1.15
 """Times as long per token as in the first steps: up to that a role is as fast as before."""

@@ -6,13 +6,81 @@ import math
 from collections import defaultdict
 from dataclasses import field
 
-from gpuscope.averages import median
-from gpuscope.report.view import arrangement
-from gpuscope.report.view.step_bars import KINDS, Kind, pieces
+from gpuscope.report.view import call_tree, report_rows
+from gpuscope.report.view.headline import KINDS, Kind, pieces
+from gpuscope.schema.call_tree_section import PlaceKind
 from gpuscope.schema.document import BreakdownEntry, Evidence, RankEntry, Report, StepEntry
+from gpuscope.welch import median
 from gpuscope.when_used import dataclass
-from gpuscope.words import units
+from gpuscope.words import units, vocabulary
 from gpuscope.words.vocabulary import BOUND, PARTS
+
+# The tree of places as a flame graph: boxes only, drawn by the HTML template.
+
+FLAME_DRAWING_WIDTH, ROW = 960, 17
+LEAST = 2.0
+"""Pixels from which a place is drawn."""
+LETTER = 7.2
+DEEPEST = 40
+COLOURS: dict[PlaceKind, str] = {
+    "range": vocabulary.YELLOW,
+    "line": vocabulary.SKY,
+    "module": vocabulary.GREEN,
+    "operator": vocabulary.ORANGE,
+    "kernel": vocabulary.PURPLE,
+    "unknown": vocabulary.GREY,
+}
+
+
+@dataclass(frozen=True)
+class Box:
+    """A place: where it is drawn, the part of its name that fits, and what a reader who points at it is told."""
+
+    x: str
+    y: int
+    width: str
+    colour: str
+    label: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Flame:
+    """The picture: as wide as device and idle time of all places together."""
+
+    height: int
+    boxes: list[Box]
+    kinds: list[tuple[PlaceKind, str]]
+    """Those drawn, with their colours."""
+
+
+def flame(report: Report) -> Flame | None:
+    """The picture; None where no place is known."""
+    entries = report.get("call_tree", [])
+    within = call_tree.inclusive(entries)
+    weight = {number: device + idle for number, (device, _, idle) in within.items()}
+    everything = sum(weight[entry["id"]] for entry in entries if entry["parent"] is None)
+    if not everything:
+        return None
+    left: dict[int | None, float] = {None: 0.0}
+    depth: dict[int | None, int] = {None: -1}
+    boxes: list[Box] = []
+    kinds: dict[PlaceKind, str] = {}
+    for entry in entries:
+        width = FLAME_DRAWING_WIDTH * weight[entry["id"]] / everything
+        x = left[entry["id"]] = left[entry["parent"]]
+        left[entry["parent"]] = x + width
+        level = depth[entry["id"]] = depth[entry["parent"]] + 1
+        if width < LEAST or level >= DEEPEST:
+            continue
+        name, kind = units.clean(entry["name"]), entry["kind"]
+        device, exposed, idle = (units.duration(ns) for ns in within[entry["id"]])
+        label = units.crop(name, int(width / LETTER)) if width > 4 * LETTER else ""
+        title = f"{units.crop(name, 200)} ({kind}): device {device}, exposed communication {exposed}, idle {idle}"
+        boxes.append(Box(f"{x:.1f}", level * ROW, f"{width:.1f}", COLOURS[kind], label, title))
+        kinds[kind] = COLOURS[kind]
+    return Flame((1 + max(box.y for box in boxes) // ROW) * ROW, boxes, list(kinds.items())) if boxes else None
+
 
 WIDTH, HEIGHT = 960, 128
 LEFT, RIGHT, TOP, BOTTOM = 70, 950, 22, 106
@@ -106,31 +174,31 @@ def strips(report: Report, evidence: list[Evidence]) -> list[Strip]:
     for step in report["steps"]:
         steps[step["rank"], step["device"]].append(step)
     room = max(COLUMNS // max(len(entries), 1), 10)
-    starts = arrangement.starts(report)
+    starts = report_rows.starts(report)
     groups = [_groups(entry, steps[entry["rank"], entry["device"]], room, starts) for entry in entries]
-    scale = _scale(entries, groups, [place for one in evidence if (place := arrangement.place_ns(one, starts))])
+    scale = _scale(entries, groups, [place for one in evidence if (place := report_rows.place_ns(one, starts))])
     made: dict[int, Strip] = {}
     found = []
-    for entry, label, of_rank in zip(entries, arrangement.rank_labels(entries), groups, strict=True):
+    for entry, label, of_rank in zip(entries, report_rows.rank_labels(entries), groups, strict=True):
         strip = _strip(label, entry, of_rank, scale)
         found.append(strip)
         made.setdefault(entry["rank"], strip)
     for number, one in enumerate(evidence):
-        place = arrangement.place_ns(one, starts)
+        place = report_rows.place_ns(one, starts)
         if place is not None and one["rank"] in made:
             made[one["rank"]].marks.append(_mark(number, one, place, scale))
     return found
 
 
 def _drawn(report: Report, evidence: list[Evidence]) -> list[RankEntry]:
-    shown, _ = arrangement.shown_ranks(report)
+    shown, _ = report_rows.shown_ranks(report)
     named = {one["rank"] for one in evidence}
     also = [entry for entry in report["ranks"] if entry["rank"] in named and entry not in shown]
     chosen = [*shown, *also][:STRIPS]
     return sorted(chosen, key=lambda entry: (entry["rank"], entry["device"] or 0))
 
 
-def _groups(entry: RankEntry, steps: list[StepEntry], room: int, starts: arrangement.Starts) -> list[_Group]:
+def _groups(entry: RankEntry, steps: list[StepEntry], room: int, starts: report_rows.Starts) -> list[_Group]:
     """Steps in at most `room` groups; without steps the whole window is one."""
     zero = starts[entry["rank"]]
     if not steps:

@@ -12,32 +12,72 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from gpuscope.catalogue import hang_sentences, prediction_sentences, straggler_sentences
-from gpuscope.catalogue.cause_table import cause_words, finding_words
 from gpuscope.catalogue.findings.hangs import rank_list
-from gpuscope.catalogue.hang_reasons import DOING, SOURCES
-from gpuscope.report.html import counter_drawing, drawing, memory_drawing
+from gpuscope.catalogue.hang_sentences import DOING, SOURCES
+from gpuscope.catalogue.suggestion import cause_words, finding_words
+from gpuscope.report.html import drawing, evidence_drawing
+from gpuscope.report.html.drawing import flame
 from gpuscope.report.html.evidence_drawing import Moment, Moments
-from gpuscope.report.html.flame_drawing import flame
-from gpuscope.report.terminal import diff_text, platform_text
-from gpuscope.report.terminal.sections import (
-    compile_text,
-    experts_text,
-    memory_text,
-    pipeline_text,
-    roles_text,
-    serving_text,
-    stragglers_text,
-)
-from gpuscope.report.view import arrangement, headline, ideal_sentences, memory_sentences, why_verdict
-from gpuscope.report.view.first_figures import first_figures, fix_card
-from gpuscope.report.view.step_bars import changed, culprits, kinds, seen
+from gpuscope.report.terminal import diff_text, hang_text, nccl_text, profile_text, screen
+from gpuscope.report.view import first_figures, headline, report_rows
+from gpuscope.report.view.first_figures import first_figures as first_figures_first_figures
+from gpuscope.report.view.first_figures import fix_card
+from gpuscope.report.view.headline import changed, culprits, kinds, seen
 from gpuscope.report.view.summary import Summary, summary
 from gpuscope.schema.diff_document import Diff
 from gpuscope.schema.document import Evidence, KernelEntry, RankEntry, Report, StepEntry
-from gpuscope.trace.naming.stack_frames import own_line
-from gpuscope.words import palette, units
-from gpuscope.words.short_kernels import short_kernel, short_kernels
+from gpuscope.schema.memory_section import MemoryEntry
+from gpuscope.schema.plan_document import TuneDocument
+from gpuscope.trace.frameworks import own_line
+from gpuscope.when_used import dataclass
+from gpuscope.words import units, vocabulary
+from gpuscope.words.units import short_kernel, short_kernels
 from gpuscope.words.vocabulary import CLASSES, PARTS
+
+# Memory over time as lines of a picture: coordinates only, drawn by the HTML template.
+
+WIDTH, HEIGHT = 960, 150
+LEFT, TOP, BOTTOM = 90, 12, 130
+LINES_SHOWN = 16
+MEMORY_DRAWING_NAME = 120
+
+
+@dataclass(frozen=True)
+class Lines:
+    """One device: points of what was in use and of what was reserved, and the label of the highest."""
+
+    label: str
+    allocated: str
+    reserved: str
+    most: str
+
+
+def lines(report: Report) -> list[Lines]:
+    """One per entry of the section `memory`, across in order of events."""
+    return [_lines(entry) for entry in report.get("memory", [])[:LINES_SHOWN] if len(entry["timeline"]) > 1]
+
+
+def _lines(entry: MemoryEntry) -> Lines:
+    samples = entry["timeline"]
+    most = max(max(sample["allocated_bytes"], sample["reserved_bytes"] or 0) for sample in samples) or 1
+    allocated = [sample["allocated_bytes"] for sample in samples]
+    reserved = [sample["reserved_bytes"] for sample in samples]
+    return Lines(
+        units.crop(report_rows.label(entry), MEMORY_DRAWING_NAME),
+        _points(allocated, most),
+        _points(reserved, most),
+        units.memory(most),
+    )
+
+
+def _points(values: list[int] | list[int | None], most: int) -> str:
+    step = (WIDTH - LEFT) / max(len(values) - 1, 1)
+    return " ".join(
+        f"{LEFT + at * step:.1f},{BOTTOM - (BOTTOM - TOP) * value / most:.1f}"
+        for at, value in enumerate(values)
+        if value is not None
+    )
+
 
 EVIDENCE_SHOWN = 12
 """Per finding; all of it is in the JSON."""
@@ -60,7 +100,7 @@ def render(report: Report) -> str:
     css, script = (environment.get_template(name).render().strip("\n") for name in ("report.css.j2", "report.js.j2"))
     evidence: list[Evidence] = []
     findings = []
-    for finding in arrangement.findings(report):
+    for finding in report_rows.findings(report):
         shown = finding["evidence"][:EVIDENCE_SHOWN]
         findings.append((finding, list(enumerate(shown, len(evidence))), len(finding["evidence"]) - len(shown)))
         evidence += shown
@@ -71,10 +111,10 @@ def render(report: Report) -> str:
         script=script,
         policy=policy(css, script),
         first=(first := summary(report)),
-        places=why_verdict.largest(report),
-        tipping=why_verdict.tipping(report),
+        places=headline.largest(report),
+        tipping=headline.tipping(report),
         suggestions=report["suggestions"],
-        figures=first_figures(report, first.lines),
+        figures=first_figures_first_figures(report, first.lines),
         fix=fix_card(first.lines),
         change=changed(first.lines.told),
         kinds=(drawn := kinds(report["ranks"])),
@@ -92,18 +132,18 @@ def render(report: Report) -> str:
         context_line=headline.context_line(report),
         abstained=report["verdict"]["abstained"] or report["verdict"]["bound_by"] is None,
         ranks=_ranks(report),
-        causes=arrangement.causes(report),
+        causes=report_rows.causes(report),
         everyone=sorted({entry["rank"] for entry in report["ranks"]}),
         findings=findings,
         strips=strips,
         marked={mark.number for strip in strips for mark in strip.marks},
-        starts=arrangement.starts(report),
+        starts=report_rows.starts(report),
         collectives=sorted(report["collectives"], key=lambda row: -row["dur_ns"]),
         stragglers=sorted(report["stragglers"], key=lambda row: -row["caused_wait_ns"]),
-        heatmap=stragglers_text.heatmap(report, ROWS_SHOWN, ROWS_SHOWN),
+        heatmap=profile_text.heatmap(report, ROWS_SHOWN, ROWS_SHOWN),
         kernels=_kernels(report),
         flame=flame(report),
-        doubts=arrangement.doubts(report),
+        doubts=report_rows.doubts(report),
         plan_sentence=prediction_sentences.plan,
         nothing_gains_sentence=prediction_sentences.nothing_gains,
     )
@@ -112,7 +152,7 @@ def render(report: Report) -> str:
 def moment_svg(moment: Moment, dark: bool) -> str:
     """A small timeline as a picture by itself, on a light or dark page."""
     environment = page_environment()
-    style = f":root {{ {palette.page_css(dark)} }}\n" + environment.get_template("moment.css.j2").render()
+    style = f":root {{ {vocabulary.page_css(dark)} }}\n" + environment.get_template("moment.css.j2").render()
     drawn = str(environment.get_template("macros.html.j2").module.moment(moment))  # type: ignore[attr-defined]
     return drawn.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1).replace(
         ">", f"><style>{style}</style>", 1
@@ -152,12 +192,12 @@ def render_comparison_cell(diff: Diff) -> str:
 
 def _platform(diff: Diff) -> dict[str, Any] | None:
     """The comparison by operator, where the platform changed."""
-    found = platform_text.platform_of(diff)
+    found = diff_text.platform_of(diff)
     if found is None:
         return None
-    pairs = [platform_text.pair_cells(pair) for pair in found["pairs"][: platform_text.SHOWN]]
-    tables = [platform_text.explained_table(diff, found), (platform_text.PAIRS, pairs)] if found["comparable"] else []
-    return {"lines": [platform_text.heading_line(found), platform_text.basis_line(found)], "tables": tables}
+    pairs = [diff_text.pair_cells(pair) for pair in found["pairs"][: diff_text.PLATFORM_TEXT_SHOWN]]
+    tables = [diff_text.explained_table(diff, found), (diff_text.PAIRS, pairs)] if found["comparable"] else []
+    return {"lines": [diff_text.heading_line(found), diff_text.basis_line(found)], "tables": tables}
 
 
 def _kernels(report: Report) -> list[tuple[KernelEntry, str]]:
@@ -170,9 +210,9 @@ def _kernels(report: Report) -> list[tuple[KernelEntry, str]]:
 def _ranks(report: Report) -> list[dict[str, Any]]:
     """Rows of the table of all ranks."""
     entries = sorted(report["ranks"], key=lambda entry: (entry["rank"], entry["device"] or 0))
-    labels = arrangement.rank_labels(entries)
+    labels = report_rows.rank_labels(entries)
     return [
-        _bar(label, entry, arrangement.rank_step_ns(report, entry))
+        _bar(label, entry, report_rows.rank_step_ns(report, entry))
         for entry, label in zip(entries, labels, strict=True)
     ]
 
@@ -229,7 +269,7 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
         "kernels": bool(report["kernels"]),
         "places": bool(report.get("call_tree")),
         "memory": bool(report.get("memory")),
-        "doubts": bool(arrangement.doubts(report)),
+        "doubts": bool(report_rows.doubts(report)),
     }
     words = {
         "suggestions": "every change",
@@ -299,33 +339,33 @@ def page_environment() -> Environment:
         hang_sources=SOURCES,
         prose=_prose,
         drawing=drawing,
-        memory_lines=memory_drawing.lines,
-        link_courses=counter_drawing.courses,
-        ideal_lines=ideal_sentences.ideal_lines,
-        memory_words=memory_text,
-        memory_sentences=memory_sentences,
+        memory_lines=lines,
+        link_courses=evidence_drawing.courses,
+        ideal_lines=first_figures.ideal_lines,
+        memory_words=nccl_text,
+        memory_sentences=report_rows,
         own_line=own_line,
         parts=PARTS,
         classes=CLASSES,
         cause_words=cause_words,
-        cell_words=stragglers_text.cell_words,
-        place_ns=arrangement.place_ns,
+        cell_words=profile_text.cell_words,
+        place_ns=report_rows.place_ns,
         title=finding_words,
         caused_wait=straggler_sentences.CAUSED_WAIT,
-        finding_cost_ns=arrangement.finding_cost_ns,
+        finding_cost_ns=report_rows.finding_cost_ns,
         slowdown_total=straggler_sentences.slowdown_total,
         slowdown_meaning=straggler_sentences.SLOWDOWN,
-        compile_sentences=compile_text.sentences,
-        compile_lines=compile_text.lines,
-        expert_sentences=experts_text.sentences,
-        serving_sentences=serving_text.sentences,
-        serving_head=serving_text.HEAD,
-        serving_row=serving_text.row,
-        role_label=roles_text.label,
-        role_sentences=roles_text.sentences,
-        pipeline_sentences=pipeline_text.sentences,
-        pipeline_stages=pipeline_text.by_stage,
-        pipeline_parts=pipeline_text.PARTS,
+        compile_sentences=nccl_text.sentences,
+        compile_lines=nccl_text.lines,
+        expert_sentences=profile_text.sentences,
+        serving_sentences=hang_text.serving_text_sentences,
+        serving_head=hang_text.HEAD,
+        serving_row=hang_text.row,
+        role_label=hang_text.label,
+        role_sentences=hang_text.sentences,
+        pipeline_sentences=profile_text.pipeline_text_sentences,
+        pipeline_stages=profile_text.by_stage,
+        pipeline_parts=profile_text.PARTS,
         step_word=headline.whole,
         rows_shown=ROWS_SHOWN,
         rows_kept=ROWS_KEPT,
@@ -339,8 +379,25 @@ def page_environment() -> Environment:
         bound_change=prediction_sentences.bound_change,
         name_width=NAME,
         is_copied=prediction_sentences.is_copied,
-        page_css=palette.page_css,
+        page_css=vocabulary.page_css,
         zip=zip,
         short_kernel=short_kernel,
     )
     return environment
+
+
+# What `gpuscope tune` found as one HTML page: no script, nothing fetched, names as text.
+
+
+def tune_page_render(found: TuneDocument) -> str:
+    """The page; write it as UTF-8."""
+    environment = page_environment()
+    css = environment.get_template("report.css.j2").render().strip("\n")
+    return environment.get_template("tune.html.j2").render(
+        found=found,
+        css=css,
+        policy=policy(css, ""),
+        headline=screen.headline(found),
+        facts=screen.facts(found),
+        mark=screen.mark,
+    )

@@ -10,7 +10,7 @@ from rich.text import Text
 from gpuscope.catalogue.prediction_sentences import gain_cell
 from gpuscope.catalogue.straggler_sentences import slowest_ranks
 from gpuscope.report.terminal.screen import Bar, Writer
-from gpuscope.report.view import why_verdict
+from gpuscope.report.view import headline as why_verdict
 from gpuscope.report.view.headline import context_line, whole
 from gpuscope.report.view.summary import SHOWN, ChangeLine, Summary, summary
 from gpuscope.schema.document import RankEntry, Report
@@ -212,13 +212,13 @@ def _gain(line: ChangeLine) -> tuple[str, str, str]:
 
 def _records(report: Report, writer: Writer) -> None:
     """What is known of a run without a timeline, down to a screenful."""
-    from gpuscope.report.terminal.sections import compile_text, hang_text, memory_text, nccl_text, roles_text
+    from gpuscope.report.terminal import hang_text, nccl_text
 
     limited = writer.limited(RECORDS_LINES)
     if "hang" in report:
         hang_text.section(report["hang"], limited)
-    roles_text.section(report, limited)
-    compile_text.section(report, limited)
+    hang_text.roles_text_section(report, limited)
+    nccl_text.compile_text_section(report, limited)
     nccl_text.sections(report, limited)
-    memory_text.section(report, limited, brief=True)
+    nccl_text.section(report, limited, brief=True)
     limited.end("more lines: --full")

@@ -6,32 +6,84 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-from gpuscope.catalogue.cause_table import cause_label
+from gpuscope.catalogue import prediction_sentences
+from gpuscope.catalogue.prediction_sentences import bound_change, bound_share, setting_words
 from gpuscope.catalogue.straggler_sentences import SLOWDOWN, slowdown_total
-from gpuscope.report.terminal import first_screen
+from gpuscope.catalogue.suggestion import cause_label
+from gpuscope.report.terminal import first_screen, hang_text, nccl_text, profile_text
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.terminal.sections import (
-    advice_text,
-    compile_text,
-    experts_text,
-    hang_text,
-    memory_text,
-    nccl_text,
-    pipeline_text,
-    profile_text,
-    roles_text,
-    serving_text,
-    stragglers_text,
-)
-from gpuscope.report.view import arrangement
+from gpuscope.report.view import report_rows
+from gpuscope.report.view.first_figures import ideal_lines
 from gpuscope.report.view.headline import NAME, context_line, whole
-from gpuscope.report.view.ideal_sentences import ideal_lines
 from gpuscope.report.view.summary import mfu_words, summary
-from gpuscope.schema.document import FindingEntry, Report
+from gpuscope.schema.document import FindingEntry, Report, SuggestionEntry, UnpredictedEntry
 from gpuscope.words import units
-from gpuscope.words.short_kernels import short_kernel, short_kernels
-from gpuscope.words.units import crop
+from gpuscope.words.units import crop, short_kernel, short_kernels
 from gpuscope.words.vocabulary import CLASSES
+
+# The terminal report's part on what to change.
+
+
+def section(report: Report, writer: Writer) -> None:
+    """The suggestions with their predicted gain, or why there are none."""
+    suggestions, advice = report["suggestions"], report["advice"]
+    if not (suggestions or advice["unpredicted"] or advice["why"]):
+        return
+    writer.heading("What to change")
+    if advice["why"]:
+        writer.line(f"Nothing: {advice['why']}.")
+    for suggestion in suggestions:
+        _suggestion(suggestion, writer)
+    _plan(report, writer)
+    for cause in advice.get("nothing_gains", []):
+        writer.line(prediction_sentences.nothing_gains(cause))
+    for one in advice["unpredicted"]:
+        _unpredicted(one, writer)
+
+
+def _plan(report: Report, writer: Writer) -> None:
+    """The changes that are best made together; else that gains do not add up."""
+    plan = report["advice"].get("plan")
+    if plan is not None:
+        writer.line(writer.text("Together", "bold"), f"  {prediction_sentences.plan(plan)}", hang=10)
+    elif why := report["advice"].get("no_plan"):
+        writer.line(writer.text("Together", "bold"), f"  not predicted: {why}", hang=10)
+    elif len(report["suggestions"]) > 1:
+        writer.line(writer.text("Gains do not add up: findings overlap.", "dim"))
+
+
+def _suggestion(suggestion: SuggestionEntry, writer: Writer) -> None:
+    predicted = suggestion["predicted"]
+    writer.line(writer.text(suggestion["action"], "bold"), writer.text(f"  [for {suggestion['finding']}]", "dim"))
+    # Without a timeline only memory is known; the basis says how much.
+    step = f"{prediction_sentences.gain(suggestion)}; " if predicted["step_ns_before"] else ""
+    for word, sentence in (
+        ("set", setting_words(suggestion, brief=False)),
+        ("gain", step + predicted["basis"]),
+        ("why", suggestion["why"]),
+        ("risk", suggestion["risk"]),
+        ("verify", suggestion["verify"]),
+    ):
+        if sentence:
+            writer.line(f"{word:<8}", sentence, indent=2, hang=8)
+
+
+def _unpredicted(one: UnpredictedEntry, writer: Writer) -> None:
+    saves = report_rows.saving(one) if "memory_bound" in one else ""
+    whose = f", {one['path'].rpartition('/')[2]}" if "path" in one else ""
+    known = saves or "bound" in one
+    title = writer.text(one["action"] if known else f"Gain not estimated: {one['action']}", "bold")
+    writer.line(title, writer.text(f"  [for {one['finding']}{whose}]", "dim"))
+    writer.line(f"{'set':<8}", setting_words(one, brief=False), indent=2, hang=8)
+    if saves:
+        writer.line(f"{'saves':<8}", f"at most {saves}: {one['memory_bound']['basis']}", indent=2, hang=8)
+    if "bound" in one:
+        gain = f"{bound_share(one['bound'])}: {bound_change(one['bound'])}"
+        writer.line(f"{'gain':<8}", gain, indent=2, hang=8)
+    writer.line(f"{'why not' if not saves else 'time':<8}", one["why_not"], indent=2, hang=8)
+    if one.get("verify"):
+        writer.line(f"{'verify':<8}", one["verify"], indent=2, hang=8)
+
 
 EVIDENCE_SHOWN = {"high": 3, "medium": 1, "low": 1}
 """Places per finding: what costs little need not fill the screen."""
@@ -59,18 +111,18 @@ def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
     _findings(report, writer)
     if "hang" in report:
         hang_text.section(report["hang"], writer)
-    serving_text.section(report, writer)
-    advice_text.section(report, writer)
+    hang_text.serving_text_section(report, writer)
+    section(report, writer)
     _collectives(report, writer, rows)
     nccl_text.sections(report, writer)
-    memory_text.section(report, writer)
-    stragglers_text.section(report, writer)
+    nccl_text.section(report, writer)
+    profile_text.stragglers_text_section(report, writer)
     _slowdown(report, writer)
     _replay(report, writer)
-    pipeline_text.section(report, writer)
-    compile_text.section(report, writer)
-    experts_text.section(report, writer)
-    roles_text.section(report, writer)
+    profile_text.pipeline_text_section(report, writer)
+    nccl_text.compile_text_section(report, writer)
+    profile_text.section(report, writer)
+    hang_text.roles_text_section(report, writer)
     _kernels(report, writer, rows)
     if mfu := mfu_words(report):
         writer.line(mfu[:1].upper() + mfu[1:])
@@ -85,24 +137,24 @@ def _context(report: Report, writer: Writer) -> None:
 
 
 def _ranks(report: Report, writer: Writer) -> None:
-    entries, folded = arrangement.shown_ranks(report)
+    entries, folded = report_rows.shown_ranks(report)
     if not entries:
         return
-    times = [arrangement.rank_step_ns(report, entry) for entry in entries]
-    rows = zip(arrangement.rank_labels(entries), entries, times, strict=True)
-    first_screen.rank_table(rows, arrangement.step_title(report), writer)
+    times = [report_rows.rank_step_ns(report, entry) for entry in entries]
+    rows = zip(report_rows.rank_labels(entries), entries, times, strict=True)
+    first_screen.rank_table(rows, report_rows.step_title(report), writer)
     if folded:
         writer.line(
             writer.text(
-                f"{folded} of {len(report['ranks'])} ranks are folded; shown are the {arrangement.LEAST} "
-                f"with the least compute, the median and the {arrangement.MOST} with the most.",
+                f"{folded} of {len(report['ranks'])} ranks are folded; shown are the {report_rows.LEAST} "
+                f"with the least compute, the median and the {report_rows.MOST} with the most.",
                 "dim",
             )
         )
 
 
 def _causes(report: Report, writer: Writer) -> None:
-    rows = arrangement.causes(report)
+    rows = report_rows.causes(report)
     if not rows:
         return
     writer.heading("Non-compute time by cause")
@@ -130,19 +182,19 @@ def _causes(report: Report, writer: Writer) -> None:
 
 
 def _findings(report: Report, writer: Writer) -> None:
-    found = arrangement.findings(report)
+    found = report_rows.findings(report)
     if not found:
         return
     writer.heading("Findings")
-    starts = arrangement.starts(report)
+    starts = report_rows.starts(report)
     for finding in found:
-        _finding(finding, arrangement.finding_cost_ns(report, finding), whole(report), starts, writer)
+        _finding(finding, report_rows.finding_cost_ns(report, finding), whole(report), starts, writer)
 
 
 _SEVERITY_STYLE = {"high": "bold red", "medium": "bold yellow", "low": "bold"}
 
 
-def _finding(finding: FindingEntry, lost: int | None, unit: str, starts: arrangement.Starts, writer: Writer) -> None:
+def _finding(finding: FindingEntry, lost: int | None, unit: str, starts: report_rows.Starts, writer: Writer) -> None:
     costs = [
         f"{units.duration(lost)} per {unit}" if lost else "",
         units.share(finding["share_frac"]) if finding["share_frac"] else "",
@@ -161,7 +213,7 @@ def _finding(finding: FindingEntry, lost: int | None, unit: str, starts: arrange
     writer.line(finding["message"], indent=2)
     shown = EVIDENCE_SHOWN[finding["severity"]]
     for evidence in finding["evidence"][:shown]:
-        place = arrangement.place_ns(evidence, starts)
+        place = report_rows.place_ns(evidence, starts)
         at = "" if place is None else f"at {units.offset(place)} "
         before = f"rank {evidence['rank']} {at}for {units.duration(evidence['dur_ns'])}: "
         writer.line(before, short_kernel(evidence["name"], max(writer.console.width - 4 - len(before), 20)), indent=4)
@@ -268,7 +320,7 @@ def _ideal(report: Report, writer: Writer) -> None:
 
 
 def _doubts(report: Report, writer: Writer) -> None:
-    found = arrangement.doubts(report)
+    found = report_rows.doubts(report)
     if not found:
         return
     writer.heading("What is uncertain")

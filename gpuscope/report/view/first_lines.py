@@ -9,14 +9,12 @@ from typing import Literal
 
 from gpuscope import when_used
 from gpuscope.catalogue import hang_sentences
-from gpuscope.catalogue.cause_table import BY_CODE
 from gpuscope.catalogue.finding import headline, next_step, shows
 from gpuscope.catalogue.findings.steps import PARTS
 from gpuscope.catalogue.prediction_sentences import bound_share, doubt, setting_words
-from gpuscope.catalogue.suggestion import RECORDS
-from gpuscope.report.view import blame, memory_sentences
-from gpuscope.report.view.headline import on_cpu, whole
-from gpuscope.report.view.why_line import lower, why_it_is_so
+from gpuscope.catalogue.suggestion import BY_CODE, RECORDS
+from gpuscope.report.view import main_finding, report_rows
+from gpuscope.report.view.headline import lower, on_cpu, whole, why_it_is_so
 from gpuscope.schema.document import (
     AbstainReason,
     FindingEntry,
@@ -112,10 +110,10 @@ def first_lines(report: Report) -> FirstLines:
     """The first four lines of `report`."""
     if "hang" in report and report["hang"]["hung"]:
         return _hung(report)
-    if (memory := memory_sentences.leading_peak(report)) is not None:
+    if (memory := report_rows.leading_peak(report)) is not None:
         what, why = memory
         best = next((one for one in report["advice"]["unpredicted"] if "memory_bound" in one), None)
-        fix = "" if best is None else f"{lower(best['action'])}: at most {memory_sentences.saving(best)} less"
+        fix = "" if best is None else f"{lower(best['action'])}: at most {report_rows.saving(best)} less"
         return FirstLines(what, why, fix, "try", "", best, tuple(_limits(report)))
     if not report["ranks"]:
         if "roles" in report:
@@ -125,7 +123,7 @@ def first_lines(report: Report) -> FirstLines:
                 f"No verdict: in all {units.plural(left_out['count'], 'step')} the timers add up to more than the step"
             )
             return FirstLines(what, "", ONE_BY_ONE, "next", "", None, tuple(_limits(report)))
-    if (record := blame.record_finding(report)) is not None:
+    if (record := main_finding.record_finding(report)) is not None:
         return _of_record(report, record)
     label, fix, told = _fix(report)
     sure, grounds, limits = _sure(report)
@@ -221,12 +219,12 @@ def _what(report: Report) -> str:
     if verdict["abstained"] or verdict["bound_by"] is None:
         reason = verdict.get("abstain_reason")
         return f"No verdict: {_NO_VERDICT[reason]}" if reason else "No verdict"
-    if startup := blame.startup(report):
+    if startup := main_finding.startup(report):
         return headline(startup)
     share = f"{units.whole_share(verdict['share_frac'])} of {_of_what(report)}"
     if verdict["bound_by"] == "compute":
         return f"Compute-bound{' on the CPU: operators' if on_cpu(report) else ': kernels'} run {share}"
-    finding = blame.main_finding(report)
+    finding = main_finding.main_finding(report)
     if finding is None:
         return f"{BOUND[verdict['bound_by']]}: {share}"
     return f"{_blame(report, finding)}: {_cost(report, finding)}"
@@ -243,7 +241,7 @@ def _blame(report: Report, finding: FindingEntry) -> str:
 
 
 def _late(report: Report, finding: FindingEntry) -> str:
-    late = blame.late_ranks(report, finding)
+    late = main_finding.late_ranks(report, finding)
     if not late:
         turns = len(finding["ranks"]) > 1
         return "Ranks take turns being late, the others wait" if turns else BY_CODE["straggler"].message
@@ -267,15 +265,15 @@ def _of_what(report: Report) -> str:
 
 def _fix(report: Report) -> tuple[Label, str, SuggestionEntry | UnpredictedEntry | None]:
     verdict, advice = report["verdict"], report["advice"]
-    if blame.startup(report):
+    if main_finding.startup(report):
         return "next", "record steps after the first ones", None
     suggestions, untried = report["suggestions"], advice["unpredicted"]
-    if (first := blame.first_answer(report)) is not None:
+    if (first := main_finding.first_answer(report)) is not None:
         return "fix" if first.get("certain", True) else "try", _change(first), first
     if verdict["abstained"] or verdict["cause_abstained"]:
         record = verdict.get("record") or ""
         return ("next", record.rstrip("."), None) if record or not suggestions else _elsewhere(suggestions[0])
-    answering = next((one for one in untried if blame.answers(report, one)), None)
+    answering = next((one for one in untried if main_finding.answers(report, one)), None)
     if answering is not None or (untried and not suggestions):
         one = answering or untried[0]
         if one["code"] in RECORDS:
@@ -387,8 +385,8 @@ def _limits(report: Report) -> list[str]:
     """What lowers the confidence, and what was lost."""
     verdict = report["verdict"]
     limits: list[str] = verdict.get("limits", [])  # reports of gpuscope 0.1.0 lack the key
-    of_memory = memory_sentences.leading_peak(report) is not None
-    found = [*limits, *([memory_sentences.NO_TIME] if of_memory else [])]
+    of_memory = report_rows.leading_peak(report) is not None
+    found = [*limits, *([report_rows.NO_TIME] if of_memory else [])]
     problems = [one for one in report["problems"] if one["code"] not in (FAILED, OVERRUNS)]
     lost = [one["message"] for one in problems if one["severity"] in ("error", "data_loss")]
     found += [message for message in lost[:1] if of_memory or not verdict["abstained"]]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
-from gpuscope.catalogue.cause_table import cause_label, cause_words
-from gpuscope.report.view import arrangement
-from gpuscope.schema.document import Report
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, Look
+from gpuscope.catalogue.finding import headline, shows
+from gpuscope.catalogue.straggler_sentences import reason_words
+from gpuscope.catalogue.suggestion import BY_CODE, CAUSES, cause_label, cause_words
+from gpuscope.report.view import main_finding, report_rows
+from gpuscope.schema.document import Evidence, FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
+from gpuscope.when_used import dataclass
 from gpuscope.words import units
-from gpuscope.words.units import crop
-from gpuscope.words.vocabulary import BOUND
+from gpuscope.words.units import crop, plain_kernel
+from gpuscope.words.vocabulary import BOUND, PARTS, VERDICT_SHARE, PartKey
 
 SUMMANDS = 2
 """Causes of a class that are named one by one."""
@@ -63,7 +70,7 @@ def summands(report: Report) -> list[str]:
 def _added(report: Report) -> tuple[list[str], int]:
     """The causes with their shares, and by how many tenths of a per cent the sum of these is rounded."""
     verdict = report["verdict"]
-    rows = [row for row in arrangement.causes(report) if row.class_name == verdict["bound_by"]]
+    rows = [row for row in report_rows.causes(report) if row.class_name == verdict["bound_by"]]
     named = [row for i, row in enumerate(rows[:SUMMANDS]) if row.share_frac >= LEAST_SUMMAND or not i]
     words = [f"{_label(row)} {units.share(row.share_frac)}" for row in named]
     left = _tenths(verdict["share_frac"]) - sum(_tenths(row.share_frac) for row in named)
@@ -72,7 +79,7 @@ def _added(report: Report) -> tuple[list[str], int]:
     return words, left if named else 0
 
 
-def _label(row: arrangement.CauseRow) -> str:
+def _label(row: report_rows.CauseRow) -> str:
     code = UNDIVIDED_COMMUNICATION if (row.class_name, row.cause) == ("communication", UNATTRIBUTED) else row.cause
     return cause_words(code)
 
@@ -157,3 +164,315 @@ def _step_time(report: Report) -> str:
 def _range(times: list[int]) -> str:
     low, high = units.duration(min(times)), units.duration(max(times))
     return low if low == high else f"{low} to {high}"
+
+
+# The step of a rank as one bar by cause, and what the first change makes of it: the same on every page.
+
+COMPUTE = "compute"
+SEEN = 0.004
+"""Of a bar is a piece that one sees: what is below it on every rank has no place in the legend."""
+_ACCUSING = ("slow_worker", "slow_stage")
+"""Findings whose ranks are at fault."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a piece of a bar is: compute, or a cause."""
+
+    code: str
+    label: str
+    look: Look
+    part: PartKey
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The step as it is, and after the first change, ns; of a bound all below `after` is possible."""
+
+    before: int
+    after: int
+    low: int
+    high: int
+    bound: bool
+
+
+KINDS = (
+    Kind(COMPUTE, COMPUTE, Look(PARTS[0].colour), "compute"),
+    *sorted(
+        (Kind(cause.code, cause.label, cause.look, cause.part) for cause in CAUSES),
+        key=lambda kind: [part.key for part in PARTS].index(kind.part),
+    ),
+)
+"""In the order of the bars: compute, communication, memory, idle."""
+
+
+def pieces(entry: RankEntry) -> dict[str, int]:
+    """Time by kind, ns: the parts of the judged window, which they sum to. What has no cause, or one that this version
+    does not know, is unattributed."""
+    stalls = entry["stall_ns"]
+    found = {COMPUTE: entry["breakdown_ns"]["compute"]}
+    for of_class in (stalls["cpu"], stalls["communication"], stalls["memory"]):
+        found |= {code: ns for code, ns in of_class.items() if code in BY_CODE and code != UNATTRIBUTED}
+    found[UNDIVIDED_COMMUNICATION] = stalls["communication"].get(UNATTRIBUTED, 0)
+    found[UNATTRIBUTED] = max(entry["window_ns"] - sum(found.values()), 0)
+    return found
+
+
+def kinds(entries: Sequence[RankEntry]) -> list[Kind]:
+    """Those that any of these ranks has."""
+    present = {code for entry in entries for code, ns in pieces(entry).items() if ns}
+    return [kind for kind in KINDS if kind.code in present]
+
+
+def seen(entries: Sequence[RankEntry]) -> set[str]:
+    """Codes of the pieces that can be told in any of these ranks' bars."""
+    return {code for one in entries for code, ns in pieces(one).items() if ns > SEEN * one["window_ns"]}
+
+
+def culprits(report: Report) -> list[int]:
+    """Ranks at fault, the costliest first: those that the verdict's finding accuses, and those that make the others
+    wait, again and again and for a share that is named."""
+    step, main = report["step_time"], main_finding.main_finding(report)
+    least = LEAST_SUMMAND * step["median_ns"] if step is not None else 0
+    caused = {one["rank"]: one["root_wait_ns"] for one in report["stragglers"]}
+    late = [one["rank"] for one in report["stragglers"] if one["recurrent"] and (one["per_step_ns"] or 0) >= least]
+    if main is not None and main["code"] in _ACCUSING:
+        late += main["ranks"]
+    if main is not None and main["code"] == "straggler":
+        late += main_finding.late_ranks(report, main)
+    return sorted(set(late), key=lambda rank: (-caused.get(rank, 0), rank))
+
+
+def changed(told: SuggestionEntry | UnpredictedEntry | None) -> Changed | None:
+    """What the change of the first lines makes of the step; None where nothing is predicted."""
+    found: Any = told  # which of the two it is, its keys tell
+    if found is None:
+        return None
+    if "bound" in found:
+        bound = found["bound"]
+        low, before = bound["step_ns_low"], bound["step_ns_before"]
+        return Changed(before, low, low, before, True)
+    if "predicted" not in found or not found["predicted"]["step_ns_before"]:
+        return None
+    one = found["predicted"]
+    return Changed(one["step_ns_before"], one["step_ns_after"], one["low_ns"], one["high_ns"], False)
+
+
+# The second of the first lines: what shows that the fault lies where the first line says.
+
+TELLING = 2 / 3
+"""Share of the evidence that a name has which stands for all of it."""
+MOST = 0.5
+"""Share of a gap that an event must cover to be what the gap is about."""
+_OPEN = BY_CODE[UNDIVIDED_COMMUNICATION].finding_code
+TURNS = 3
+"""Ranks that are named where none is late more often than the others."""
+UNNAMED = "idle"
+"""The name of evidence beside which nothing was recorded."""
+LOADER = "enumerate(DataLoader)#"
+"""How torch.profiler begins the names of all loaders."""
+
+
+def why_it_is_so(report: Report) -> str:
+    """Without a full stop; empty where nothing is known."""
+    verdict, main = report["verdict"], main_finding.main_finding(report)
+    if verdict["abstained"] or verdict["bound_by"] is None:
+        if verdict.get("abstain_reason") == "no_device_events":
+            return ""
+        return lower(verdict.get("reason", verdict["why"])).rstrip(".")
+    if startup := main_finding.startup(report):
+        return shows(startup)
+    if verdict["cause_abstained"] and verdict["bound_by"] != "communication":
+        return "events are missing that would show why the device idles"
+    if verdict["cause_abstained"] and (main is None or main["code"] == _OPEN):
+        return "these files do not show whether ranks wait or transfer"
+    if main is not None and main["code"] == "straggler":
+        return _late(report, main)
+    if reason := main_finding.reason(report):
+        return shows(reason) if reason is main else lower(headline(reason))
+    if (below := main_finding.leads_by_roof(report)) is not None:
+        return shows(below)
+    if found := _of_the_first_change(report, main):
+        return found
+    if main is None:
+        return ""
+    return _WORDS.get(main["code"], _beside)(report, main)
+
+
+def most_beside(finding: FindingEntry, least: float = 0.0) -> str:
+    """The name beside which most of a finding's time is lost; empty where that has less than this share of it."""
+    spent: dict[str, int] = defaultdict(int)
+    for evidence in finding["evidence"]:
+        spent[evidence["name"] if _names(evidence) else ""] += evidence["dur_ns"]
+    spent.pop(UNNAMED, None)
+    most = max(spent, key=lambda name: spent[name], default="")
+    in_all = sum(spent.values())
+    # The longest spans are evidence; of many short ones they need not be like the others.
+    like_all = len(spent) == 1 or not finding["cost_ns"] or in_all >= finding["cost_ns"] / 2
+    if not most or (least and (spent[most] < least * in_all or not like_all)):
+        return ""
+    return plain_kernel(most).removeprefix(LOADER)  # its cause says that it is a loader
+
+
+def _names(evidence: Evidence) -> bool:
+    """Whether its event is what its gap is about: of one that covers the smaller part, most is not known."""
+    return evidence.get("covered_frac", 1) >= MOST
+
+
+def lower(text: str) -> str:
+    """A sentence within another; `DDP` and `NCCL_ALGO` stay."""
+    first = text.split(" ")[0]
+    return text if first[1:] != first[1:].lower() else text[:1].lower() + text[1:]
+
+
+def _late(report: Report, main: FindingEntry) -> str:
+    if late := main_finding.late_ranks(report, main):
+        return reason_words([one for one in report["stragglers"] if one["rank"] in late])
+    if len(main["ranks"]) == 1:
+        return f"most goes back to rank {main['ranks'][0]}, though no more often than by chance"
+    caused = {one["rank"]: one["root_wait_ns"] for one in report["stragglers"]}
+    in_all = sum(caused.values())
+    first = sorted(caused, key=lambda rank: -caused[rank])[:TURNS]
+    shares = [f"rank {rank} {units.whole_share(caused[rank] / in_all)}" for rank in first if caused[rank]]
+    return f"{', '.join(shares)} of the waiting" if shares else ""
+
+
+def _of_the_first_change(report: Report, main: FindingEntry | None) -> str:
+    """What the first change rests on, where it answers what is wrong, or nothing but compute is."""
+    untried: list[SuggestionEntry | UnpredictedEntry] = [
+        one for one in report["advice"]["unpredicted"] if main is None or main_finding.answers(report, one)
+    ]
+    known = main_finding.first_answer(report)
+    if known is None and main is not None and main["code"] in _WORDS:
+        return ""  # what is wrong says more than why nobody knows what a change would gain
+    first = known or next(iter(untried), None)
+    if first is None:
+        return ""
+    if grounds := first.get("grounds", ""):
+        return grounds
+    answered = next((one for one in report["findings"] if one["code"] == first["finding"]), None)
+    return "" if answered is None or answered["code"] in BY_CODE else lower(shows(answered))
+
+
+def _beside(report: Report, main: FindingEntry) -> str:  # noqa: ARG001 - one of `_WORDS`
+    awaited = sum(one["dur_ns"] for one in main["evidence"] if one.get("awaits"))
+    if 2 * awaited > sum(one["dur_ns"] for one in main["evidence"]):
+        return "nothing is recorded once the blocking calls have returned: it may wait for work from another process"
+    cause = next((one for one in BY_CODE.values() if one.finding_code == main["code"]), None)
+    if cause is None or not cause.located:
+        return ""
+    where = most_beside(main, TELLING)
+    longest = max(main["evidence"], key=lambda one: one["dur_ns"], default=None)
+    if longest is not None and not where and not _names(longest):
+        return "no recorded event covers most of its longest gap"
+    if any(plain_kernel(one["name"]) == where for one in main["evidence"] if one.get("between")):
+        return f"most of it {where}"
+    return f"most of it {'in' if cause.idle else 'is'} {where}" if where else ""
+
+
+def _launched(report: Report, main: FindingEntry) -> str:
+    """`76 kernels per step, the median runs 10.08 µs`."""
+    launches = [one for one in report.get("launches", []) if one["rank"] in main["ranks"]]
+    if not launches:
+        return ""
+    most = max(launches, key=lambda one: one["launches"])
+    per_step = {one["rank"]: one["kernels_per_step"] for one in report.get("host_calls", []) if one["steps"]}
+    number = per_step.get(most["rank"])
+    many = f"{number:,.0f} kernels per {whole(report)}" if number else f"{most['launches']:,} launches in the window"
+    return f"{many}, the median runs {units.duration(most['kernel_median_ns'])}"
+
+
+def _small(report: Report, main: FindingEntry) -> str:  # noqa: ARG001 - one of `_WORDS`
+    """`84 all_reduce in the recording, of 85.3 KiB each on average`."""
+    # Where transfers are not all known, of the rest at least how long they took.
+    by = "dur_ns" if any(one["transfer_ns"] is None for one in report["collectives"]) else "transfer_ns"
+    found = max(report["collectives"], key=lambda one: one[by] or 0, default=None)  # type: ignore[literal-required]
+    if found is None or not found["bytes"] or not found["count"]:
+        return ""
+    each = units.memory(round(found["bytes"] / found["count"]))
+    return f"{found['count']:,} {found['op']} in the recording, of {each} each on average"
+
+
+def _transferred(report: Report, main: FindingEntry) -> str:
+    """`all_reduce reaches 19.82 of 450 GB/s (18 × NVLink 4)`."""
+    entries = [one for one in report.get("bandwidth", []) if one["busbw_gbps"] and one["peak_gbps"]]
+    found = max(entries, key=lambda one: one["dur_ns"] or 0, default=None)
+    if found is None:
+        return _beside(report, main)
+    link = f" ({found['link']})" if found["link"] else ""
+    peak = units.bandwidth(found["peak_gbps"])
+    return f"{found['op']} reaches {units.bandwidth(found['busbw_gbps'])} of {peak}{link}"
+
+
+_WORDS: dict[str, Callable[[Report, FindingEntry], str]] = {
+    "launch": _launched,
+    "latency": _small,
+    "bandwidth": _transferred,
+}
+"""Causes of which a figure says more than a name."""
+
+
+# Why this verdict: the largest places that it rests on, and what would tip it.
+
+SHOWN = 3
+_CLASSES: tuple[Literal["cpu", "communication", "memory"], ...] = ("cpu", "communication", "memory")
+_CALLED = {"cpu": "CPU stalls", "communication": "communication stalls", "memory": "memory stalls"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """One of the largest places."""
+
+    rank: str
+    step: str
+    at: str
+    lasts: str
+    said: str
+    """What ran there, and why it is evidence."""
+    evidence: Evidence
+
+
+def largest(report: Report, shown: int = SHOWN) -> list[Place]:
+    """The largest places of what the first line says, the longest first; empty where nothing is said."""
+    main = main_finding.main_finding(report)
+    if main is None or report["verdict"]["abstained"]:
+        return []
+    longest = sorted(main["evidence"], key=lambda one: -one["dur_ns"])[:shown]
+    return [_place(report, evidence) for evidence in longest]
+
+
+def _place(report: Report, evidence: Evidence) -> Place:
+    number, at = "", report_rows.place_ns(evidence, report_rows.starts(report))
+    for step in report["steps"]:
+        since = evidence["start_ns"] - step["start_ns"]
+        if step["rank"] == evidence["rank"] and step["step"] is not None and 0 <= since < step["dur_ns"]:
+            number = str(step["step"])
+    note = f": {evidence['note']}" if evidence["note"] else ""
+    return Place(
+        rank=str(evidence["rank"]),
+        step=number,
+        at=units.NONE if at is None else units.offset(at),
+        lasts=units.duration(evidence["dur_ns"]),
+        said=plain_kernel(evidence["name"]) + note,
+        evidence=evidence,
+    )
+
+
+def tipping(report: Report) -> str:
+    """What would make it another verdict; empty where there is none, or only operations are known."""
+    verdict = report["verdict"]
+    window = sum(entry["window_ns"] for entry in report["ranks"])
+    if verdict["abstained"] or verdict["bound_by"] is None or not window:
+        return ""
+    taken = {name: sum(sum(entry["stall_ns"][name].values()) for entry in report["ranks"]) for name in _CLASSES}
+    line = units.whole_share(VERDICT_SHARE)
+    others = [name for name in _CLASSES if name != verdict["bound_by"]]
+    following = max(others, key=lambda name: taken[name])
+    share = taken[following] / window
+    if verdict["bound_by"] == "compute":
+        return f"{BOUND[following]} if {_CALLED[following]} took {line} (now {units.share(share)})"
+    own = f"if {_CALLED[verdict['bound_by']]} took less than"
+    now = f"(now {units.share(verdict['share_frac'])})"
+    if share < VERDICT_SHARE:
+        return f"compute-bound {own} {line} {now}"
+    return f"{BOUND[following]} {own} {units.share(share)} {now}"

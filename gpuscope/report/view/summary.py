@@ -7,17 +7,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
-from gpuscope.catalogue.cause_table import BY_CODE, cause_words
 from gpuscope.catalogue.finding import shows
 from gpuscope.catalogue.prediction_sentences import bound_share, gain_share, setting_words
 from gpuscope.catalogue.straggler_sentences import late_in
-from gpuscope.report.view import arrangement, blame, memory_sentences
+from gpuscope.catalogue.suggestion import BY_CODE, cause_words
+from gpuscope.report.view import main_finding, report_rows
 from gpuscope.report.view.first_lines import FirstLines, first_lines
-from gpuscope.report.view.headline import on_cpu, verdict_words
-from gpuscope.report.view.step_bars import culprits
-from gpuscope.report.view.why_line import most_beside
+from gpuscope.report.view.headline import culprits, most_beside, on_cpu, verdict_words
 from gpuscope.schema.document import FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
-from gpuscope.schema.replay_section import Prediction
+from gpuscope.schema.provenance import Prediction
 from gpuscope.when_used import dataclass
 from gpuscope.words import units
 from gpuscope.words.vocabulary import PARTS
@@ -123,7 +121,7 @@ def summary(report: Report, top: int = SHOWN) -> Summary:
         verdict=verdict_words(report),
         ranks=ranks,
         folded=folded,
-        step_title=arrangement.step_title(report),
+        step_title=report_rows.step_title(report),
         causes=causes[:top],
         more_causes=max(len(causes) - top, 0),
         compute_title=f"Compute by kind of {'operator' if on_cpu(report) else 'kernel'} (shares of compute)",
@@ -143,7 +141,7 @@ def summary(report: Report, top: int = SHOWN) -> Summary:
 
 def _causes(report: Report) -> list[CauseLine]:
     lines = []
-    for row in arrangement.causes(report):
+    for row in report_rows.causes(report):
         cause = UNDIVIDED_COMMUNICATION if (row.class_name, row.cause) == ("communication", UNATTRIBUTED) else row.cause
         code = BY_CODE[cause].finding_code if cause in BY_CODE else cause
         finding = next((one for one in report["findings"] if one["code"] == code), None)
@@ -158,8 +156,8 @@ def _causes(report: Report) -> list[CauseLine]:
 
 
 def _below_roof(report: Report) -> list[str]:
-    led = blame.leads_by_roof(report)
-    return [shows(one) for one in blame.below_roof(report) if one is not led][:ROOFS_SHOWN]
+    led = main_finding.leads_by_roof(report)
+    return [shows(one) for one in main_finding.below_roof(report) if one is not led][:ROOFS_SHOWN]
 
 
 ROOFS_SHOWN = 2
@@ -170,7 +168,7 @@ def _where(report: Report, finding: FindingEntry) -> str:
     """By which ranks, or in which call, kernel or collective most of it is lost."""
     if finding["code"] == "straggler":
         entry = next((one for one in report["stragglers"] if one["rank"] in finding["ranks"]), None)
-        if not blame.late_ranks(report, finding):
+        if not main_finding.late_ranks(report, finding):
             return "no single rank"
         doing = late_in(entry, LATE) if entry is not None and len(finding["ranks"]) == 1 else ""
         return units.rank_words(finding["ranks"]) + doing
@@ -186,9 +184,13 @@ def _changes(report: Report, lines: FirstLines) -> tuple[list[ChangeLine], int]:
         if one is not lines.told
     ]
     advice = report["advice"]["unpredicted"]
-    answered = blame.main_finding(report) is None or any(blame.answers(report, one) for one in report["suggestions"])
+    answered = main_finding.main_finding(report) is None or any(
+        main_finding.answers(report, one) for one in report["suggestions"]
+    )
     none_known = not report["suggestions"]
-    unanswered = advice if none_known else [] if answered else [one for one in advice if blame.answers(report, one)]
+    unanswered = (
+        advice if none_known else [] if answered else [one for one in advice if main_finding.answers(report, one)]
+    )
     # Of several snapshots each has its own; those of the one that the first lines are about come forward.
     first = [one for one in unanswered if one.get("path") == unanswered[0].get("path")]
     told = any(one is lines.told for one in first)
@@ -197,7 +199,7 @@ def _changes(report: Report, lines: FirstLines) -> tuple[list[ChangeLine], int]:
 
 
 def _untried(one: UnpredictedEntry) -> ChangeLine:
-    saves = memory_sentences.saving(one) if "memory_bound" in one else ""
+    saves = report_rows.saving(one) if "memory_bound" in one else ""
     bound = bound_share(one["bound"]) if "bound" in one else ""
     return ChangeLine(*_words(one), one["action"], None, False, saves, bound, one.get("path", "").rpartition("/")[2])
 
@@ -215,7 +217,7 @@ def _order(report: Report, shown: Sequence[ChangeLine], lines: FirstLines) -> st
         return ""
     place = after.index(min(after))
     better, row = [one for one in report["suggestions"] if one is not first][place], place + 2
-    if blame.answers(report, first) > blame.answers(report, better):
+    if main_finding.answers(report, first) > main_finding.answers(report, better):
         return f"Row {row} gains more, but against another problem than the one above."
     if first.get("certain", True) and not better.get("certain", True):
         return f"Row {row} may gain more, but may also gain nothing."
@@ -249,17 +251,17 @@ def _together(report: Report, shown: Sequence[ChangeLine], lines: FirstLines) ->
 def rank_lines(report: Report, some: Sequence[RankEntry]) -> tuple[list[RankLine], int]:
     """A bar each of these ranks, or of many those that tell most; and how many are left out."""
     entries = sorted(some, key=lambda entry: (entry["rank"], entry["device"] or 0))
-    labels = arrangement.rank_labels(entries)
+    labels = report_rows.rank_labels(entries)
     late = culprits(report)
     chosen: dict[int, str] = dict.fromkeys(range(len(entries)), "")
     if len(entries) > RANKS_SHOWN:
-        by_compute = sorted(chosen, key=lambda i: arrangement.compute_share(entries[i]))
+        by_compute = sorted(chosen, key=lambda i: report_rows.compute_share(entries[i]))
         chosen = {
             by_compute[0]: "least compute",
             by_compute[len(entries) // 2]: "median",
             by_compute[-1]: "most compute",
         }
-        main = blame.main_finding(report)
+        main = main_finding.main_finding(report)
         named = main["ranks"] if main is not None and len(main["ranks"]) <= NAMED_RANKS else []
         for i, entry in enumerate(entries):
             if entry["rank"] in late[:NAMED_RANKS]:
@@ -267,7 +269,7 @@ def rank_lines(report: Report, some: Sequence[RankEntry]) -> tuple[list[RankLine
             elif entry["rank"] in named:
                 chosen[i] = ", ".join(word for word in (chosen.get(i, ""), "named above") if word)
     lines = [
-        RankLine(labels[i], note, entries[i], arrangement.rank_step_ns(report, entries[i]), entries[i]["rank"] in late)
+        RankLine(labels[i], note, entries[i], report_rows.rank_step_ns(report, entries[i]), entries[i]["rank"] in late)
         for i, note in chosen.items()
     ]
     return lines, len(entries) - len(lines)

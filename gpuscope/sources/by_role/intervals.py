@@ -12,13 +12,12 @@ from gpuscope import when_used
 from gpuscope.errors import InputError, UsageError
 from gpuscope.problems import reading
 from gpuscope.sources.by_role.job_metrics import ALONE
-from gpuscope.sources.lines import integer, lines, read_objects
-from gpuscope.sources.source import Files, ReadOptions, Role, Source
+from gpuscope.sources.source import Files, ReadOptions, Role, Source, integer, lines, read_objects
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import MOST_RANKS, NA, RolePlace
 from gpuscope.trace.trace import Trace
 from gpuscope.when_used import dataclass
-from gpuscope.words.role_names import role_of
+from gpuscope.words.vocabulary import role_of
 
 _RANGE = 60
 """nsys' `eventType` of a range that one thread opened and closed (`NvtxStartEndRange`); 59 is a push and pop."""

@@ -10,22 +10,26 @@ from pathlib import Path
 
 from gpuscope import when_used
 from gpuscope.errors import InputError
-from gpuscope.problems import reading, roles
-from gpuscope.sources.by_role.metric_lines import MARKS, OF_A_TRAINER, LineReader, Placement, Row, of_table
+from gpuscope.problems import job, reading
 from gpuscope.sources.by_role.timer_names import (
     COUNTS_ROWS,
     FIGURES,
+    MARKS,
+    OF_A_TRAINER,
     OUTSIDE,
     PART,
     STEP,
     TRAINING_STEP_KEYS,
     Framework,
+    LineReader,
+    Placement,
+    Row,
     Timer,
     framework_of,
+    of_table,
 )
-from gpuscope.sources.lines import lines
 from gpuscope.sources.pytorch.process_log import ProcessText
-from gpuscope.sources.source import Files, ReadOptions, Role, Source
+from gpuscope.sources.source import Files, ReadOptions, Role, Source, lines
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 from gpuscope.when_used import dataclass
@@ -201,9 +205,9 @@ class JobMetricsSource(Source):
         _add_figures(builder, NA, placement.figures())
         builder.problem(reading.RECORD_UNREADABLE, cut, file=path.name, what="steps without their own time")
         builder.problem(reading.RECORD_UNREADABLE, steps.unreadable, file=path.name, what="timers")
-        builder.problem(roles.STEPS_REPEATED, steps.repeated, file=path.name)
+        builder.problem(job.STEPS_REPEATED, steps.repeated, file=path.name)
         names = ", ".join(name for name, _ in steps.unknown.most_common(NAMES_TOLD))
-        builder.problem(roles.TIMERS_UNKNOWN, len(steps.unknown), file=path.name, names=names)
+        builder.problem(job.TIMERS_UNKNOWN, len(steps.unknown), file=path.name, names=names)
 
 
 def _training_step(row: Row) -> int | None:
@@ -255,7 +259,7 @@ def _add_times(builder: TraceBuilder, steps: _Steps, framework: Framework, path:
             "dur": [round(value * _NS) for _, _, value in timed],
         }
         builder.add("role_times", len(timed), columns)
-    builder.problem(roles.STEP_ASSUMED, int(assumed), file=path.name)
+    builder.problem(job.STEP_ASSUMED, int(assumed), file=path.name)
     return cut
 
 

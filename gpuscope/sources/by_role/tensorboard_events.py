@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from gpuscope.errors import InputError
 from gpuscope.problems import reading
 from gpuscope.sources import stream
-from gpuscope.sources.by_role.metric_lines import Row
+from gpuscope.sources.by_role.timer_names import Row
 from gpuscope.sources.protobuf_messages import message_classes
 from gpuscope.sources.source import ReadOptions
 from gpuscope.trace.builder import TraceBuilder

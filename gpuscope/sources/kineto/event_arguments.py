@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
+from numpy import typing as npt
 
-from gpuscope.trace.columns.table import Mask
-from gpuscope.trace.schema import NA
+from gpuscope import when_used
+from gpuscope.trace import kinds
+from gpuscope.trace.builder import TraceBuilder
+from gpuscope.trace.name_pool import NO_NAME, item_bytes, total_bytes
+from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.table import Mask, distinct_values
 
 Loose = int | float | str | None
 """`bytes`, `stream` and `device` are sometimes strings."""
@@ -212,3 +216,249 @@ def _one(text: msgspec.Raw, kind: type[Arguments]) -> Arguments:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return kind()
+
+
+# Rows of `collectives` from what a Kineto trace records of their arguments.
+
+
+def add_collectives(builder: TraceBuilder, rank: int, found: Iterable[tuple[int, CommunicationArguments, str]]) -> None:
+    """Rows for communication kernels: (row in device_events, arguments, kernel name) each."""
+    _add(builder, rank, [{"event": row, **_columns(arguments, kernel)} for row, arguments, kernel in found])
+
+
+def _columns(arguments: CommunicationArguments, name: str) -> dict[str, Any]:
+    """What arguments say of the collective named `name`, by column."""
+    op = kinds.collective_op(str(arguments.collective)) if arguments.collective else ""
+    sizes = [size for size in (arguments.elements_in, arguments.elements_out, arguments.count) if isinstance(size, int)]
+    item = item_bytes(str(arguments.dtype)) if arguments.dtype else NA
+    return {
+        "op": op or kinds.collective_op(name) or "unknown",
+        "group": arguments.group,
+        "group_description": arguments.description,
+        "group_size": arguments.group_size,
+        "group_ranks": _ranks(arguments.ranks),
+        "seq": arguments.seq,
+        # The larger of input and output is the whole array for every operation.
+        "bytes": max(sizes) * item if sizes and item != NA else NA,
+        "received": _received(op, arguments, item),
+        "dtype": arguments.dtype,
+        "peer": arguments.destination if op == "send" else arguments.source if op == "recv" else None,
+        **_use(arguments),
+    }
+
+
+def _use(arguments: CommunicationArguments) -> dict[str, Any]:
+    return {"first_use": arguments.first_use, "first_use_after": arguments.first_use_after}
+
+
+def _received(op: str, arguments: CommunicationArguments, item: int) -> int:
+    """Bytes that a rank receives in an all-to-all; uneven where experts have uneven numbers of tokens."""
+    elements = arguments.elements_out
+    return elements * item if op == "all_to_all" and isinstance(elements, int) and item != NA else NA
+
+
+def add_gloo_collectives(
+    builder: TraceBuilder, rank: int, found: Iterable[tuple[int, GlooArguments, str]], info: dict[str, Any]
+) -> None:
+    """Rows for `gloo:<op>` annotations: (row in host_events, inputs, name) each.
+
+    gloo names neither group nor sequence, and a reduce-scatter appears as the all-reduce that carries it out;
+    where gpuscope recorded, the annotation's arguments name it.
+    """
+    groups = [group for group in as_list(info.get("pg_config")) if isinstance(group, dict)]
+    only = groups[0] if len(groups) == 1 else {}
+    rows: list[dict[str, Any]] = []
+    for row, arguments, name in found:
+        if arguments.collective:
+            rows.append({"event": NA, "host_event": row, **_columns(arguments, name)})
+            continue
+        op = kinds.collective_op(name.removeprefix("gloo:"))
+        size = _input_bytes(arguments)
+        members = only.get("pg_size") or info.get("world_size")
+        if op == "all_gather" and size != NA and isinstance(members, int):
+            size *= members
+        rows.append(
+            {
+                "event": NA,
+                "host_event": row,
+                "op": op or "unknown",
+                "group": only.get("pg_name"),
+                "group_description": only.get("pg_desc"),
+                "group_size": members,
+                "group_ranks": _ranks(only.get("ranks")),
+                "bytes": size,
+                "dtype": arguments.types[0] if isinstance(arguments.types, list) and arguments.types else None,
+                **_use(arguments),
+            }
+        )
+    _add(builder, rank, rows)
+
+
+_NAMES = ("op", "group", "group_description", "group_ranks", "dtype", "first_use")
+
+
+def _add(builder: TraceBuilder, rank: int, rows: Sequence[dict[str, Any]]) -> None:
+    """Add rows, each given as values by column; what one does not give is absent there."""
+    code = builder.names.code
+    found: dict[str, list[int]] = {name: [] for name in dict.fromkeys(name for row in rows for name in row)}
+    for row in rows:
+        for name, column in found.items():
+            value = row.get(name)
+            if name in _NAMES:
+                column.append(NO_NAME if value is None else code(str(value)))
+            else:
+                column.append(value if isinstance(value, int) and (abs(value) < 2**62 or value == NA) else NA)
+    builder.add("collectives", len(rows), {"rank": rank, **found})
+
+
+def _ranks(value: Any) -> str | None:
+    """Ranks as «0,1,2»; a list that the profiler elided with … is not a list of ranks."""
+    if isinstance(value, str):
+        if "..." in value or "…" in value:
+            return None
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return None
+    return ",".join(map(str, value)) if isinstance(value, list) and value else None
+
+
+def _input_bytes(arguments: GlooArguments) -> int:
+    return total_bytes(arguments.dims, arguments.types) or NA
+
+
+# Arguments of collectives whose kernels carry none, from the `record_param_comms` range around the launch.
+#
+# Kineto copies them from that range to the kernel; the CUPTI back end of torch 2.15 has no such link. The join is
+# kernel → (correlation) → launching call → innermost `record_param_comms` of its thread that covers the call's start.
+
+RANGE = "record_param_comms"
+Communication = tuple[int, CommunicationArguments, str]
+"""Row in device_events, arguments, name of the kernel."""
+
+
+def with_launch_arguments(
+    chunks: Sequence[tuple[str, int, dict[str, Any]]],
+    collectives: Sequence[Communication],
+    ranges: Sequence[tuple[int, CommunicationArguments]],
+) -> list[Communication]:
+    """`collectives`, each without arguments of its own given those of its launching range.
+
+    `chunks` are the tables' columns as read, `ranges` the rows in host_events and arguments of the ranges.
+    """
+    bare = [place for place, (_, arguments, _) in enumerate(collectives) if not told(arguments)]
+    if not bare or not ranges:
+        return list(collectives)
+    calls = _launching_calls(chunks, [collectives[place][0] for place in bare])
+    around = _Ranges(chunks, ranges)
+    found = list(collectives)
+    for place, call in zip(bare, calls, strict=True):
+        arguments = around.covering(call)
+        if arguments is not None:
+            found[place] = (found[place][0], arguments, found[place][2])
+    return found
+
+
+def told(arguments: CommunicationArguments) -> bool:
+    """Whether anything of the collective was recorded."""
+    return any(value is not None for value in (arguments.collective, arguments.group, arguments.seq, arguments.count))
+
+
+def _column(chunks: Sequence[tuple[str, int, dict[str, Any]]], table: str, name: str) -> Any:
+    return np.concatenate([columns[name] for held, _, columns in chunks if held == table] or [np.empty(0, np.int64)])
+
+
+def _launching_calls(
+    chunks: Sequence[tuple[str, int, dict[str, Any]]], rows: Sequence[int]
+) -> list[tuple[int, int] | None]:
+    """Thread and start of the call that launched each row of device_events; None where it was not recorded."""
+    correlation = _column(chunks, "host_events", "correlation")
+    calls = np.flatnonzero((correlation != NA) & (_column(chunks, "host_events", "category") == Category.RUNTIME))
+    calls = calls[np.argsort(correlation[calls], kind="stable")]
+    ids = correlation[calls]
+    wanted = _column(chunks, "device_events", "correlation")[list(rows)]
+    places = np.searchsorted(ids, wanted, "right") - 1
+    thread, start = (_column(chunks, "host_events", name) for name in ("thread", "start"))
+    found: list[tuple[int, int] | None] = []
+    for place, correlated in zip(places.tolist(), wanted.tolist(), strict=True):
+        known = place >= 0 and correlated != NA and int(ids[place]) == correlated
+        found.append((int(thread[calls[place]]), int(start[calls[place]])) if known else None)
+    return found
+
+
+class _Ranges:
+    """The ranges by thread, in order of start; they nest at most where an operation is made of others."""
+
+    def __init__(
+        self, chunks: Sequence[tuple[str, int, dict[str, Any]]], ranges: Sequence[tuple[int, CommunicationArguments]]
+    ) -> None:
+        thread, start, end = (_column(chunks, "host_events", name) for name in ("thread", "start", "end"))
+        by_thread: dict[int, list[tuple[int, int, CommunicationArguments]]] = {}
+        for row, arguments in ranges:
+            by_thread.setdefault(int(thread[row]), []).append((int(start[row]), int(end[row]), arguments))
+        self._ranges = {key: sorted(own, key=lambda one: one[:2]) for key, own in by_thread.items()}
+        self._starts = {key: np.array([one[0] for one in own], np.int64) for key, own in self._ranges.items()}
+
+    def covering(self, call: tuple[int, int] | None) -> CommunicationArguments | None:
+        """The arguments of the innermost range around a call, if they say anything."""
+        if call is None or call[0] not in self._ranges:
+            return None
+        thread, at = call
+        last = int(np.searchsorted(self._starts[thread], at, "right")) - 1
+        for place in range(last, max(last - _NESTING, -1), -1):
+            _, end, arguments = self._ranges[thread][place]
+            if end >= at:
+                return arguments if told(arguments) else None
+        return None
+
+
+_NESTING = 8
+"""Ranges looked at, from the last that began before the call: deeper than that none nest."""
+
+
+# What a Kineto file shows of records that were dropped: gaps in its ids, and its own warnings.
+
+_TRIMMED = 0.01
+"""Part of the ids left out at each end: a thread that idled since before the recording has ids far from the rest."""
+_BLOCK = 512
+"""Ids that torch gives to a thread at a time (`RecordQueue`'s `EventBlock`): 1 to 512, 513 to 1,024…"""
+_LOGS = ("WARNING", "ERROR")
+"""Keys under which libkineto's `ChromeTraceLogger::finalizeTrace` keeps what it logged."""
+_LOST = when_used.pattern(r"\b(?:dropped|lost)\b", re.IGNORECASE)
+_RECORDS = when_used.pattern(r"\b(?:events?|records?|samples?|buffers?|activit(?:y|ies))\b", re.IGNORECASE)
+_COUNT = when_used.pattern(
+    r"\b(?:dropped|lost)(?:\s+[a-z]+){0,3}[\s:]+(\d+)\b|\b(\d+)(?:\s+[a-z]+){0,4}\s+(?:dropped|lost)\b", re.IGNORECASE
+)
+"""`CuptiActivityApi` logs «Dropped N activity records», by `cuptiActivityGetNumDroppedRecords`."""
+
+
+def operator_ids(blocks: Sequence[npt.NDArray[np.int64]]) -> dict[str, int]:
+    """Columns of `recording` for the External ids of operators; empty where there are none.
+
+    The framework numbers operators one by one within a thread's block of ids, so that a whole recording holds nearly
+    all ids of the blocks that it touches; a block without any belongs to a thread whose events are no operators.
+    """
+    ids = distinct_values(np.concatenate(blocks)) if blocks else np.empty(0, np.int64)
+    cut = int(len(ids) * _TRIMMED)
+    kept = ids[cut : len(ids) - cut]
+    if not len(kept):
+        return {}
+    touched = distinct_values((kept - 1) // _BLOCK)
+    foreign = int(touched[-1]) - int(touched[0]) + 1 - len(touched)
+    return {"operator_ids": len(kept), "operator_id_span": int(kept[-1]) - int(kept[0]) + 1 - foreign * _BLOCK}
+
+
+def dropped(header: Mapping[str, Any]) -> int:
+    """Records that libkineto says it dropped, as the log lines in the file's header have it; 0 where it says none."""
+    lines = [line for key in _LOGS for line in as_list(header.get(key)) if isinstance(line, str)]
+    return dropped_in(lines)
+
+
+def dropped_in(lines: Sequence[str]) -> int:
+    """How many records the lines of a profiler's log say were dropped or lost; one where a line gives no number."""
+    return sum(_lost_in(line) for line in lines if _LOST.search(line) and _RECORDS.search(line))
+
+
+def _lost_in(line: str) -> int:
+    match = _COUNT.search(line)
+    return int(match[1] or match[2]) if match else 1

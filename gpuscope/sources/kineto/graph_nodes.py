@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuscope.errors import InputError
+from gpuscope.sources.kineto.chrome_json import Complete, Document, FlowEnd, FlowStart
+from gpuscope.sources.kineto.decimal_time import to_ns
 from gpuscope.sources.kineto.event_arguments import Loose, decode_arguments, integer
-from gpuscope.sources.kineto.text.chrome_json import Complete, Document, FlowEnd, FlowStart
-from gpuscope.sources.kineto.text.decimal_time import to_ns
 from gpuscope.trace.schema import NA
 from gpuscope.when_used import dataclass
 

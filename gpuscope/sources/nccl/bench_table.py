@@ -8,9 +8,8 @@ from typing import Any
 
 from gpuscope.errors import InputError
 from gpuscope.problems import reading
-from gpuscope.sources.lines import integer
 from gpuscope.sources.nccl import NCCL_ALONE
-from gpuscope.sources.source import Files, ReadOptions, Role, Source
+from gpuscope.sources.source import Files, ReadOptions, Role, Source, integer
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA
 

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
-from gpuscope.problems import collectives, reading
-from gpuscope.sources import lines
-from gpuscope.sources.lines import integer
+from gpuscope.problems import job, reading
+from gpuscope.sources import source as lines
 from gpuscope.sources.nccl import NCCL_ALONE
-from gpuscope.sources.source import Files, ReadOptions, Role
+from gpuscope.sources.source import Files, ReadOptions, Role, integer
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.naming.kinds import collective_op
+from gpuscope.trace.kinds import collective_op
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, NS_PER_US
 
 _COUNTS = {"coll_perf": "coll_records", "p2p_perf": "p2p_records", "proxy_trace": "proxy_records"}
@@ -69,8 +68,8 @@ class InspectorSource:
         for communicator in communicators.values():
             builder.add("communicators", 1, communicator)
         builder.problem(reading.RECORD_UNREADABLE, lost, file=path.name, what="lines")
-        builder.problem(collectives.INSPECTOR_OVERWRITTEN, sum(dumps.overwritten.values()), file=path.name)
-        builder.problem(collectives.INSPECTOR_DUMP_INCOMPLETE, dumps.missing, file=path.name)
+        builder.problem(job.INSPECTOR_OVERWRITTEN, sum(dumps.overwritten.values()), file=path.name)
+        builder.problem(job.INSPECTOR_DUMP_INCOMPLETE, dumps.missing, file=path.name)
 
 
 class _Dumps:

@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING
 
 from gpuscope import when_used
 from gpuscope.errors import InputError
-from gpuscope.problems import collectives, reading
+from gpuscope.problems import job, reading
 from gpuscope.sources import stream
-from gpuscope.sources.lines import lines
 from gpuscope.sources.nccl import NCCL_ALONE
 from gpuscope.sources.nccl.ras_report import is_ras_text
 from gpuscope.sources.pytorch.log_signs import is_telling
 from gpuscope.sources.pytorch.process_log import ProcessText
-from gpuscope.sources.source import Files, ReadOptions, Role, Source
+from gpuscope.sources.source import Files, ReadOptions, Role, Source, lines
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.naming.kinds import collective_op
+from gpuscope.trace.kinds import collective_op
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
 
 if TYPE_CHECKING:
-    from gpuscope.sources.nccl.log_facts import Facts
-    from gpuscope.sources.nccl.nccl_tests_rows import Tables
+    from gpuscope.sources.nccl.log_facts import Facts, Tables
 
 _TEXT = (".log", ".txt", ".out", ".err")
 _FREQUENT = when_used.pattern(r"opCount|Bytes -> Algo|^Channel ")
@@ -49,9 +47,7 @@ class NcclLogSource(Source):
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
         """Read a log. Raises `InputError` where nothing of use is in it."""
-        from gpuscope.sources.nccl.log_facts import Facts
-        from gpuscope.sources.nccl.log_lines import Line, hosts, separate
-        from gpuscope.sources.nccl.nccl_tests_rows import Tables
+        from gpuscope.sources.nccl.log_facts import Facts, Line, Tables, hosts, separate
 
         facts, tables = Facts(), Tables()
         process = ProcessText(path)
@@ -98,7 +94,7 @@ class NcclLogSource(Source):
         for number, warning, of in warned:
             process.feed(warning, number, facts.rank_of(of))
         process.add(builder, source)
-        builder.problem(collectives.LOG_WITHOUT_OPERATIONS, int(not held), file=path.name)
+        builder.problem(job.LOG_WITHOUT_OPERATIONS, int(not held), file=path.name)
         builder.problem(reading.RECORD_UNREADABLE, tables.unreadable, file=path.name, what="rows of nccl-tests")
 
 
@@ -216,7 +212,7 @@ def _measurements(builder: TraceBuilder, facts: Facts, tables: Tables, path: Pat
             "warmup": row.warmup,
         }
         builder.add("measurements", 1, values)
-    builder.problem(collectives.BENCH_ROW_INCOMPLETE, sum(incomplete.values()), file=path.name)
+    builder.problem(job.BENCH_ROW_INCOMPLETE, sum(incomplete.values()), file=path.name)
 
 
 def _or_na(value: int | None) -> int:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
-from gpuscope.problems import collectives, reading
-from gpuscope.sources import lines
-from gpuscope.sources.lines import integer
+from gpuscope.problems import job, reading
+from gpuscope.sources import source as lines
 from gpuscope.sources.nccl import NCCL_ALONE
-from gpuscope.sources.source import Files, ReadOptions, Role, Source
+from gpuscope.sources.source import Files, ReadOptions, Role, Source, integer
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.naming.kinds import collective_op, is_communication_kernel
+from gpuscope.trace.kinds import collective_op, is_communication_kernel
 from gpuscope.trace.schema import NA, NS_PER_US
 
 _BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
@@ -60,7 +59,7 @@ class ProfilerSource(Source):
         sizes = _communicators(builder, by_type["ProfilerLifecycle"])
         incomplete = _collectives(builder, source, by_type["ncclProfileColl"], by_type["KERNEL"], sizes)
         builder.problem(reading.RECORD_UNREADABLE, lost, file=path.name, what="lines")
-        builder.problem(collectives.COLLECTIVE_UNTIMED, incomplete, file=path.name)
+        builder.problem(job.COLLECTIVE_UNTIMED, incomplete, file=path.name)
 
 
 def _communicators(builder: TraceBuilder, started: list[Event]) -> dict[str, int]:

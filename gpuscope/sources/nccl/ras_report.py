@@ -14,8 +14,7 @@ from typing import Any
 
 from gpuscope import when_used
 from gpuscope.errors import InputError
-from gpuscope.sources.lines import integer
-from gpuscope.sources.source import Files, ReadOptions, Role, Source
+from gpuscope.sources.source import Files, ReadOptions, Role, Source, integer
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import MOST_RANKS, NA
 from gpuscope.when_used import dataclass

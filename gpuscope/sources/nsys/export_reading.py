@@ -6,29 +6,31 @@ real files of twenty releases hold.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
+from gpuscope import when_used
 from gpuscope.errors import InputError
-from gpuscope.problems import reading
-from gpuscope.sources.nsys.absent_tables import report_missing
-from gpuscope.sources.nsys.export_facts import (
-    Facts,
-    device_ids,
-    device_name,
-    device_names,
-    devices_used,
-    read_facts,
-    report_diagnostics,
+from gpuscope.problems import job, reading
+from gpuscope.problems.problem import ProblemKind
+from gpuscope.sources.nsys import cpu_samples
+from gpuscope.sources.nsys.cpu_samples import (
+    ON_DEVICE,
+    HostRows,
+    Ranks,
+    add_host_events,
+    devices_by_process,
+    environment,
+    ids,
+    kinds_of_calls,
+    read_samples,
 )
-from gpuscope.sources.nsys.formats.arrow_directories import ArrowTables
-from gpuscope.sources.nsys.formats.export_tables import SqliteTables, Tables
-from gpuscope.sources.nsys.rows import process_ranks
-from gpuscope.sources.nsys.rows.cpu_samples import read_samples
-from gpuscope.sources.nsys.rows.device_work import add_device_events, add_syncs
-from gpuscope.sources.nsys.rows.event_tables import (
+from gpuscope.sources.nsys.event_tables import (
+    GRAPH,
     KERNEL,
     MEMCPY,
     MEMSET,
@@ -38,25 +40,257 @@ from gpuscope.sources.nsys.rows.event_tables import (
     RUNTIME,
     SYNC,
     Events,
+    Payload,
     Rows,
     absences,
+    is_nccl_call,
     read_events,
+    read_payloads,
 )
-from gpuscope.sources.nsys.rows.gil_waits import name_gil_waits
-from gpuscope.sources.nsys.rows.host_events import add_host_events, ids
-from gpuscope.sources.nsys.rows.link_counters import add_link_counters
-from gpuscope.sources.nsys.rows.mpi_calls import add_mpi
-from gpuscope.sources.nsys.rows.nccl_operations import add_collectives, communication_kernels, read_communicators
-from gpuscope.sources.nsys.rows.nvtx_payloads import read_payloads
-from gpuscope.sources.nsys.rows.nvtx_shapes import add_shapes
-from gpuscope.sources.nsys.rows.process_ranks import ON_DEVICE, Ranks, devices_by_process, environment
+from gpuscope.sources.nsys.export_tables import SqliteTables, StringTable, Tables
+from gpuscope.sources.nsys.link_counters import ArrowTables, add_link_counters
+from gpuscope.sources.nsys.nccl_operations import (
+    add_collectives,
+    add_device_events,
+    add_syncs,
+    communication_kernels,
+    read_communicators,
+)
+from gpuscope.sources.nsys.report_export import (
+    Facts,
+    device_ids,
+    device_name,
+    device_names,
+    devices_used,
+    read_facts,
+    report_diagnostics,
+    was_exported,
+)
 from gpuscope.sources.rank_numbers import Processes
 from gpuscope.sources.source import ReadOptions, rank_in_name
+from gpuscope.trace import kinds
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.distinct import among, distinct
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.naming import kinds
-from gpuscope.trace.schema import NA
+from gpuscope.trace.name_pool import NO_NAME, NamePool, is_shaped
+from gpuscope.trace.schema import NA, Category
+from gpuscope.trace.table import Array, Mask, Times, among, distinct, distinct_values, is_constant, mapped, places
+
+# Input shapes of operators, where `emit_nvtx(record_shapes=True)` wrote them into the range's text.
+
+_SIZES = when_used.pattern(r", sizes = (\[.*?\])(?:, input_op_ids = |$)", re.DOTALL)
+
+
+def add_shapes(builder: TraceBuilder, tables: Tables, events: Events, placed: Sequence[HostRows]) -> None:
+    """Rows of `shapes` for the operators of which an analysis uses them."""
+    names = builder.names
+    shaped = [code for code in events.operators.tolist() if is_shaped(names[code])]
+    if not shaped:
+        return
+    for part in placed:
+        index = np.flatnonzero(np.isin(part.rows["name"], shaped))
+        mask = np.zeros(events.nvtx_rows, np.bool_)
+        mask[part.rows["row"][index]] = True
+        found = [_SIZES.search(text or "") for text in tables.texts(NVTX, "text", mask)]
+        dims = np.array([names.code(match[1]) if match else NO_NAME for match in found], np.int32)
+        known = dims != NO_NAME
+        # Rows that `part` holds stand in the order of the table, as the texts do.
+        builder.add("shapes", int(known.sum()), {"event": (part.first + index)[known], "dims": dims[known]})
+
+
+# What an export lacks, why, and what to record instead: never read as «the device was idle».
+
+_ABSENT_TABLES_ON_DEVICE = (KERNEL, MEMCPY, MEMSET, GRAPH)
+
+
+def report_missing(
+    builder: TraceBuilder, events: Events, ranks: Ranks, facts: Facts, payloads: Mapping[int, Payload], undecoded: int
+) -> None:
+    """Problems for device work that is not there, ranges never closed, sizes not exported, files cut."""
+    _report_ranks_without_kernels(builder, events, ranks)
+    if not any(events.count(table) for table in _ABSENT_TABLES_ON_DEVICE):
+        builder.problem(_why_no_device_events(events, facts, builder.names), 1)
+    builder.problem(reading.RANGE_NEVER_CLOSED, events.never_closed)
+    builder.problem(job.PAYLOAD_UNDECODABLE, undecoded)
+    _report_no_payloads(builder, events, facts, payloads)
+    derived = {name: value for name, value in facts.export.items() if name.startswith("DERIVED_")}
+    cut = derived.get("DERIVED_WINDOW_NS") or facts.export.get("EXPORT_PARAM_TIMES_TO_EXPORT")
+    builder.problem(reading.CUT_TO_WINDOW, int(bool(cut or derived)), cut=cut)
+
+
+def _report_ranks_without_kernels(builder: TraceBuilder, events: Events, ranks: Ranks) -> None:
+    """Processes that launched kernels of which none was recorded."""
+    calls = events[RUNTIME]
+    for process, own in ranks.of_process.items():
+        if not any(process in distinct_values(events[table]["process"]).tolist() for table in _ABSENT_TABLES_ON_DEVICE):
+            launched = kinds_of_calls(events, builder.names, kinds.is_kernel_launch) & (calls["returnValue"] <= 0)
+            lost = int(np.count_nonzero(launched & (calls["process"] == process)))
+            builder.problem(reading.KERNELS_NOT_RECORDED, lost, rank=own[0], launches=lost)
+            builder.problem(reading.RECORDER_DELIVERED_NOTHING, int(bool(lost)))
+
+
+def _why_no_device_events(events: Events, facts: Facts, names: NamePool) -> ProblemKind:
+    if events.count(RUNTIME):
+        launched = kinds_of_calls(events, names, kinds.is_kernel_launch).any()
+        return reading.CUDA_TRACED_NO_KERNELS if launched else reading.NOTHING_LAUNCHED
+    if facts.capture["cuda"] is False:
+        return reading.CUDA_NOT_TRACED
+    if not _all_tables(facts):
+        return reading.TABLES_NOT_EXPORTED
+    return reading.CUDA_NOT_CALLED if facts.capture["cuda"] else reading.NO_CUDA_CALLS
+
+
+def _all_tables(facts: Facts) -> bool:
+    return not facts.export.get("EXPORT_PARAM_TABLES_TO_EXPORT")
+
+
+def _report_no_payloads(builder: TraceBuilder, events: Events, facts: Facts, payloads: Mapping[int, Payload]) -> None:
+    names = builder.names
+    kernels = len(communication_kernels(events, names))
+    if not kernels or payloads:
+        return
+    ranges = events[NVTX]["name"]
+    if not any(is_nccl_call(names[code]) for code in distinct_values(ranges).tolist()):
+        why = job.NCCL_RANGES_NOT_RECORDED
+    elif was_exported(facts, "BLOBS"):
+        why = job.NCCL_WROTE_NO_PAYLOADS
+    else:
+        why = job.NCCL_PAYLOADS_NOT_EXPORTED
+    builder.problem(why, kernels)
+
+
+# MPI calls as rows of `collectives`, from nsys's MPI tables or, up to 2022, its NVTX domain «MPI».
+
+_WHOLE_ARRAY = frozenset({"all_reduce", "broadcast", "reduce", "send", "recv", "send_recv"})
+"""Operations whose recorded size is that of the whole array; of an all-gather it is one rank's share."""
+
+
+def add_mpi(builder: TraceBuilder, tables: Tables, placed: Mapping[str, Sequence[HostRows]]) -> None:
+    """Rows for every MPI call that moves data, timed by the host call behind it."""
+    sizes = _communicator_sizes(tables)
+    for table in (*MPI, NVTX):
+        for part in placed[table]:
+            rows = part.rows
+            used, inverse = distinct(rows["name"])
+            ops = [mpi_op(builder.names[code]) for code in used.tolist()]
+            moves = np.array([op != "" for op in ops], np.bool_)[inverse]
+            index = np.flatnonzero(moves & (rows["category"] == Category.COMMUNICATION))
+            if len(index):
+                codes = np.array([builder.names.code(op) if op else NO_NAME for op in ops], np.int32)[inverse]
+                values = {"rank": part.rank, "host_event": part.first + index, "op": codes[index]}
+                if table != NVTX:
+                    values |= _arguments(part, index, builder.names, ops, inverse, sizes)
+                builder.add("collectives", len(index), values)
+
+
+def mpi_op(name: str) -> str:
+    """The operation of an MPI function, "" where it moves no data (MPI_Wait, MPI_Comm_rank)."""
+    if not re.match(r"P?MPI_", name) or re.search(r"_(init|create|free|rank|size|split|dup)\b", name):
+        return ""
+    return kinds.collective_op(name.replace("Bcast", "Broadcast").replace("bcast", "broadcast"))
+
+
+def _arguments(
+    part: HostRows, index: Array, names: NamePool, ops: list[str], inverse: Array, sizes: Mapping[tuple[int, int], int]
+) -> dict[str, Array]:
+    rows = {name: column[index].astype(np.int64) for name, column in part.rows.items()}
+    op = [ops[i] for i in inverse[index].tolist()]
+    known = np.array([o in _WHOLE_ARRAY for o in op], np.bool_)
+    shared = np.array([o == "all_gather" for o in op], np.bool_)
+    handles, which = distinct(rows["commHandle"])
+    members = np.array([sizes.get((part.rank, handle), NA) for handle in handles.tolist()], np.int64)[which]
+    group = [names.code(f"MPI communicator {h:#x}") if h != NA else NO_NAME for h in handles.tolist()]
+    size = np.maximum(rows["size"], np.where(known, rows["recvSize"], NA))
+    gathered = np.where((members == NA) | (size == NA), NA, size * np.maximum(members, 1))
+    peer = rows["remoteRank"]
+    return {
+        "bytes": np.where(known, size, np.where(shared, gathered, NA)),
+        "group": np.array(group, np.int32)[which],
+        "group_size": members,
+        "peer": np.where(peer < 0, NA, peer),  # MPI_ANY_SOURCE and MPI_PROC_NULL are negative
+    }
+
+
+def _communicator_sizes(tables: Tables) -> dict[tuple[int, int], int]:
+    rows = tables.integers("MPI_COMMUNICATORS", ("rank", "commHandle", "size"))
+    return {
+        (int(rank), int(handle)): int(size)
+        for rank, handle, size in zip(rows["rank"], rows["commHandle"], rows["size"], strict=True)
+        if size > 0
+    }
+
+
+# Which waits for a lock were waits for Python's GIL, by the call chains that nsys records of them.
+#
+# CPython takes the GIL in `take_gil`, which waits on a condition variable in turns of 5 ms (`Python/ceval_gil.c`). It
+# is
+# a static function without a symbol in most builds, so its callers tell it: `PyEval_RestoreThread` (after a system call
+# or a C extension), `PyGILState_Ensure` (a callback of a C++ thread), and the evaluation loop itself, which gives the
+# GIL
+# up for another thread. Other waits of CPython (`threading.Lock`, `queue`) go through `PyThread_acquire_lock*`.
+
+_CHAINS = "OSRT_CALLCHAINS"
+_TAKES_GIL = when_used.pattern(
+    r"^(take_gil|PyEval_RestoreThread|PyEval_AcquireThread|PyEval_AcquireLock|PyGILState_Ensure"
+    r"|_PyEval_EvalFrameDefault|_PyEval_EvalFrame)(\.|@|$)"
+)
+_BENEATH = when_used.pattern(r"(^|/)(libc|libpthread|ld-linux)[-.\w]*\.so|(^|/)nsight|(^|/)lib(ToolsInjection|cupti)")
+_GIL_RANGE = when_used.pattern(r"\bwait\w*\b.*\bGIL\b", re.IGNORECASE)
+
+
+def name_gil_waits(tables: Tables, events: Events, names: NamePool) -> None:
+    """Give the waits for the GIL that name: operating-system calls by their call chain, ranges by their own."""
+    waiting = names.matching(_is_gil_range)[events[NVTX]["name"]]
+    if waiting.any():
+        events[NVTX]["name"] = np.where(waiting, names.code(kinds.WAITS_FOR_GIL), events[NVTX]["name"])
+    chain = events[OSRT].pop("callchainId")
+    if _CHAINS not in tables.names() or is_constant(chain):
+        return
+    waits = names.matching(kinds.is_lock_or_sleep_call)[events[OSRT]["name"]] & (chain != NA)
+    if waits.any():
+        waits &= np.isin(chain, _taking(tables, names, np.unique(chain[waits]).astype(np.int64)))
+        events[OSRT]["name"] = np.where(waits, names.code(kinds.WAITS_FOR_GIL), events[OSRT]["name"])
+
+
+def _taking(tables: Tables, names: NamePool, chains: Times) -> Times:
+    """Those of some call chains of which the first function with a name, outside of the C library, takes the GIL, and
+    lies in the same file as all before it."""
+    frames = tables.integers(_CHAINS, ("id", "symbol", "module", "stackDepth"))
+    own = np.flatnonzero(np.isin(frames["id"], chains))
+    own = own[np.lexsort((frames["stackDepth"][own], frames["id"][own]))]
+    chain, symbol, file = (frames[column][own] for column in ("id", "symbol", "module"))
+    strings = StringTable(tables, names, [symbol, file])
+    outside = np.flatnonzero(~_are(strings, file, _is_beneath))
+    _, place = np.unique(chain[outside], return_index=True)
+    began = file[outside][place]
+    named = outside[_are(strings, symbol[outside], _has_name)]
+    found, place = np.unique(chain[named], return_index=True)
+    caller = named[place]
+    began = began[places(np.unique(chain[outside]), found)]
+    takes: Times = found[_are(strings, symbol[caller], _takes_gil) & (began == file[caller])]
+    return takes
+
+
+def _are(strings: StringTable, ids: Times, test: Callable[[str], bool]) -> Mask:
+    """Which string ids have texts that pass a test; each text is asked once."""
+    used = distinct_values(ids).astype(np.int64)
+    passed: Mask = np.array([test(strings.text(one)) for one in used.tolist()], np.bool_)
+    return np.asarray(mapped(ids, used, passed))
+
+
+def _is_gil_range(name: str) -> bool:
+    return bool(_GIL_RANGE.search(name))
+
+
+def _takes_gil(name: str) -> bool:
+    return bool(_TAKES_GIL.match(name))
+
+
+def _is_beneath(file: str) -> bool:
+    """Whether a file is of the C library or of the profiler, which stand between a wait and its caller."""
+    return bool(_BENEATH.search(file))
+
+
+def _has_name(name: str) -> bool:
+    return bool(name) and not name.startswith(("0x", "["))
 
 
 def open_tables(path: Path, partial: bool = True) -> Tables:
@@ -77,7 +311,7 @@ def peek_rank(export: Path, named: Path) -> int | None:
     """The rank if the environment recorded in `export`, or else the name of `named`, gives it."""
     try:
         with closing(open_tables(export)) as tables:
-            rank = process_ranks.peek(tables)
+            rank = cpu_samples.peek(tables)
     except InputError:
         return None
     return rank_in_name(named) if rank is None else rank
@@ -101,12 +335,12 @@ def read_tables(tables: Tables, path: Path, builder: TraceBuilder, options: Read
     _to_utc(events, facts.epoch_ns)
     payloads, undecoded = read_payloads(tables, events, builder.names)
     communicators = read_communicators(events, payloads)
-    recorded = [process_ranks.mpi_ranks(tables), process_ranks.labelled_ranks(events), communicators.recorded_ranks()]
-    ranks = process_ranks.assign(
-        path, events, builder.names, recorded, process_ranks.environment(tables), options.first_rank
+    recorded = [cpu_samples.mpi_ranks(tables), cpu_samples.labelled_ranks(events), communicators.recorded_ranks()]
+    ranks = cpu_samples.assign(
+        path, events, builder.names, recorded, cpu_samples.environment(tables), options.first_rank
     )
     version = f"schema {facts.schema}" if facts.schema else ""
-    told = {**facts.described, "rank_basis": ranks.basis, "job": process_ranks.nodes_and_master(tables)}
+    told = {**facts.described, "rank_basis": ranks.basis, "job": cpu_samples.nodes_and_master(tables)}
     source = builder.source(path, "nsys", version, events.total, told)
     _add_ranks(builder, tables, events, source, ranks, facts)
     first = add_device_events(builder, events, ranks)

@@ -13,10 +13,10 @@ from gpuscope.errors import InputError
 from gpuscope.problems import reading
 from gpuscope.sources import stream
 from gpuscope.sources.kineto.event_columns import EventColumns
-from gpuscope.sources.kineto.recorded_run import RecordedRun
-from gpuscope.sources.other_recorders import is_xplane
+from gpuscope.sources.kineto.kineto_run import RecordedRun
 from gpuscope.sources.perfetto.packets import DamagedError, begins_with_packets, texts
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
+from gpuscope.sources.stream import is_xplane
 from gpuscope.trace.builder import TraceBuilder
 
 _RECORD = (

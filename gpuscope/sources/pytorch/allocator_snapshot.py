@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from gpuscope.errors import InputError
-from gpuscope.problems import allocator
+from gpuscope.problems import job
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.naming.stack_frames import FRAME_TEXT, frame_text, informative
+from gpuscope.trace.frameworks import FRAME_TEXT, frame_text, informative
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, NS_PER_US, AllocatorAction, BlockState
 
 MAX_BYTES = 2 << 30
@@ -76,9 +76,9 @@ def _load(path: Path) -> Mapping[str, Any]:
                 f"{path}: is too large for an allocator snapshot ({size} bytes)",
                 hint="record fewer events: torch.cuda.memory._record_memory_history(max_entries=200000, …)",
             )
-        from gpuscope.sources.pytorch import safe_pickle
+        from gpuscope.sources.pytorch import log_signs
 
-        snapshot = safe_pickle.loads(path.read_bytes())
+        snapshot = log_signs.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
     except InputError as error:
@@ -114,9 +114,9 @@ class _Reader:
         self._segments(source)
         for device, trace in enumerate(traces):
             self._events(source, device, trace)
-        builder.problem(allocator.ENTRY_UNREADABLE, self._lost, file=name)
-        builder.problem(allocator.FRAME_NAME_CUT, self._cut, file=name, characters=FRAME_TEXT)
-        builder.problem(allocator.NO_HISTORY, int(not events), file=name)
+        builder.problem(job.ENTRY_UNREADABLE, self._lost, file=name)
+        builder.problem(job.FRAME_NAME_CUT, self._cut, file=name, characters=FRAME_TEXT)
+        builder.problem(job.NO_HISTORY, int(not events), file=name)
 
     def _segments(self, source: int) -> None:
         segments: list[dict[str, Any]] = []

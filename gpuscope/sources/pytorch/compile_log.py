@@ -20,10 +20,9 @@ import msgspec
 from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.problems import reading
-from gpuscope.sources.lines import json_object, lines
-from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
+from gpuscope.sources.source import Files, ReadOptions, Role, json_object, lines, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
 from gpuscope.when_used import dataclass
 

@@ -15,12 +15,11 @@ from typing import Any
 
 from gpuscope import when_used
 from gpuscope.errors import InputError
-from gpuscope.problems import collectives, job, reading
+from gpuscope.problems import job, reading
 from gpuscope.sources.source import Files, ReadOptions, Role, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.naming.dtypes import dtype_name
-from gpuscope.trace.naming.kinds import POINT_TO_POINT, collective_op
+from gpuscope.trace.kinds import POINT_TO_POINT, collective_op
+from gpuscope.trace.name_pool import NO_NAME, dtype_name
 from gpuscope.trace.schema import MOST_RANKS, NA
 
 MAX_BYTES = 1 << 30
@@ -84,9 +83,9 @@ def _load(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
     try:
-        from gpuscope.sources.pytorch import safe_pickle
+        from gpuscope.sources.pytorch import log_signs
 
-        dump = safe_pickle.loads(data) if data.startswith(_PICKLE) else json.loads(data)
+        dump = log_signs.loads(data) if data.startswith(_PICKLE) else json.loads(data)
     except InputError as error:
         raise InputError(f"{path}: {error.message}", hint=error.hint) from error
     except (ValueError, RecursionError) as error:
@@ -142,7 +141,7 @@ class _Reader:
         if rows:
             columns = {column: [row[column] for row in rows] for column in rows[0]}
             builder.add("flight_records", len(rows), {"rank": self.rank, **columns})
-        builder.problem(collectives.DUMP_WITHOUT_ENTRIES, int(not rows), file=path.name)
+        builder.problem(job.DUMP_WITHOUT_ENTRIES, int(not rows), file=path.name)
         builder.problem(reading.RECORD_UNREADABLE, self.lost, file=path.name, what="entries")
 
     def _first_name(self) -> str:
@@ -177,7 +176,7 @@ class _Reader:
         for key, progress in status.items():
             name = names.get(str(key))
             if name is None or not isinstance(progress, dict):
-                self.builder.problem(collectives.GROUP_UNNAMED, 1)
+                self.builder.problem(job.GROUP_UNNAMED, 1)
                 continue
             values = {
                 # −1 is «none so far»; of the start it is also «not watched».

@@ -2,13 +2,148 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import field, replace
+from typing import Any
 
 from gpuscope import when_used
+from gpuscope.errors import InputError
 from gpuscope.recorded_environment import redacted
 from gpuscope.when_used import dataclass
+
+# Stacks in text: what faulthandler and py-spy print, alone or within a log.
+#
+# faulthandler prints threads from the newest to the oldest, which is the main one; py-spy names it.
+
+FRAMES = 64
+_FAULT = when_used.pattern(
+    r"(?:Current thread|Thread) (?P<id>0x[0-9a-f]+)(?: \[(?P<name>[^]]*)\])? \(most recent call first\):\s*$"
+)
+_FAULT_FRAME = when_used.pattern(r'\s+File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<name>.+?)\s*$')
+_CODE = when_used.pattern(r"\s{4,}(?P<code>\S.*?)\s*$")
+_SPY = when_used.pattern(
+    r'Thread (?P<tid>\d+|0x[0-9A-Fa-f]+) \((?:idle|active)(?P<gil>\+gil)?\)(?:: "(?P<name>.*)")?\s*$'
+)
+_SPY_FRAME = when_used.pattern(r"\s{4}(?P<name>\S.*?) \((?P<place>[^()\s]+)\)\s*$")
+_PROCESS = when_used.pattern(r"Process (\d+): ")
+STACK_TEXT_MARKS = ("(most recent call first):", '): "MainThread"')
+
+
+@dataclass
+class Stack:
+    """One thread's frames, innermost first."""
+
+    thread: str
+    main: bool = False
+    gil: bool | None = None
+    pid: int | None = None
+    rank: int | None = None
+    frames: list[str] = field(default_factory=list)
+
+
+def frame(name: str, file: str, line: object = "") -> str:
+    """A frame as the table `host_stacks` has it."""
+    return f"{name} ({file}:{line})" if line != "" else f"{name} ({file})"
+
+
+class StackReader:
+    """Takes the lines of a text one by one; `finished` then gives its stacks."""
+
+    def __init__(self) -> None:
+        self._stacks: list[Stack] = []
+        self._current: Stack | None = None
+        self._block: list[Stack] = []
+        """faulthandler's threads of one dump."""
+        self._pid: int | None = None
+
+    def feed(self, line: str, rank: int | None) -> bool:
+        """Whether the line belongs to a stack."""
+        if (match := _PROCESS.match(line)) is not None:
+            self._pid = int(match[1])
+            return True
+        if (match := _FAULT.match(line)) is not None:
+            self._begin(Stack(match["name"] or match["id"], rank=rank))
+            self._block.append(self._stacks[-1])
+            return True
+        if (match := _SPY.match(line)) is not None:
+            self._end_block()
+            name = match["name"] or match["tid"]
+            self._begin(Stack(name, name == "MainThread", match["gil"] is not None, self._pid, rank))
+            return True
+        return self._frame(line)
+
+    def _begin(self, stack: Stack) -> None:
+        self._current = stack
+        self._stacks.append(stack)
+
+    def _frame(self, line: str) -> bool:
+        own = self._current
+        if own is None:
+            return False
+        for pattern in (_FAULT_FRAME, _SPY_FRAME):
+            if (match := pattern.match(line)) is not None:
+                place = match["place"] if pattern is _SPY_FRAME else f"{match['file']}:{match['line']}"
+                if len(own.frames) < FRAMES:
+                    own.frames.append(frame(match["name"], place))
+                return True
+        if own.frames and self._block and "\t" not in own.frames[-1] and (match := _CODE.match(line)) is not None:
+            own.frames[-1] += f"\t{match['code']}"
+            return True
+        if line.strip():
+            self._current = None
+            self._end_block()
+        return False
+
+    def _end_block(self) -> None:
+        if self._block:
+            self._block[-1].main = True
+        self._block = []
+
+    def finished(self) -> Iterator[Stack]:
+        """The stacks that have frames."""
+        self._end_block()
+        return (stack for stack in self._stacks if stack.frames)
+
+
+# Pickles that may come from anywhere, read without running what is in them.
+#
+# A pickle is a program; one that names a class or function can do anything when it is loaded. Here none may be
+# named: what can come out are dicts, lists, tuples, sets, strings, bytes, numbers, booleans and None.
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Refuses every name and every persistent id, before anything is imported.
+
+    The one written in Python: the one in C sets aside as much memory as the pickle's memo indices ask for.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise InputError(
+            f"names {module}.{name}, and a pickle that names classes or functions can run any program",
+            hint="a dump holds only plain data; take this one for damaged or hostile",
+        )
+
+    def persistent_load(self, pid: Any) -> Any:  # noqa: ARG002 - the signature is pickle's
+        raise InputError("refers to objects outside of itself")
+
+
+def loads(data: bytes) -> Any:
+    """The plain data of a pickle. Raises `InputError` for one that names anything, is cut off, or is none."""
+    try:
+        return _PlainUnpickler(io.BytesIO(data)).load()
+    except InputError:
+        raise
+    except EOFError as error:
+        raise InputError("is cut off", hint="was the job killed while it wrote?") from error
+    except Exception as error:  # a damaged pickle fails in any way there is, also with MemoryError
+        if not data.endswith(pickle.STOP):
+            raise InputError("is cut off", hint="was the job killed while it wrote?") from error
+        raise InputError(f"is not a pickle of plain data ({error})") from error
+
 
 MOST = 32
 """Lines kept of one sign and rank: a log may repeat one for hours."""

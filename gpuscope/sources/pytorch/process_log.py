@@ -13,13 +13,11 @@ from pathlib import Path
 from gpuscope import when_used
 from gpuscope.errors import InputError
 from gpuscope.sources import stream
-from gpuscope.sources.lines import lines
-from gpuscope.sources.pytorch import log_signs, stack_text
-from gpuscope.sources.pytorch.log_signs import LONGEST, Sign, SignReader
-from gpuscope.sources.pytorch.stack_text import Stack, StackReader
-from gpuscope.sources.source import Files, ReadOptions, Role, Source, rank_in_name
+from gpuscope.sources.pytorch import log_signs
+from gpuscope.sources.pytorch.log_signs import LONGEST, Sign, SignReader, Stack, StackReader
+from gpuscope.sources.source import Files, ReadOptions, Role, Source, lines, rank_in_name
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import NO_NAME
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import MOST_RANKS, NA
 
 _BLOCK, _MOST_BLOCKS = 1 << 20, 256
@@ -162,7 +160,7 @@ def add_stacks(builder: TraceBuilder, stacks: Iterable[Stack], path: Path, sourc
 
 def _is_telling(text: bytes) -> bool:
     decoded = text.decode(errors="replace")
-    return any(mark in decoded for mark in stack_text.MARKS) or log_signs.is_telling(decoded)
+    return any(mark in decoded for mark in log_signs.STACK_TEXT_MARKS) or log_signs.is_telling(decoded)
 
 
 def _tells(path: Path) -> bool:

@@ -7,12 +7,17 @@ what was in effect, the first losses and the times of all steps.
 
 from __future__ import annotations
 
-from gpuscope.instrumented_runtime.record.applied.change import Change
-from gpuscope.instrumented_runtime.record.applied.knob import Knob
-from gpuscope.instrumented_runtime.record.applied.launching import framework_arguments, in_environment
+from gpuscope.instrumented_runtime.record.applied.change import (
+    KNOBS,
+    Change,
+    checked,
+    framework_arguments,
+    in_environment,
+    knob,
+)
+from gpuscope.instrumented_runtime.record.applied.ledger import Knob
 from gpuscope.instrumented_runtime.record.applied.rank import install, observed
 from gpuscope.instrumented_runtime.record.applied.suggested import from_suggestion
-from gpuscope.instrumented_runtime.record.applied.table import KNOBS, checked, knob
 
 __all__ = [
     "KNOBS",

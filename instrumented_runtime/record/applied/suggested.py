@@ -7,9 +7,8 @@ from typing import Any
 
 from gpuscope.catalogue.suggestion import RECORDS
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.record.applied.change import Change
-from gpuscope.instrumented_runtime.record.applied.knobs import accelerate, deepspeed, environment, megatron, torchtitan
-from gpuscope.instrumented_runtime.record.applied.table import knob
+from gpuscope.instrumented_runtime.record.applied.change import Change, knob
+from gpuscope.instrumented_runtime.record.applied.knobs import environment, launchers
 from gpuscope.schema.document import Setting
 
 Facts = Mapping[str, Any]
@@ -17,7 +16,7 @@ Named = list[tuple[str, str]]
 MIB = 1 << 20
 TO_BE_MADE = ("compile_cache", "nccl_by_size")
 """Suggestions whose value is a file or folder that is not there yet."""
-PREFIXES = (megatron.PREFIX, deepspeed.PREFIX, torchtitan.PREFIX, accelerate.PREFIX)
+PREFIXES = (launchers.MEGATRON_PREFIX, launchers.DEEPSPEED_PREFIX, launchers.TORCHTITAN_PREFIX, launchers.PREFIX)
 """Frameworks whose own names reports give, options without their dashes."""
 
 

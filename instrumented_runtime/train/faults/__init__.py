@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from gpuscope.instrumented_runtime.train.data import Tokens
+    from gpuscope.instrumented_runtime.train.mesh import Tokens
     from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
 
 

@@ -5,6 +5,24 @@ from __future__ import annotations
 import time
 
 import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from gpuscope.instrumented_runtime.train.faults import StepContext
+from gpuscope.instrumented_runtime.train.model import Block
+
+# The transformer blocks of a model, however it is wrapped, and a test for real forwards.
+
+
+def blocks(context: StepContext) -> list[nn.Module]:
+    """The blocks this rank holds, of all its pipeline stages."""
+    return [module for part in context.parts for module in part.modules() if isinstance(module, Block)]
+
+
+def is_shape_only(tensor: Tensor) -> bool:
+    """Whether this forward only infers shapes: before 2.13 a pipeline does so first, computing nothing."""
+    return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
+
 
 _SIZE = {"cpu": 128, "cuda": 1024}
 _CALIBRATION = 20

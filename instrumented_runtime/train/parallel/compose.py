@@ -2,24 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.train.mesh import Mesh, World
-from gpuscope.instrumented_runtime.train.model.gpt import GPT
-from gpuscope.instrumented_runtime.train.parallel.build import Build
-from gpuscope.instrumented_runtime.train.parallel.local import MicroStep
-from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
-from gpuscope.instrumented_runtime.train.settings.parallelism import Parallelism
+from gpuscope.instrumented_runtime.record.ranges import span
+from gpuscope.instrumented_runtime.train.mesh import Mesh, World, make_adamw
+from gpuscope.instrumented_runtime.train.model import GPT, next_token_loss
+from gpuscope.instrumented_runtime.train.settings.config import Parallelism, TrainConfig
 from gpuscope.instrumented_runtime.train.settings.sections import DATA, MODEL
+
+# Forward and backward of one micro-step on a rank that holds every layer (all but pipelines).
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Hooks(Protocol):
+    """Hooks of a micro-step, at which faults can act."""
+
+    def before_forward(self) -> None: ...
+
+    def before_backward(self, loss: Tensor | None) -> None: ...
+
+
+class MicroStep(Protocol):
+    """Runs forward and backward of [batch, sequence] tokens and labels; gradients accumulate."""
+
+    knows_loss: bool
+    """Whether this rank computes the loss."""
+
+    def __call__(self, inputs: Tensor, labels: Tensor, hooks: Hooks, *, last: bool) -> Tensor | None:
+        """The mean loss, detached, or None on pipeline ranks without the last stage.
+
+        `last`: the optimizer runs next, so gradients must be synchronised now.
+        """
+        ...
+
+
+class LocalMicroStep:
+    """Plain forward and backward of one model."""
+
+    knows_loss = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        accumulate: int,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.model, self.loss, self.accumulate, self.around = model, loss, accumulate, around
+
+    def __call__(self, inputs: Tensor, labels: Tensor, hooks: Hooks, *, last: bool) -> Tensor:
+        with sync_gradients(self.model, last):
+            hooks.before_forward()
+            with self.around():
+                with span("forward"):
+                    loss = self.loss(self.model(inputs), labels)
+                hooks.before_backward(loss)
+                with span("backward"):
+                    torch.autograd.backward(loss / self.accumulate)
+        return loss.detach()
+
+
+def sync_gradients(model: nn.Module, wanted: bool) -> AbstractContextManager[Any]:
+    """Inside, backward synchronises gradients over data-parallel ranks, or only accumulates them."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(wanted)
+        return nullcontext()
+    if not wanted and isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return nullcontext()
+
+
+# A model on its way from that of one process to this rank's part of a job.
+
+Kind = TypeVar("Kind", bound=nn.Module)
+
+
+@dataclass(slots=True)
+class Build:
+    """What each parallelism's `apply` changes in place."""
+
+    config: TrainConfig
+    world: World
+    mesh: Mesh
+    models: list[GPT]
+    """The model, or the pipeline stages that this rank holds."""
+    parts: list[nn.Module] = field(default_factory=list)
+    """The same, with what data parallelism has wrapped around them."""
+    positions: Tensor | None = None
+    """Which tokens of a sequence are this rank's; None = all."""
+    contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+    """Entered around each forward and backward."""
+    after_backward: list[Callable[[], None]] = field(default_factory=list)
+    """Called once per optimizer step, after the last backward: what is left to do for the gradients."""
+    make_micro_step: Callable[[Build], MicroStep] | None = None
+    make_optimizer: Callable[[nn.Module], Optimizer] | None = None
+
+    def modules(self, kind: type[Kind]) -> list[Kind]:
+        """Those of `models` that are of a kind."""
+        return [module for model in self.models for module in model.modules() if isinstance(module, kind)]
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """The context of forward and backward."""
+        with ExitStack() as stack:
+            for context in self.contexts:
+                stack.enter_context(context())
+            yield
+
+    def micro_step(self) -> MicroStep:
+        """Forward and backward of `parts`."""
+        if self.make_micro_step is not None:
+            return self.make_micro_step(self)
+        return LocalMicroStep(self.parts[0], next_token_loss, self.config.train.accumulate, self.around)
+
+    def optimizer(self, part: nn.Module) -> Optimizer:
+        """The optimizer of one of `parts`."""
+        if self.make_optimizer is not None:
+            return self.make_optimizer(part)
+        return make_adamw(part.parameters(), self.config.optimizer)
 
 
 @dataclass(slots=True)
@@ -70,7 +184,8 @@ def parallelize(config: TrainConfig, world: World, mesh: Mesh) -> Parallelized:
 
 
 def _apply(one: Parallelism, build: Build) -> None:
-    import_module(f"{__package__}.{one.file}").apply(build)
+    file, _, function = one.file.partition(".")
+    getattr(import_module(f"{__package__}.{file}"), function or "apply")(build)
 
 
 def _prepare_blocks(build: Build) -> None:

@@ -9,15 +9,16 @@ from typing import Any, Literal, cast, get_args, get_type_hints
 import msgspec
 
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.train.settings.config import ParallelConfig, TrainConfig
-from gpuscope.instrumented_runtime.train.settings.option import option
-from gpuscope.instrumented_runtime.train.settings.parallelism import (
+from gpuscope.instrumented_runtime.train.settings.config import (
     REPLICATE,
     SHARD,
     Axis,
     DataParallelism,
     ModelParallelism,
+    ParallelConfig,
     Parallelism,
+    TrainConfig,
+    option,
 )
 from gpuscope.plugins import listed
 

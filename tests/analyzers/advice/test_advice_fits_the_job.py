@@ -15,13 +15,16 @@ from simulator.judged import Case as SimulatedJob
 
 import gpuscope
 from gpuscope.analyzers.advice.rule import Case, Proposal
-from gpuscope.analyzers.advice.rules.compute import kernel_rules
-from gpuscope.analyzers.advice.rules.host import host_rules, launch_rules, loader_rules
-from gpuscope.analyzers.advice.rules.memory import allocator_call_rules
+from gpuscope.analyzers.advice.rules import (
+    allocator_call_rules,
+    blocking_rules,
+    cpu_rules,
+    host_rules,
+    one_time_cost_rules,
+)
 from gpuscope.analyzers.advice.settings.torch_settings import FOREACH, FUSED
-from gpuscope.analyzers.allocator.allocator_replay import Outcome
-from gpuscope.analyzers.allocator.other_settings import Baseline, Change, best
-from gpuscope.analyzers.changes import LoaderWorkers, Predicted
+from gpuscope.analyzers.allocator.allocator_replay import Baseline, Change, Outcome, best
+from gpuscope.analyzers.what_if_changes import LoaderWorkers, Predicted
 from gpuscope.schema.document import Report
 
 MIB = 1 << 20
@@ -64,7 +67,7 @@ def optimizer(classes: str, kernel: str = "multi_tensor_apply_kernel", torch: st
     asked["compute"] = [  # type: ignore[typeddict-item]
         {"reducible": [{"code": "optimizer_passes", "detail": classes, "name": kernel}]}
     ]
-    return list(kernel_rules.propose(on(asked, torch), finding("optimizer_passes")))
+    return list(cpu_rules.kernel_rules_propose(on(asked, torch), finding("optimizer_passes")))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +122,7 @@ def test_torch_has_these_forms() -> None:
 def test_how_many_cores_there_are_is_said(cores: int | None) -> None:
     """Whether more workers than these help, the replay tells."""
     case = on(report(finding("input")), "", cores)
-    found = list(loader_rules.propose(case, finding("input")))
+    found = list(one_time_cost_rules.loader_rules_propose(case, finding("input")))
     assert [one.changes for one in found] == [(LoaderWorkers(n, cores=cores),) for n in (1, 2, 4, 8, 16)]
     said = found[-1].says("risk")
     assert ("not recorded" in said) == (cores is None)
@@ -171,7 +174,7 @@ def test_graphs_are_advised_where_kernels_are_launched_one_by_one(
     case["host_calls"] = [host_calls(runtime=runtime)]
     case["api_calls"] = [{"name": name, "count": count} for name, count in calls.items()]  # type: ignore[typeddict-item]
     case["launches"] = [{"launches": kernels}]  # type: ignore[typeddict-item]
-    found = [one.code for one in launch_rules.propose(on(case), finding("launch"))]
+    found = [one.code for one in blocking_rules.launch_rules_propose(on(case), finding("launch"))]
     assert ("cuda_graphs" in found) == advised
 
 

@@ -7,9 +7,9 @@ from copy import deepcopy
 import pytest
 from helpers.advice import finding, report
 
-from gpuscope.analyzers.advice.bounds import explained, step_bound
+from gpuscope.analyzers.advice.prediction_cache import explained, step_bound
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.changes import Predicted, Refused
+from gpuscope.analyzers.what_if_changes import Predicted, Refused
 from gpuscope.schema.document import Report
 
 STEP = 100_000_000

@@ -12,9 +12,9 @@ from helpers.kineto import note, op, write
 
 import gpuscope
 from gpuscope.analyzers.advice.rule import Case
-from gpuscope.analyzers.advice.rules.communication import ddp_rules
+from gpuscope.analyzers.advice.rules import ddp_rules
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.changes import Change, Refused
+from gpuscope.analyzers.what_if_changes import Change, Refused
 from gpuscope.schema.document import Report
 
 
@@ -99,7 +99,7 @@ def sending(broadcast_ns: int, count: int = 2, framework: str = "ddp") -> Report
 
 def test_ddp_sends_its_buffers() -> None:
     def proposed(case: Report) -> list[str]:
-        found = ddp_rules.RULE.propose(Case(case, unknown), case["findings"][0])
+        found = ddp_rules.DDP_RULE.propose(Case(case, unknown), case["findings"][0])
         return [one.setting["name"] for one in found if one.code == "broadcast_buffers"]
 
     assert proposed(sending(60_000_000)) == ["DistributedDataParallel.broadcast_buffers"]

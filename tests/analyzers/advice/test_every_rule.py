@@ -11,8 +11,8 @@ from simulator.catalogue import CASES
 from simulator.judged import Case as SimulatedJob
 
 from gpuscope.analyzers.advice.rule import Case, rules, suggestions
-from gpuscope.analyzers.changes import Refused
 from gpuscope.analyzers.run.runner import analyze
+from gpuscope.analyzers.what_if_changes import Refused
 from gpuscope.schema.document import Report
 
 TESTS = Path(__file__).parents[2]

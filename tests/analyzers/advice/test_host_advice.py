@@ -9,7 +9,7 @@ import pytest
 from helpers.advice import blocking, finding, host_calls, report, steady
 
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.changes import CapturedGraphs, Change, Predicted, Refused, RemovedSyncs
+from gpuscope.analyzers.what_if_changes import CapturedGraphs, Change, Predicted, Refused, RemovedSyncs
 from gpuscope.schema.document import Evidence, Report
 
 BEFORE, AFTER = 100_000_000, 40_000_000

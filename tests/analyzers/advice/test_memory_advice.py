@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from helpers.advice import blocking, finding, host_calls, report, steady
 
-from gpuscope.analyzers.advice.rules.memory.allocator_call_rules import state
+from gpuscope.analyzers.advice.rules.allocator_call_rules import state
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.changes import Change, Predicted
+from gpuscope.analyzers.what_if_changes import Change, Predicted
 from gpuscope.schema.document import Report
 
 EVERY_TENSOR = {"allocations_per_step": 62.0, "frees_per_step": 55.0, "least_allocations": 60, "least_frees": 50}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.analyzers.nccl.logged.nccl_grammar import (
+from gpuscope.analyzers.nccl.nccl_grammar import (
     ALGORITHMS,
     OPERATIONS,
     PROTOCOLS,

@@ -13,12 +13,12 @@ from helpers.trials import nccl_log
 from simulator.catalogue import COMPUTE
 from simulator.job import Job
 
-from gpuscope.analyzers.advice.logged_nccl import older_than
+from gpuscope.analyzers.advice.prediction_cache import older_than
 from gpuscope.analyzers.advice.rule import Case
-from gpuscope.analyzers.changes import Refused
 from gpuscope.analyzers.nccl.predicted_cost import chosen_unasked, predict
+from gpuscope.analyzers.what_if_changes import Refused
+from gpuscope.collective_costs.bus_bandwidth import Choice, Place
 from gpuscope.collective_costs.message_cost import CostModel
-from gpuscope.collective_costs.nccl_model import Choice, Place
 from gpuscope.schema.document import Diagnosis, Report
 
 sys.path[:0] = [str(Path(__file__).parent)]

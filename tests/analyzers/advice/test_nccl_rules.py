@@ -12,9 +12,9 @@ from helpers.kineto import call, kernel, note
 
 import gpuscope
 from gpuscope.analyzers.advice.rule import Case, Proposal
-from gpuscope.analyzers.advice.rules.nccl.nccl_rules import RULE
-from gpuscope.analyzers.changes import Algorithm, Refused
-from gpuscope.analyzers.nccl.logged.nccl_grammar import wrong
+from gpuscope.analyzers.advice.rules.nccl_rules import RULE
+from gpuscope.analyzers.nccl.nccl_grammar import wrong
+from gpuscope.analyzers.what_if_changes import Algorithm, Refused
 from gpuscope.schema.document import Report
 
 SIZES = (1 << 12, 1 << 14, 1 << 16)

@@ -11,7 +11,7 @@ from helpers.kineto import call, kernel, note
 from helpers.nccl_logs import MIB, chosen, communicator, nccl_tests, said, variables, write
 
 import gpuscope
-from gpuscope.analyzers.nccl.logged.nccl_grammar import wrong
+from gpuscope.analyzers.nccl.nccl_grammar import wrong
 from gpuscope.schema.document import Report
 
 KIB = 1 << 10

@@ -14,8 +14,8 @@ from gpuscope.analyzers.advice.settings import torch_settings
 from gpuscope.analyzers.advice.settings.known import Known
 from gpuscope.analyzers.advice.settings.settings import KNOWN
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.changes import BucketSize, Predicted, Refused
-from gpuscope.catalogue.cause_table import NAMED
+from gpuscope.analyzers.what_if_changes import BucketSize, Predicted, Refused
+from gpuscope.catalogue.suggestion import NAMED
 from gpuscope.schema.document import Report, Setting
 
 FRAMEWORKS = (

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from helpers.advice import finding, report, suggestion
 
-from gpuscope.analyzers.advice.framework_settings import python
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule, python
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.changes import (
+from gpuscope.analyzers.what_if_changes import (
     UNMATCHED,
     CapturedGraphs,
     Change,

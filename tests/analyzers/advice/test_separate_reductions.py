@@ -13,8 +13,8 @@ from simulator.judged import Case
 from simulator.kineto_rows import Profiler
 
 import gpuscope
-from gpuscope.analyzers.advice.rules.communication.separate_reduction_rules import WHOLE
-from gpuscope.analyzers.changes import BucketSize, Predicted
+from gpuscope.analyzers.advice.rules.bucket_rules import WHOLE
+from gpuscope.analyzers.what_if_changes import BucketSize, Predicted
 from gpuscope.schema.document import Report
 
 DDP = replace(

@@ -18,8 +18,8 @@ from gpuscope.analyzers.advice.settings import nccl_settings
 from gpuscope.analyzers.advice.settings.known import Known
 from gpuscope.analyzers.advice.settings.settings import KNOWN, TABLES
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.changes import Predicted, Refused
-from gpuscope.catalogue.cause_table import NAMED
+from gpuscope.analyzers.what_if_changes import Predicted, Refused
+from gpuscope.catalogue.suggestion import NAMED
 from gpuscope.schema.document import Setting
 
 torch = pytest.importorskip("torch")

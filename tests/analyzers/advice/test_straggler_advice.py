@@ -8,7 +8,7 @@ import pytest
 from helpers.advice import blocking, finding, host_calls, report
 
 from gpuscope.analyzers.advice.suggesting import advise
-from gpuscope.analyzers.changes import Change, EvenStages, Predicted, ReplacedRank, Schedule, SharedWork
+from gpuscope.analyzers.what_if_changes import Change, EvenStages, Predicted, ReplacedRank, Schedule, SharedWork
 from gpuscope.schema.document import LateGroupEntry, Report
 
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 import gpuscope
-from gpuscope.analyzers.allocator.allocator_replay import replay
+from gpuscope.analyzers.allocator.allocator_replay import CANDIDATES, replay
 from gpuscope.analyzers.allocator.allocator_settings import Settings, changed, from_snapshot, merged, segment_size
 from gpuscope.analyzers.allocator.caching_allocator import Allocator, Block
 from gpuscope.analyzers.allocator.history import histories
-from gpuscope.analyzers.allocator.other_settings import CANDIDATES
 from gpuscope.trace.schema import NA
 from tests.helpers.allocator import KIB, MIB, events, segment, snapshot
 

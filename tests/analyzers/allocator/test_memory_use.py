@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import gpuscope
-from gpuscope.analyzers.advice.rules.memory.allocator_rules import RULE
+from gpuscope.analyzers.advice.rules.allocator_call_rules import ALLOCATOR_RULE
 from gpuscope.analyzers.advice.suggesting import advise
 from gpuscope.analyzers.allocator.memory_use import run
-from gpuscope.analyzers.base.sections import MEMORY
-from gpuscope.analyzers.changes import Refused
+from gpuscope.analyzers.base.lanes import MEMORY
 from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.analyzers.what_if_changes import Refused
 from gpuscope.schema.document import FindingEntry
 from gpuscope.schema.memory_section import MemoryEntry
 from tests.helpers.allocator import EPOCH_US, MIB, Entry, events, frame, segment, snapshot
@@ -227,7 +227,7 @@ def suggested(entry: MemoryEntry, findings: list[FindingEntry]) -> list[Any]:
         "verdict": verdict,
         "trace": {"program": None},
     }
-    return advise(report, lambda _: Refused("no timeline"), [RULE])[0]
+    return advise(report, lambda _: Refused("no timeline"), [ALLOCATOR_RULE])[0]
 
 
 def test_the_advice_is_what_the_replay_found(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import gpuscope
 from gpuscope.report.html import html_report
 from gpuscope.report.terminal import first_screen, report_text
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view.memory_sentences import to_record
+from gpuscope.report.view.report_rows import to_record
 from gpuscope.schema.document import Report
-from gpuscope.trace.naming.stack_frames import FRAME_TEXT, StackKind, kind_of, own_line
+from gpuscope.trace.frameworks import FRAME_TEXT, StackKind, kind_of, own_line
 from tests.helpers.allocator import EPOCH_US, MIB, Entry, events, segment, snapshot
 
 PACKAGES = "/usr/lib/python3.11/site-packages"

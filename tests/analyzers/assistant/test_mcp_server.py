@@ -126,8 +126,7 @@ def test_every_tool_says_what_it_does_and_that_it_only_reads(samples: Path) -> N
 def test_commands_run_only_where_that_was_allowed(tmp_path: Path) -> None:
     """Without the option there is no tool for it; with it one tuning goes on at a time, and its end is told."""
     from gpuscope.analyzers.assistant.mcp_server import server
-    from gpuscope.analyzers.assistant.opened_runs import OpenRuns
-    from gpuscope.analyzers.assistant.tunings import Tunings
+    from gpuscope.analyzers.assistant.opened_runs import OpenRuns, Tunings
     from gpuscope.errors import UsageError
     from gpuscope.sources.source import ReadOptions
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuscope.analyzers.assistant.opened_runs import OpenRuns
-from gpuscope.analyzers.assistant.short_answers import MOST_BYTES, answer, quoted
+from gpuscope.analyzers.assistant.opened_runs import MOST_BYTES, OpenRuns, answer, quoted
 from gpuscope.errors import InputError, UsageError
 from gpuscope.sources.source import ReadOptions
 

@@ -12,10 +12,10 @@ from helpers.kineto import call, kernel, write
 
 import gpuscope
 from gpuscope.analyzers.base.analyzer import Analyzer, FileAnalyzer, Result, analyzers_of
-from gpuscope.analyzers.base.sections import COLLECTIVES, DECLARED, KERNELS, REPLAY, Section, Sections, merged
+from gpuscope.analyzers.base.lanes import COLLECTIVES, DECLARED, KERNELS, REPLAY, Section, Sections, merged
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, WhatIfAnalyzer
 from gpuscope.analyzers.run import reporting
-from gpuscope.catalogue.cause_table import BY_CODE
+from gpuscope.catalogue.suggestion import BY_CODE
 from gpuscope.errors import AnalysisError
 from gpuscope.schema.document import Diagnosis, KernelEntry
 from gpuscope.trace.schema import SCHEMAS

@@ -15,14 +15,12 @@ from helpers.kineto import call, kernel, write
 
 import gpuscope
 from gpuscope.analyzers.base import analyzer
-from gpuscope.analyzers.base.analyzer import Attributed, Result
+from gpuscope.analyzers.base.analyzer import PARTS, Attributed, Result, breaches, self_check
+from gpuscope.analyzers.base.evidence import StepFacts
 from gpuscope.analyzers.base.lanes import LaneSummary, LaneView, StepWindow
-from gpuscope.analyzers.base.self_check import PARTS, breaches, self_check
-from gpuscope.analyzers.base.step_roles import StepFacts
-from gpuscope.analyzers.device_time.idleness import idle
+from gpuscope.analyzers.device_time import idle
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION
-from gpuscope.trace.breakdown import Breakdown
-from gpuscope.trace.intervals import EMPTY
+from gpuscope.trace.intervals import EMPTY, Breakdown
 from gpuscope.trace.trace import Trace
 
 

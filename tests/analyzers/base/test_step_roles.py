@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.analyzers.base.step_roles import Role, StepFacts, leading_fast, roles
+from gpuscope.analyzers.base.evidence import Role, StepFacts, leading_fast, roles
 
 LETTER = {"w": Role.WARMUP, "s": Role.STEADY, "o": Role.OUTLIER, "p": Role.PARTIAL, "b": Role.BEFORE_SHIFT}
 

@@ -10,7 +10,7 @@ import pytest
 from helpers.kineto import Event, call, copy, kernel, op, write
 
 import gpuscope
-from gpuscope.analyzers.verdict.unexplained import Unexplained
+from gpuscope.analyzers.verdict.cause_findings import Unexplained
 from gpuscope.analyzers.verdict.verdict import Evidence, bound, decide
 from gpuscope.schema.document import Report, Slowdown
 

@@ -11,11 +11,11 @@ from helpers.kineto import call, kernel, note, write
 from helpers.synthetic_job import MS, Job, simulate, trace_of
 
 import gpuscope
-from gpuscope.analyzers.base.sections import STRAGGLERS
+from gpuscope.analyzers.base.lanes import STRAGGLERS
 from gpuscope.analyzers.collectives.lateness import Lateness
 from gpuscope.analyzers.run.file_part import Options, reduce_trace
 from gpuscope.schema.document import Report
-from gpuscope.trace.merge import merge
+from gpuscope.trace.trace import merge
 
 
 def nccl(ts: int, dur: int, seq: int, group: str = "0", ranks: tuple[int, ...] = (0, 1)) -> Any:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gpuscope.analyzers.collectives import slow_members
-from gpuscope.analyzers.collectives.slow_members import SlowLink, since, slow, slow_links
+from gpuscope.analyzers.collectives import recurrence
+from gpuscope.analyzers.collectives.recurrence import SlowLink, since, slow, slow_links
 
 STEPS, LOOK, JOBS = 120, 10, 12
 STEP_NS = 1e8
@@ -56,7 +56,7 @@ NOISES = (gaussian, lognormal, periodic, drift, busy)
 def named(taken: Taken) -> dict[int, int | None]:
     """Who is ever called slow in a stream, and since when by the last look."""
     found: dict[int, int | None] = {}
-    for end in range(slow_members.WINDOW, len(taken) + 1, LOOK):
+    for end in range(recurrence.WINDOW, len(taken) + 1, LOOK):
         numbers = np.arange(end)
         found |= {one.member: one.since for one in slow(numbers, STEP_NS * (1 + taken[:end]), STEP_NS)}
     return found
@@ -98,11 +98,11 @@ def test_whom_bursts_that_adjoin_have_named_was_late() -> None:
     for _ in range(5):
         taken = bursts(chance, STEPS, 256)
         delay = taken - np.median(taken, axis=1, keepdims=True)
-        for end in range(slow_members.WINDOW, STEPS + 1, LOOK):
+        for end in range(recurrence.WINDOW, STEPS + 1, LOOK):
             for one in slow(np.arange(end), STEP_NS * (1 + taken[:end]), STEP_NS):
-                judged = delay[end - slow_members.WINDOW : end, one.member]
-                assert np.median(judged) >= slow_members.NOTABLE
-                assert np.mean(judged >= slow_members.NOTABLE / 3) >= 0.75
+                judged = delay[end - recurrence.WINDOW : end, one.member]
+                assert np.median(judged) >= recurrence.NOTABLE
+                assert np.mean(judged >= recurrence.NOTABLE / 3) >= 0.75
                 accused += 1
     assert accused
 
@@ -144,7 +144,7 @@ def test_the_link_of_a_rank_is_where_slow_rows_and_columns_cross() -> None:
         rank, first = int(chance.integers(256)), int(chance.integers(30, 70))
         found = slow_links(np.arange(STEPS), transfers(chance, members, rank, first), members, alike, STEP_NS)
         missed += [one.ranks for one in found] != [(rank,)] or abs((found[0].since or 0) - first) > 10
-        for end in range(slow_members.WINDOW, STEPS, LOOK):
+        for end in range(recurrence.WINDOW, STEPS, LOOK):
             fine = {group: one[:end] for group, one in transfers(chance, members, None, 0).items()}
             accused += bool(slow_links(np.arange(end), fine, members, alike, STEP_NS))
     assert missed <= 1

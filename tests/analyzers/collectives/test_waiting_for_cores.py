@@ -10,7 +10,7 @@ from helpers.kineto import Event, call, kernel, note, op, write
 
 import gpuscope
 from gpuscope.analyzers.collectives.lateness import beyond_peers, more_to_run
-from gpuscope.analyzers.facts.counted_by_step.core_waits import CoreTimes
+from gpuscope.analyzers.facts.run_facts import CoreTimes
 from gpuscope.schema.document import Report
 
 STEPS = 8

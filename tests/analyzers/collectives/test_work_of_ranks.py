@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuscope.analyzers.collectives.work_of_ranks import WorkOfRanks, medians_of_others
+from gpuscope.analyzers.collectives.lateness import WorkOfRanks, medians_of_others
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.columns.name_pool import NO_NAME
-from gpuscope.trace.columns.table import Table
+from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, SCHEMAS
+from gpuscope.trace.table import Table
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7, 40])

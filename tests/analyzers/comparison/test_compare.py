@@ -12,9 +12,8 @@ import pytest
 from helpers.nsys import Export
 from helpers.reports import report, suggestion
 
-from gpuscope.analyzers.comparison.checks import step_time
 from gpuscope.analyzers.comparison.compare import Side, compare
-from gpuscope.analyzers.comparison.loading import Reading, load
+from gpuscope.analyzers.comparison.comparison import Reading, load, step_time
 from gpuscope.errors import InputError, UsageError
 from gpuscope.schema.diff_document import Diff
 from gpuscope.schema.document import Report
@@ -250,7 +249,7 @@ def test_published_pair_is_neutral(shared_traces: Path) -> None:
 
 
 def test_reports_and_runs_can_be_named(tmp_path: Path) -> None:
-    from gpuscope.report.json_report import dumps
+    from gpuscope.report.read_report import dumps
     from gpuscope.store.store import opened
 
     path, store = tmp_path / "report.json", tmp_path / "runs.db"

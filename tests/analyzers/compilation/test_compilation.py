@@ -10,7 +10,7 @@ import pytest
 from helpers.kineto import Event, call, kernel, note, op, python, write
 
 import gpuscope
-from gpuscope.report.view import places
+from gpuscope.report.view import call_tree
 from gpuscope.report.view.summary import summary
 
 US = 1000
@@ -247,7 +247,7 @@ def test_generated_kernels_are_led_to_their_line(tmp_path: Path) -> None:
     (tmp_path / "dedicated_log_torch_trace_rank_0_x.log").write_text(
         "".join(f"{prefix}{told}\n" + "".join(f"\t{line}\n" for line in text.splitlines()) for told, text in texts)
     )
-    rows = {row.name: row.device_ns for row in places.rows(gpuscope.analyze(tmp_path).report["call_tree"], "line")}
+    rows = {row.name: row.device_ns for row in call_tree.rows(gpuscope.analyze(tmp_path).report["call_tree"], "line")}
     assert rows["/a/train.py(3): f"] == 6 * 180 * US
     assert rows["train.py(9): main"] == 6 * 560 * US
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.kineto import note, op, write
 
 import gpuscope
-from gpuscope.analyzers.facts.counted_by_step.core_waits import core_waits
+from gpuscope.analyzers.facts.run_facts import core_waits
 from gpuscope.schema.document import FindingEntry
 
 

@@ -10,7 +10,7 @@ import pytest
 from simulator.kernel_faults import Case, cases
 
 import gpuscope
-from gpuscope.analyzers.device_time.kernels.generations import likeliest_model
+from gpuscope.analyzers.device_time.kernel_roofs import likeliest_model
 from gpuscope.cli import main
 from gpuscope.errors import UsageError
 from gpuscope.schema.document import Report

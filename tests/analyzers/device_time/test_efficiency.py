@@ -10,10 +10,9 @@ import pytest
 from helpers import needs
 from helpers.kineto import Event, call, kernel, note, op, write
 
-from gpuscope.analyzers.base.lanes import views
-from gpuscope.analyzers.base.sections import EFFICIENCY, KERNELS
-from gpuscope.analyzers.device_time.kernels import efficiency, kernel_times
-from gpuscope.analyzers.device_time.kernels.recomputation import recomputed
+from gpuscope.analyzers.base.lanes import EFFICIENCY, KERNELS, views
+from gpuscope.analyzers.device_time import efficiency, kernel_times
+from gpuscope.analyzers.device_time.attention_flops import recomputed
 from gpuscope.schema.document import EfficiencyEntry, KernelEntry
 from gpuscope.sources.opening import open_trace
 
@@ -40,7 +39,7 @@ def look(path: Path, *events: Event, gpu: str | None = H100) -> tuple[list[Kerne
     trace = open_trace(write(path / "trace.json", *events, **header))
     lanes = views(trace)
     kernels: list[KernelEntry] = kernel_times.run(trace, lanes).sections[KERNELS]
-    found: list[EfficiencyEntry] = efficiency.ANALYZER.run(trace, lanes).sections[EFFICIENCY]
+    found: list[EfficiencyEntry] = efficiency.EFFICIENCY_ANALYZER.run(trace, lanes).sections[EFFICIENCY]
     return kernels, found
 
 
@@ -178,7 +177,7 @@ def test_shapes_of_an_nsys_report() -> None:
     if not path.exists():
         pytest.skip(needs.PUBLIC_TRACES)
     trace = open_trace(path)
-    (found,) = efficiency.ANALYZER.run(trace, views(trace)).sections[EFFICIENCY]
+    (found,) = efficiency.EFFICIENCY_ANALYZER.run(trace, views(trace)).sections[EFFICIENCY]
     assert found["precisions"] == [{"precision": "fp32", "flops": 533_968_453_632, "peak_flops_per_s": 19.5e12}]
     assert found["coverage_frac"] == 1
     assert found["mfu"] == pytest.approx(533_968_453_632 / 19.5e12 / 57.089922e-3)

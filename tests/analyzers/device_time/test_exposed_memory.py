@@ -9,7 +9,7 @@ from helpers.kineto import call, copy, kernel, write
 
 import gpuscope
 from gpuscope.analyzers.base.lanes import views
-from gpuscope.analyzers.device_time import exposed_memory
+from gpuscope.analyzers.device_time import work_profile
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import Kind
 
@@ -43,7 +43,7 @@ def test_migrations_are_paging_where_exposed(tmp_path: Path) -> None:
         },
     )
     trace = builder.finish()
-    (causes,) = exposed_memory.run(trace, views(trace)).causes.values()
+    (causes,) = work_profile.exposed_memory_run(trace, views(trace)).causes.values()
     assert {cause: found.total for cause, found in causes.items()} == {"copy": 5, "paging": 25}
     assert causes["paging"].evidence[0]["dur_ns"] == 20
     assert (causes["paging"].operations, causes["paging"].busy) == (2, 40)  # exposed or not

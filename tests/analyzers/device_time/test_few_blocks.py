@@ -9,8 +9,8 @@ from helpers.kineto import call, kernel, write
 from helpers.nsys import Export
 
 import gpuscope
-from gpuscope.analyzers.device_time.kernels.compute_findings import compute_findings
-from gpuscope.schema.compute_section import ComputeEntry
+from gpuscope.analyzers.device_time.compute_findings import compute_findings
+from gpuscope.schema.call_tree_section import ComputeEntry
 from gpuscope.schema.document import Report
 
 MS = 1_000_000

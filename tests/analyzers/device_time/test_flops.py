@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpuscope.analyzers.device_time.kernels.flops import operator_flops
+from gpuscope.analyzers.device_time.attention_flops import operator_flops
 
 
 def flops(name: str, *dims: list[int]) -> int | None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuscope.analyzers.device_time.kernels.attention_flops import ATTENTION
-from gpuscope.analyzers.device_time.kernels.flops import operator_flops
+from gpuscope.analyzers.device_time.attention_flops import ATTENTION, operator_flops
 
 torch = pytest.importorskip("torch")
 counter = pytest.importorskip("torch.utils.flop_counter")

@@ -10,7 +10,7 @@ from helpers.kineto import Event, call, copy, kernel, note, op, python, write
 
 import gpuscope
 from gpuscope.analyzers.base.lanes import views
-from gpuscope.analyzers.device_time.idleness.launching_threads import Turns, blocking_calls, launching_threads
+from gpuscope.analyzers.device_time.launching_threads import Turns, blocking_calls, launching_threads
 from gpuscope.schema.document import Evidence
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpuscope.analyzers.device_time.kernels.flops import operator_flops
-from gpuscope.analyzers.device_time.kernels.operator_bytes import operator_bytes, operator_bytes_range
+from gpuscope.analyzers.device_time.attention_flops import operator_flops
+from gpuscope.analyzers.device_time.operator_bytes import operator_bytes, operator_bytes_range
 
 BF16, FP32, INT = "c10::BFloat16", "float", "long int"
 PEER = Path(__file__).parents[4] / "shared" / "reference" / "operator-work.tsv"

@@ -10,10 +10,10 @@ import pytest
 from helpers.analysed import report as analysed
 from helpers.kineto import Event, call, kernel, note, op, write
 
-from gpuscope.analyzers.device_time.kernels.kernel_facts import kernel_facts
+from gpuscope.analyzers.device_time.kernel_facts import kernel_facts
 from gpuscope.schema.document import FindingEntry, Report
 from gpuscope.sources.opening import open_trace
-from gpuscope.trace.naming import precisions
+from gpuscope.trace import kernel_categories
 
 H100, MI300X = "NVIDIA H100 80GB HBM3", "AMD Instinct MI300X"
 BF16 = "c10::BFloat16"
@@ -201,7 +201,7 @@ def test_the_first_screen_names_the_operator(tmp_path: Path) -> None:
     ],
 )
 def test_an_implicit_gemm_is_not_int8(name: str, precision: str | None) -> None:
-    assert precisions.of_kernel(name) == precision
+    assert kernel_categories.of_kernel(name) == precision
 
 
 def test_strides_are_read(tmp_path: Path) -> None:

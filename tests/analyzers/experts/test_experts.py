@@ -16,8 +16,7 @@ from helpers.kineto import Event, call, kernel, note, op
 from rich.console import Console
 
 import gpuscope
-from gpuscope.analyzers.experts.expert_tokens import first_layer
-from gpuscope.analyzers.experts.experts import loads, placed
+from gpuscope.analyzers.experts.experts import first_layer, loads, placed
 from gpuscope.report.terminal import report_text
 
 RANKS, LAYERS, STEPS = 4, 2, 8

@@ -12,20 +12,19 @@ from typing import Any
 import pytest
 
 import gpuscope
-from gpuscope.analyzers.changes import EvenStages, Predicted
-from gpuscope.analyzers.facts import clocks, host_links, matching, placement, waits
-from gpuscope.analyzers.facts.pipeline_facts import assembled, flushes, stages
+from gpuscope.analyzers.facts import call_order, clocks, matching, pipeline_facts
 from gpuscope.analyzers.facts.run_facts import RunFacts
+from gpuscope.analyzers.what_if_changes import EvenStages, Predicted
 
 ONCE = (
     matching.match,
     clocks.estimate,
-    waits.waits,
-    stages.stage_map,
-    assembled.assembled,
-    flushes.flushes,
-    placement._seats,
-    host_links.hosts,
+    clocks.waits,
+    pipeline_facts.stage_map,
+    pipeline_facts.assembled,
+    pipeline_facts.flushes,
+    call_order._seats,
+    call_order.hosts,
 )
 
 

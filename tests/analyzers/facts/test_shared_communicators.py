@@ -13,10 +13,10 @@ from simulator.judged import Case
 from simulator.nsys_rows import Payloads, write_nsys
 
 import gpuscope
+from gpuscope.analyzers.facts.call_order import against_whole_job
 from gpuscope.analyzers.facts.matching import match
+from gpuscope.analyzers.facts.process_groups import with_members
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.facts.shared_communicators import with_members
-from gpuscope.analyzers.facts.whole_job import against_whole_job
 from gpuscope.schema.document import Verdict
 from gpuscope.trace.builder import TraceBuilder
 from gpuscope.trace.schema import NA, Kind

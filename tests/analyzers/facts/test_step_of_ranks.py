@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscope
-from gpuscope.analyzers.comparison.series import series, step
-from gpuscope.averages import lower_median
+from gpuscope.analyzers.comparison.moved import series, step
 from gpuscope.schema.document import Report
+from gpuscope.welch import lower_median
 
 STEP, STEPS = 1_000, 9
 

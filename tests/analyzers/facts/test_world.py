@@ -16,8 +16,7 @@ from gpuscope.analyzers.facts.clocks import estimate
 from gpuscope.analyzers.facts.matching import match
 from gpuscope.analyzers.facts.run_facts import RunFacts
 from gpuscope.trace.builder import TraceBuilder
-from gpuscope.trace.trace import Trace
-from gpuscope.trace.world import World, recorded_world
+from gpuscope.trace.trace import Trace, World, recorded_world
 
 
 def world_of(trace: Trace) -> World:

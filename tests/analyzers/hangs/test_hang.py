@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from helpers.flight_recorder import Group, dump, entry
 
 import gpuscope
-from gpuscope.catalogue.hang_reasons import CIRCULAR
+from gpuscope.catalogue.hang_sentences import CIRCULAR
 from gpuscope.cli import cli
 from gpuscope.report.view.first_lines import first_lines
 from gpuscope.schema.document import Report

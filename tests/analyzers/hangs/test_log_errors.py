@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from helpers.nccl_logs import communicator, said
 
 import gpuscope
-from gpuscope.analyzers.hangs import memory_shortage
+from gpuscope.analyzers.hangs import timed_out
 from gpuscope.cli import cli
-from gpuscope.schema.hang_section import Hang
+from gpuscope.schema.memory_section import Hang
 
 
 def write(folder: Path, *lines: str, name: str = "job.log") -> None:
@@ -86,7 +86,7 @@ def test_the_figures_of_a_lack_of_memory_say_what_comes_first(
 
 
 def test_a_message_without_figures_has_none() -> None:
-    assert memory_shortage.read("torch.OutOfMemoryError: CUDA out of memory.") is None
+    assert timed_out.read("torch.OutOfMemoryError: CUDA out of memory.") is None
 
 
 def test_of_a_process_without_a_rank_it_is_told_too(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import gpuscope
 from gpuscope.cli import cli
-from gpuscope.schema.hang_section import Hang
+from gpuscope.schema.memory_section import Hang
 
 FOUR: Group = ("0", "default_pg", [0, 1, 2, 3])
 DEFAULT = "0(default_pg)"

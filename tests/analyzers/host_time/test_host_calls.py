@@ -10,8 +10,8 @@ import pytest
 from helpers.kineto import Event, call, copy, kernel, note, op, python, write
 
 import gpuscope
+from gpuscope.schema.call_tree_section import HostCallsEntry
 from gpuscope.schema.document import Report
-from gpuscope.schema.host_calls_section import HostCallsEntry
 
 STEPS = 4
 """The last one is partial: three steady steps of 1,000 µs."""

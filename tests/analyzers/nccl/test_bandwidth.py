@@ -9,8 +9,7 @@ import pytest
 from helpers.collectives import collective, run_of
 
 import gpuscope
-from gpuscope.collective_costs.fixed_part import fixed_part
-from gpuscope.collective_costs.message_cost import CostModel, fit_or_why
+from gpuscope.collective_costs.message_cost import CostModel, fit_or_why, fixed_part
 from gpuscope.schema.document import Report
 
 MB = 1_000_000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.analyzers.changes import Algorithm, Refused
 from gpuscope.analyzers.nccl.predicted_cost import SPREAD, Estimate, changed, predict
-from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
+from gpuscope.analyzers.planning.cluster import cluster_of
+from gpuscope.analyzers.what_if_changes import Algorithm, Refused
+from gpuscope.collective_costs.bus_bandwidth import Choice, Place, available, bandwidth, latency_ns, steps
 from gpuscope.collective_costs.message_cost import CostModel
-from gpuscope.collective_costs.nccl_model import Choice, Place, available, bandwidth, latency_ns, steps
 
 HGX = Place(ranks=8, nodes=1, nvlink=True, generation="hopper")
 FOUR_HOSTS = Place(ranks=32, nodes=4, nvlink=False, generation="volta")

@@ -11,7 +11,7 @@ from helpers.nccl_logs import MIB, chosen, communicator, nccl_tests, said, write
 
 import gpuscope
 from gpuscope.schema.document import Report
-from gpuscope.trace.naming.communication_kernels import exact_names, kernel_algorithm
+from gpuscope.trace.kinds import exact_names, kernel_algorithm
 
 KIB = 1 << 10
 TIMES = {32 * KIB: 90.0, 64 * KIB: 160.0, 128 * KIB: 110.0, 256 * KIB: 150.0}

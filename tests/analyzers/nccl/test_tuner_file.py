@@ -10,8 +10,8 @@ from helpers.collectives import collective, run_of
 from helpers.nccl_logs import chosen, communicator, nccl_tests, write
 
 from gpuscope.analyzers.commands.export import command
-from gpuscope.analyzers.nccl.tuner_file import LARGEST, OPERATIONS, TunerRow, check, tuning
-from gpuscope.collective_costs.nccl_model import Choice
+from gpuscope.analyzers.nccl.predicted_cost import LARGEST, OPERATIONS, TunerRow, check, tuning
+from gpuscope.collective_costs.bus_bandwidth import Choice
 from gpuscope.errors import UsageError
 from gpuscope.sources.opening import open_trace
 

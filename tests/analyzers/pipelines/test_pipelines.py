@@ -20,15 +20,15 @@ from simulator.catalogue import COMPUTE
 from simulator.judged import Case
 
 import gpuscope
-from gpuscope.analyzers.changes import EvenStages, MicroBatches, Predicted
-from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
+from gpuscope.analyzers.facts.pipeline_facts import Computation, Flush
 from gpuscope.analyzers.pipelines.pipeline_parallelism import bubbles, shared_out
 from gpuscope.analyzers.pipelines.schedules import ideal, recognise
 from gpuscope.analyzers.replay.engine import CircleError
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import Delays, length, recorded
+from gpuscope.analyzers.what_if_changes import EvenStages, MicroBatches, Predicted
 from gpuscope.catalogue.prediction_sentences import step_change
 from gpuscope.schema.document import Report
-from gpuscope.schema.pipeline_section import Pipeline, PipelineComputation
+from gpuscope.schema.provenance import Pipeline, PipelineComputation
 
 MS = 1_000_000
 

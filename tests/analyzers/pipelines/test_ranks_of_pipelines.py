@@ -10,12 +10,12 @@ import pytest
 from helpers.kineto import Event, call, kernel, note, op, write
 
 import gpuscope
-from gpuscope.analyzers.facts.pipeline_facts.stages import StageMap
+from gpuscope.analyzers.facts.pipeline_facts import StageMap
 from gpuscope.analyzers.facts.run_facts import RunFacts
-from gpuscope.analyzers.pipelines import stage_pace
+from gpuscope.analyzers.pipelines import pipeline_findings
 from gpuscope.schema.document import FindingEntry, Report
-from gpuscope.trace.columns.table import Table
 from gpuscope.trace.schema import NA, SCHEMAS
+from gpuscope.trace.table import Table
 
 EVEN = {
     0: [("forward", 0, 0, 10), ("forward", 1, 10, 20), ("backward", 0, 40, 60), ("backward", 1, 70, 90)],
@@ -99,10 +99,12 @@ PLACES = {0: (0, 0), 1: (0, 1), 2: (0, 2), 3: (1, 0), 4: (1, 1), 5: (1, 2)}
 
 def paced(monkeypatch: pytest.MonkeyPatch, count: tuple[int, ...], dur: tuple[int, ...], stage: int) -> Any:
     """`pace` where each rank does one operation on one shape so often and so long in 4 steps."""
-    monkeypatch.setattr(stage_pace, "judged_core_times", lambda _: {})
+    monkeypatch.setattr(pipeline_findings, "judged_core_times", lambda _: {})
     columns = {"rank": list(PLACES), "operation": 0, "dims": 1, "count": count, "dur": dur, "steps": 4, "elements": NA}
     trace = {"work": Table.build(SCHEMAS["work"], len(PLACES), columns)}
-    return stage_pace.pace(cast(RunFacts, SimpleNamespace(trace=trace)), StageMap(PLACES, "", "measured", ""), stage)
+    return pipeline_findings.pace(
+        cast(RunFacts, SimpleNamespace(trace=trace)), StageMap(PLACES, "", "measured", ""), stage
+    )
 
 
 def test_a_slow_stage_and_one_with_more_layers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,11 @@ import pytest
 
 import gpuscope
 from benchmarks.measured_steps import rows, summary
-from gpuscope.analyzers.planning.costs.compute_time import HOST_PER_LAUNCH, LAUNCHES
-from gpuscope.analyzers.planning.costs.rates import COMPILED, EAGER, GRAPHS, Rates
-from gpuscope.analyzers.planning.costs.step_estimate import Estimate, estimate
-from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
-from gpuscope.analyzers.planning.inputs.model_spec import model_named
-from gpuscope.analyzers.planning.layout import FULL, Layout
+from gpuscope.analyzers.planning.cluster import cluster_of
+from gpuscope.analyzers.planning.compute_time import HOST_PER_LAUNCH, LAUNCHES
+from gpuscope.analyzers.planning.plan_memory import COMPILED, EAGER, FULL, GRAPHS, Layout, Rates
+from gpuscope.analyzers.planning.step_estimate import Estimate, estimate
+from gpuscope.analyzers.planning.transformer import model_named
 from gpuscope.errors import InputError, UsageError
 
 MEASURED = Path(__file__).parents[4] / "shared" / "planning"

@@ -11,19 +11,14 @@ from typing import get_type_hints
 import pytest
 from helpers.cli import call
 
-from gpuscope.analyzers.changes import MoreRanks, Predicted
 from gpuscope.analyzers.planning.advising import advise
-from gpuscope.analyzers.planning.calibration.calibrating import efficiencies
-from gpuscope.analyzers.planning.calibration.measured_links import measured_links
-from gpuscope.analyzers.planning.calibration.recorded_job import Job
-from gpuscope.analyzers.planning.calibration.scaled_run import scaled
-from gpuscope.analyzers.planning.costs.rates import Rates
-from gpuscope.analyzers.planning.costs.step_estimate import estimate, stages_of
-from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
-from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
-from gpuscope.analyzers.planning.inputs.model_spec import model_named
-from gpuscope.analyzers.planning.launchers import commands
-from gpuscope.analyzers.planning.layout import Layout
+from gpuscope.analyzers.planning.calibrating import Job, efficiencies, scaled
+from gpuscope.analyzers.planning.cluster import cluster_of
+from gpuscope.analyzers.planning.plan_memory import Layout, Rates, measured_links
+from gpuscope.analyzers.planning.step_estimate import estimate, stages_of
+from gpuscope.analyzers.planning.torchtitan import commands
+from gpuscope.analyzers.planning.transformer import PRESETS, model_named
+from gpuscope.analyzers.what_if_changes import MoreRanks, Predicted
 from gpuscope.errors import GpuscopeError
 from gpuscope.schema.plan_document import Plan
 

@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpuscope.analyzers.planning.advising import advise
-from gpuscope.analyzers.planning.costs.compute_time import speed_of
-from gpuscope.analyzers.planning.costs.rates import Rates
-from gpuscope.analyzers.planning.inputs.cluster import Cluster
-from gpuscope.analyzers.planning.inputs.cluster_spec import ClusterFile, cluster_of
-from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
-from gpuscope.analyzers.planning.inputs.model_spec import model_named
-from gpuscope.analyzers.planning.inputs.transformer import Model
-from gpuscope.analyzers.planning.rules import _host
+from gpuscope.analyzers.planning.cluster import Cluster, ClusterFile, cluster_of
+from gpuscope.analyzers.planning.compute_time import speed_of
+from gpuscope.analyzers.planning.plan import _host
+from gpuscope.analyzers.planning.plan_memory import Rates
+from gpuscope.analyzers.planning.transformer import PRESETS, Model, model_named
 from gpuscope.errors import GpuscopeError, InputError, UsageError
 
 MODEL: dict[str, object] = {

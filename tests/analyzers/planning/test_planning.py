@@ -8,14 +8,22 @@ import pytest
 
 from gpuscope.analyzers.planning.advising import advise
 from gpuscope.analyzers.planning.candidates import Question, beats, best_of_each, layouts, place, scored
-from gpuscope.analyzers.planning.costs.goodput import goodput
-from gpuscope.analyzers.planning.costs.plan_memory import layer_activations, memory
-from gpuscope.analyzers.planning.costs.rates import Rates
-from gpuscope.analyzers.planning.costs.step_estimate import SENDING_SHARE, Estimate, estimate, stages_of
-from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
-from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
-from gpuscope.analyzers.planning.inputs.transformer import Model
-from gpuscope.analyzers.planning.layout import FULL, NO, SELECTIVE, SQRT, Layout, bubble, split
+from gpuscope.analyzers.planning.cluster import cluster_of
+from gpuscope.analyzers.planning.plan import goodput
+from gpuscope.analyzers.planning.plan_memory import (
+    FULL,
+    NO,
+    SELECTIVE,
+    SQRT,
+    Layout,
+    Rates,
+    bubble,
+    layer_activations,
+    memory,
+    split,
+)
+from gpuscope.analyzers.planning.step_estimate import SENDING_SHARE, Estimate, estimate, stages_of
+from gpuscope.analyzers.planning.transformer import PRESETS, Model
 from gpuscope.errors import UsageError
 from gpuscope.schema.plan_document import Plan
 

@@ -14,15 +14,13 @@ import pytest
 from benchmarks.measured_layouts import table
 from benchmarks.planner import SOURCES, published
 from gpuscope.analyzers.planning.advising import advise
-from gpuscope.analyzers.planning.calibration.measured_fabric import with_bench, with_link
 from gpuscope.analyzers.planning.candidates import Question
-from gpuscope.analyzers.planning.costs.compute_time import Speed, _product
-from gpuscope.analyzers.planning.costs.rates import Rates
-from gpuscope.analyzers.planning.costs.step_estimate import estimate, stages_of
-from gpuscope.analyzers.planning.inputs.cluster_spec import cluster_of
-from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
-from gpuscope.analyzers.planning.launchers import commands
-from gpuscope.analyzers.planning.layout import FULL, SELECTIVE, SQRT, Layout
+from gpuscope.analyzers.planning.cluster import cluster_of
+from gpuscope.analyzers.planning.compute_time import Speed, _product
+from gpuscope.analyzers.planning.plan_memory import FULL, SELECTIVE, SQRT, Layout, Rates, with_bench, with_link
+from gpuscope.analyzers.planning.step_estimate import estimate, stages_of
+from gpuscope.analyzers.planning.torchtitan import commands
+from gpuscope.analyzers.planning.transformer import PRESETS
 from gpuscope.errors import InputError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]

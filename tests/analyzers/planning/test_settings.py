@@ -14,13 +14,12 @@ import torch
 from click.testing import CliRunner
 
 from gpuscope.analyzers.commands.advise import command
-from gpuscope.analyzers.planning.advising import advise
-from gpuscope.analyzers.planning.costs.step_estimate import stages_of
-from gpuscope.analyzers.planning.inputs.model_presets import PRESETS
-from gpuscope.analyzers.planning.launchers import commands
-from gpuscope.analyzers.planning.layout import CPU, FULL, SELECTIVE, ULYSSES, Layout
-from gpuscope.analyzers.planning.settings import deepspeed, torchtitan
-from gpuscope.analyzers.planning.settings.reading import setup_of, values_of
+from gpuscope.analyzers.planning import deepspeed, torchtitan
+from gpuscope.analyzers.planning.advising import advise, setup_of, values_of
+from gpuscope.analyzers.planning.plan_memory import CPU, FULL, SELECTIVE, ULYSSES, Layout
+from gpuscope.analyzers.planning.step_estimate import stages_of
+from gpuscope.analyzers.planning.torchtitan import commands
+from gpuscope.analyzers.planning.transformer import PRESETS
 from gpuscope.errors import InputError
 
 BATCH = 512

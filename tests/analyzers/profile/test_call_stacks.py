@@ -11,11 +11,11 @@ from helpers.kineto import call, kernel, note, op, python, write
 
 import gpuscope
 from gpuscope.plugins import COMMANDS, load
-from gpuscope.report.html.flame_drawing import flame
-from gpuscope.report.view import places
-from gpuscope.report.view.places import Row
+from gpuscope.report.html.drawing import flame
+from gpuscope.report.view import call_tree
+from gpuscope.report.view.call_tree import Row
 from gpuscope.schema.document import Report
-from gpuscope.trace.naming.stack_frames import is_own_frame
+from gpuscope.trace.frameworks import is_own_frame
 
 TRAIN, SLEEP, MODEL = "train.py(3): main", "loader.py(8): pause", "model.py(20): forward"
 US = 1000
@@ -67,10 +67,10 @@ def test_backward_work_belongs_to_the_module_of_its_forward_operator(tmp_path: P
         kernel(800, 50, 3),
     )
     entries = report_on(path)["call_tree"]
-    modules = {row.name: row.device_ns for row in places.rows(entries, "module")}
+    modules = {row.name: row.device_ns for row in call_tree.rows(entries, "module")}
     assert modules == {"Linear_0": 300 * US, "": 50 * US}
-    assert places.covered(entries, "module") == pytest.approx(300 / 350)
-    lines = {row.name: row.device_ns for row in places.rows(entries, "line")}
+    assert call_tree.covered(entries, "module") == pytest.approx(300 / 350)
+    lines = {row.name: row.device_ns for row in call_tree.rows(entries, "line")}
     assert lines == {MODEL: 300 * US, TRAIN: 50 * US}
 
 
@@ -93,7 +93,7 @@ def test_kernels_of_a_graph_belong_to_what_the_program_called_their_part(tmp_pat
         kernel(30, 40, 1, "gemm", **graph, **{"graph node id": 11}, **said),
         kernel(70, 60, 1, "add", **graph, **{"graph node id": 12}),
     )
-    modules = {row.name: row.device_ns for row in places.rows(report_on(path)["call_tree"], "module")}
+    modules = {row.name: row.device_ns for row in call_tree.rows(report_on(path)["call_tree"], "module")}
     assert modules == {"layers.0.attention": 40 * US, "": 60 * US}
 
 
@@ -104,14 +104,14 @@ def report_on(*paths: Path) -> Report:
 
 def test_each_figure_stands_at_its_place(tmp_path: Path) -> None:
     entries = report_on(trace(tmp_path / "rank0.json"))["call_tree"]
-    assert places.rows(entries, "line") == [
+    assert call_tree.rows(entries, "line") == [
         Row(TRAIN, 250 * US, 50 * US, 100 * US),  # what the backward's thread launched among it
         Row(SLEEP, 0, 0, 300 * US),
         Row(MODEL, 100 * US, 0, 0),
     ]
-    assert places.rows(entries, "module") == [Row("", 250 * US, 50 * US, 400 * US), Row("Net_0", 100 * US, 0, 0)]
-    assert places.covered(entries, "line") == 1
-    paths = {tuple(stack) for stack, _ in places.stacks(entries)}
+    assert call_tree.rows(entries, "module") == [Row("", 250 * US, 50 * US, 400 * US), Row("Net_0", 100 * US, 0, 0)]
+    assert call_tree.covered(entries, "line") == 1
+    paths = {tuple(stack) for stack, _ in call_tree.stacks(entries)}
     assert (TRAIN, "Net_0", MODEL, "aten::linear", "aten::addmm", "gemm") in paths
     assert (TRAIN, "autograd::engine::evaluate_function: AddmmBackward0", "gemm_backward") in paths
 
@@ -127,14 +127,14 @@ def test_places_of_one_kind_keep_every_figure(tmp_path: Path) -> None:
     """The module of a backward kernel too; what has none around it stands apart, and nothing is lost."""
     entries = report_on(trace(tmp_path / "rank0.json"))["call_tree"]
     for kind in ("module", "line"):
-        drawn = places.only(entries, kind)
+        drawn = call_tree.only(entries, kind)
         assert {one["kind"] for one in drawn} <= {kind, "kernel", "unknown"}
-        assert [sum(places.figures(one)[n] for one in drawn) for n in range(3)] == [
-            sum(places.figures(one)[n] for one in entries) for n in range(3)
+        assert [sum(call_tree.figures(one)[n] for one in drawn) for n in range(3)] == [
+            sum(call_tree.figures(one)[n] for one in entries) for n in range(3)
         ]
     parents = {one["id"]: one["name"] for one in drawn}
-    gemm = next(one for one in places.only(entries, "module") if one["name"] == "gemm")
-    modules = {one["id"]: one["name"] for one in places.only(entries, "module")}
+    gemm = next(one for one in call_tree.only(entries, "module") if one["name"] == "gemm")
+    modules = {one["id"]: one["name"] for one in call_tree.only(entries, "module")}
     assert modules[gemm["parent"] or 0] == "Net_0"
     assert parents[next(one for one in drawn if one["name"] == "gemm")["parent"] or 0] == MODEL
 
@@ -167,7 +167,7 @@ def test_exposed_and_idle_time_add_up_to_the_breakdown(samples: Path, name: str)
     ["tracelens_ddp", "tracelens_qwen/h100.json.gz", "torch_prof_tutorial/dc3b_1752215573993169006.pt.trace.json"],
 )
 def test_published_traces_with_stacks_lead_to_lines(shared_traces: Path, name: str) -> None:
-    known = places.covered(report_on(shared_traces / "kineto" / name)["call_tree"], "line")
+    known = call_tree.covered(report_on(shared_traces / "kineto" / name)["call_tree"], "line")
     assert known is not None
     assert known >= 0.9
 

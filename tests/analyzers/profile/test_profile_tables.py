@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuscope
-from gpuscope.analyzers.profile.call_tree import parents
 from gpuscope.analyzers.profile.launch_queue import BINS, _queue
+from gpuscope.analyzers.profile.recorded_ranks import parents
 from gpuscope.analyzers.run.analysis import Analysis
-from gpuscope.trace.columns.grouped_durations import grouped
 from gpuscope.trace.schema import NA
+from gpuscope.trace.table import grouped
 
 US = 1_000
 

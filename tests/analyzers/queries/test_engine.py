@@ -9,9 +9,8 @@ import pytest
 
 import gpuscope
 from gpuscope.analyzers.queries import engine
-from gpuscope.analyzers.queries.engine import RunData, query
+from gpuscope.analyzers.queries.engine import RunData, query, tables
 from gpuscope.analyzers.queries.examples import EXAMPLES, Example
-from gpuscope.analyzers.queries.tables import tables
 from gpuscope.errors import UsageError
 from gpuscope.schema.document import Report
 from gpuscope.trace.schema import NA

@@ -15,7 +15,8 @@ from simulator.truth import step_ns
 
 from benchmarks.verdicts.advised import advised
 from benchmarks.verdicts.drawn_changes import changes_of
-from gpuscope.analyzers.changes import (
+from gpuscope.analyzers.run.runner import analyze
+from gpuscope.analyzers.what_if_changes import (
     BucketSize,
     CapturedGraphs,
     Change,
@@ -30,7 +31,6 @@ from gpuscope.analyzers.changes import (
     Schedule,
     SharedWork,
 )
-from gpuscope.analyzers.run.runner import analyze
 
 
 @pytest.mark.parametrize(

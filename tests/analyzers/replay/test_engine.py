@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from helpers.jobs import Host, Issue, Launch, Step, Wait, job, steps
 
-from gpuscope.analyzers.changes import EvenStages, MicroBatches
-from gpuscope.analyzers.replay.engine import CircleError, replay
+from gpuscope.analyzers.replay.engine import CircleError, compute_floor, parts, replay
 from gpuscope.analyzers.replay.graph import Call, Edge, Graph, Node, edge_columns, join, node_columns
-from gpuscope.analyzers.replay.ranks_joined import unmatched_messages
+from gpuscope.analyzers.replay.recording import unmatched_messages
 from gpuscope.analyzers.replay.rewrite import by_issue
-from gpuscope.analyzers.replay.step_parts import compute_floor, parts
+from gpuscope.analyzers.what_if_changes import EvenStages, MicroBatches
 
 
 def test_the_host_waits_for_the_device_and_the_device_for_the_host() -> None:

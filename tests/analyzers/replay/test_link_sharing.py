@@ -11,8 +11,7 @@ from helpers.jobs import Issue, Step, Wait, job
 from gpuscope.analyzers.replay.device_contention import BOTH_WAYS, NONE, SHARED, Disturbed
 from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node
-from gpuscope.analyzers.replay.link_sharing import Crowds, Reach, Reaches, can_crowd
-from gpuscope.analyzers.replay.rewrite import nodes_by_call
+from gpuscope.analyzers.replay.rewrite import Crowds, Reach, Reaches, can_crowd, nodes_by_call
 
 
 def two_groups(*transfers: int, ops: tuple[str, str] = ("all_reduce", "all_reduce")) -> Graph:

@@ -7,22 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscope.analyzers.changes import KeepParameters, MicroBatches, PaddedProducts
-from gpuscope.analyzers.replay.fitted_margins import (
-    INFERRED,
-    MARGINS,
-    NOT_FITTED,
-    ON_ONE_LINK,
-    TOGETHER,
-    margin,
-)
+from gpuscope.analyzers.replay.contention import INFERRED, MARGINS, NOT_FITTED, ON_ONE_LINK, TOGETHER, margin
+from gpuscope.analyzers.replay.engine import LEAST_CHANCE, bounds, by_chance, median_by_chance
 from gpuscope.analyzers.replay.graph import Call, Graph, Node, edge_columns, node_columns
-from gpuscope.analyzers.replay.prediction_bounds import (
-    LEAST_CHANCE,
-    bounds,
-    by_chance,
-    median_by_chance,
-)
+from gpuscope.analyzers.what_if_changes import KeepParameters, MicroBatches, PaddedProducts
 
 
 @pytest.mark.parametrize(

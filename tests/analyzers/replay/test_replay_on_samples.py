@@ -12,7 +12,11 @@ from helpers import analysed
 
 import gpuscope
 from gpuscope.analyzers.base.lanes import views
-from gpuscope.analyzers.changes import (
+from gpuscope.analyzers.replay.recording import MAX_ERROR, record
+from gpuscope.analyzers.replay.replayer import Replayer
+from gpuscope.analyzers.run.analysis import Analysis
+from gpuscope.analyzers.run.runner import Options, run
+from gpuscope.analyzers.what_if_changes import (
     LinkSpeed,
     LoaderWorkers,
     MicroBatches,
@@ -22,11 +26,6 @@ from gpuscope.analyzers.changes import (
     ReplacedRank,
     Schedule,
 )
-from gpuscope.analyzers.replay.from_trace.recording import record
-from gpuscope.analyzers.replay.recorded_run import MAX_ERROR
-from gpuscope.analyzers.replay.replayer import Replayer
-from gpuscope.analyzers.run.analysis import Analysis
-from gpuscope.analyzers.run.runner import Options, run
 from gpuscope.sources.opening import inputs
 
 MS = 1_000_000

@@ -10,10 +10,10 @@ from simulator.catalogue import COMPUTE
 from simulator.job import MIB
 from simulator.judged import Case
 
-from gpuscope.analyzers.changes import Change, Predicted, ReplacedRank, SharedWork, WireBytes
-from gpuscope.analyzers.replay.from_trace import recorded_steps
+from gpuscope.analyzers.replay import graph_builder
 from gpuscope.analyzers.replay.replayer import Replayer
 from gpuscope.analyzers.run.runner import analyze
+from gpuscope.analyzers.what_if_changes import Change, Predicted, ReplacedRank, SharedWork, WireBytes
 
 RANKS, LATE = 12, 5
 DATA = replace(COMPUTE, name="data", ranks=RANKS, layers=2, rate=20.0, device_slow={LATE: 1.3})
@@ -33,7 +33,7 @@ def test_some_ranks_stand_for_all(job: object, tmp_path: Path, monkeypatch: pyte
     case = Case(job, "one slow device")  # type: ignore[arg-type]
     folder = case.write(tmp_path)
     whole = replayed(folder)
-    monkeypatch.setattr(recorded_steps, "RUN_KEPT", KEPT[case.job.name])
+    monkeypatch.setattr(graph_builder, "RUN_KEPT", KEPT[case.job.name])
     part = replayed(folder)
     assert whole.ranks == RANKS
     assert 2 <= part.ranks < RANKS
@@ -56,7 +56,7 @@ def test_a_rank_that_another_stands_for_is_replaced_with_it(tmp_path: Path, monk
     """More ranks are late alike than there is room for."""
     late = range(3, 10)
     job = replace(DATA, device_slow=dict.fromkeys(late, 1.3))
-    monkeypatch.setattr(recorded_steps, "RUN_KEPT", KEPT["data"])
+    monkeypatch.setattr(graph_builder, "RUN_KEPT", KEPT["data"])
     told = replayed(Case(job, "").write(tmp_path)).predict([ReplacedRank(rank) for rank in late])
     assert isinstance(told, Predicted), told
     assert told.after == pytest.approx(Case(replace(job, name="mended", device_slow={}), "").truth.step_ns, rel=0.02)

@@ -14,8 +14,8 @@ from simulator.judged import Case
 from simulator.kineto_rows import Profiler
 
 from benchmarks.verdicts.predicted import Outcome, predict
-from gpuscope.analyzers.changes import BucketSize, Overlap, Predicted
 from gpuscope.analyzers.run.runner import analyze
+from gpuscope.analyzers.what_if_changes import BucketSize, Overlap, Predicted
 
 BY_NAME = {one.name: one for one in COUNTERFACTUALS}
 WITHIN = 0.03

@@ -12,9 +12,9 @@ from simulator import rl_jobs
 
 import gpuscope
 from benchmarks.roles.drawn import judged
+from gpuscope.analyzers.roles.role_gains import Lengths, fitted
 from gpuscope.analyzers.roles.role_replay import Schedule, bounding, durations, times_of
-from gpuscope.analyzers.roles.rollout_model import Lengths, fitted
-from gpuscope.dashboards.figures.roles_figure import timeline
+from gpuscope.dashboards.figures.gains_figure import timeline
 from gpuscope.report.view.first_lines import first_lines
 from gpuscope.schema.document import Report
 from gpuscope.sources.opening import open_trace
@@ -159,7 +159,7 @@ def test_unlogged_rollouts_take_what_the_training_and_the_wait_do(tmp_path: Path
     line = " - ".join(f"timing_s/{name}:{took}" for name, took in times.items())
     log = tmp_path / "a.log"
     log.write_text("\n".join(f"step:{number} - {line}" for number in range(1, 6)))
-    from gpuscope.analyzers.facts.role_steps import role_steps
+    from gpuscope.analyzers.facts.steady_state import role_steps
 
     found = times_of(role_steps(open_trace(log)).steps, beside=True)
     assert [step["rollout"] for step in found] == [14 * S] * 5

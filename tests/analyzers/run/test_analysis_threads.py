@@ -10,7 +10,7 @@ import pytest
 from gpuscope.analyzers.base import analyzer as base
 from gpuscope.analyzers.base.analyzer import FileAnalyzer, Result, analyzers_of
 from gpuscope.analyzers.base.lanes import LaneView, views
-from gpuscope.analyzers.run import analysis_threads
+from gpuscope.analyzers.run import file_part
 from gpuscope.errors import UsageError
 from gpuscope.sources.opening import open_trace
 from gpuscope.trace.trace import Trace
@@ -20,14 +20,14 @@ SAMPLE = Path(__file__).parents[3] / "sample_traces" / "ddp_slow_rank" / "rank1.
 
 def found(alone: bool) -> tuple[list[Result], list[str]]:
     trace = open_trace(SAMPLE)
-    results, beside = analysis_threads.results_of(trace, views(trace), alone, lambda: "beside")
+    results, beside = file_part.results_of(trace, views(trace), alone, lambda: "beside")
     assert beside == "beside"
     return results, trace.names.names
 
 
 def test_two_threads_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     one, names = found(alone=False)
-    monkeypatch.setattr(analysis_threads, "LARGE", 0)
+    monkeypatch.setattr(file_part, "LARGE", 0)
     two, names_of_two = found(alone=True)
     assert [result.analyzer for result in two] == [analyzer.name for analyzer in analyzers_of(FileAnalyzer)]
     assert [vars(result.sections) for result in two] == [vars(result.sections) for result in one]
@@ -50,23 +50,23 @@ def test_an_error_of_the_user_is_raised_from_either_thread(monkeypatch: pytest.M
     def refuse(*_: object) -> Result:
         raise UsageError("refused")
 
-    monkeypatch.setattr(analysis_threads, "LARGE", 0)
-    monkeypatch.setattr(analysis_threads, "run_one", refuse)
+    monkeypatch.setattr(file_part, "LARGE", 0)
+    monkeypatch.setattr(file_part, "run_one", refuse)
     trace = open_trace(SAMPLE)
     with pytest.raises(UsageError, match="refused"):
-        analysis_threads.results_of(trace, views(trace), True, lambda: None)
+        file_part.results_of(trace, views(trace), True, lambda: None)
 
 
 def test_small_traces_and_runs_of_many_files_need_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis_threads, "_Left", None)  # what threads take analyses from
+    monkeypatch.setattr(file_part, "_Left", None)  # what threads take analyses from
     assert len(found(alone=True)[0]) == len(base.analyzers_of(FileAnalyzer))
-    monkeypatch.setattr(analysis_threads, "LARGE", 0)
+    monkeypatch.setattr(file_part, "LARGE", 0)
     assert len(found(alone=False)[0]) == len(base.analyzers_of(FileAnalyzer))
 
 
 def test_of_a_huge_file_one_of_those_that_need_most_memory_runs_at_a_time() -> None:
     declared = {"idle": True, "compute": True, "kernels": False}
-    left = analysis_threads._Left([FileAnalyzer(name, _nothing, large=large) for name, large in declared.items()], True)
+    left = file_part._Left([FileAnalyzer(name, _nothing, large=large) for name, large in declared.items()], True)
     first, second = left.take(), left.take()
     assert first is not None
     assert second is not None

@@ -13,11 +13,11 @@ from helpers import kineto
 from helpers.cli import call
 
 from gpuscope.analyzers.run import runner
-from gpuscope.analyzers.run.executors import OnDask, executor_named, in_turn, side_by_side
+from gpuscope.analyzers.run.analysis import OnDask, executor_named, in_turn, side_by_side
 from gpuscope.analyzers.run.file_part import Options, analyze_file
 from gpuscope.analyzers.run.runner import analyze, run
 from gpuscope.errors import InputError, UsageError
-from gpuscope.report.json_report import dumps
+from gpuscope.report.read_report import dumps
 from gpuscope.sources.opening import inputs
 
 RUN = Path(__file__).resolve().parents[3] / "sample_traces" / "ddp_slow_rank"

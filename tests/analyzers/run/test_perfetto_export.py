@@ -16,8 +16,8 @@ from helpers.kineto import kernel, note, write
 import gpuscope
 from gpuscope.analyzers.run import perfetto_export
 from gpuscope.errors import InputError
+from gpuscope.sources.perfetto.packet_rows import BEGIN, TracePacket
 from gpuscope.sources.perfetto.packets import whole
-from gpuscope.sources.perfetto.perfetto_messages import BEGIN, TracePacket
 
 Span = tuple[str, int, int]
 

@@ -8,10 +8,9 @@ import pytest
 from helpers.kineto import call, kernel, write
 
 import gpuscope
-from gpuscope.analyzers.changes import LinkSpeed, Overlap, Predicted
-from gpuscope.analyzers.facts.host_links import Host, Wire
-from gpuscope.analyzers.facts.placement import Placed
-from gpuscope.analyzers.topology.link_peak import peak
+from gpuscope.analyzers.facts.call_order import Host, Placed, Wire
+from gpuscope.analyzers.topology.counter_means import peak
+from gpuscope.analyzers.what_if_changes import LinkSpeed, Overlap, Predicted
 from gpuscope.collective_costs.message_cost import assume
 from gpuscope.trace.schema import NA
 

@@ -15,15 +15,14 @@ from simulator.serving import DECODES, SERVERS, Server
 
 import gpuscope
 from gpuscope.analyzers.advice.rule import Case
-from gpuscope.analyzers.advice.rules.serving import serving_rules
-from gpuscope.analyzers.changes import Refused
+from gpuscope.analyzers.advice.rules import serving_rules
+from gpuscope.analyzers.what_if_changes import Refused
 from gpuscope.catalogue.findings import serving as kinds
 from gpuscope.errors import InputError
 from gpuscope.report.html import html_report
 from gpuscope.report.terminal import report_text
 from gpuscope.schema.document import Report
-from gpuscope.trace.naming.programs import program
-from gpuscope.trace.naming.serving_names import Batch, attention_phase, batch_of
+from gpuscope.trace.frameworks import Batch, attention_phase, batch_of, program
 
 OF_SERVERS = {kind.code for kind in vars(kinds).values() if isinstance(kind, type) and hasattr(kind, "code")}
 ADVICE = {

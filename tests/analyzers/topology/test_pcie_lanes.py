@@ -15,7 +15,7 @@ from simulator.judged import Case
 from simulator.nsys_rows import COPY_KINDS, MEMORY_KINDS
 
 import gpuscope
-from gpuscope.instrumented_runtime.record.capture.environment import link_of
+from gpuscope.instrumented_runtime.record.environment import link_of
 from gpuscope.schema.document import Report
 
 JOB = replace(SMALL, name="job", items=1, copy_bytes=40 * MIB)

@@ -262,7 +262,7 @@ def test_a_line_without_an_end_is_one_lost_line(tmp_path: Path) -> None:
 
 def test_the_live_page_tells_what_is_not_read(tmp_path: Path) -> None:
     pytest.importorskip("dash")
-    from gpuscope.dashboards.live.live_app import _state
+    from gpuscope.dashboards.live import _state
 
     write(tmp_path, 0, range(5), own_ms=80)
     (tmp_path / "measures" / "rank1.jsonl").symlink_to("/dev/zero")

@@ -21,11 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gpuscope
 from gpuscope.analyzers.watching.alerts import alerts, late_in_windows, measured_steps, unmeasured
-from gpuscope.analyzers.watching.finished_windows import WindowsVerdict
-from gpuscope.analyzers.watching.measures import RunWatcher
-from gpuscope.instrumented_runtime.train.measures import meter as meter_module
-from gpuscope.instrumented_runtime.train.measures.exposed_time import ExposedCommunication
-from gpuscope.instrumented_runtime.train.measures.meter import StepMeter, Workload
+from gpuscope.analyzers.watching.measures import RunWatcher, WindowsVerdict
+from gpuscope.instrumented_runtime.train import measures as meter_module
+from gpuscope.instrumented_runtime.train.measures import ExposedCommunication, StepMeter, Workload
 
 MS = 1_000_000
 STEP_MS = 100

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from helpers.pair import IMAGE, SCRIPT
 
-from gpuscope.analyzers.run import chrome_trace_export
-from gpuscope.dashboards.data.event_details import details
+from gpuscope.analyzers.run import set_apart
+from gpuscope.dashboards.data.event_details import details, search
 from gpuscope.dashboards.data.events import Events
 from gpuscope.dashboards.data.open_runs import OpenRun
-from gpuscope.dashboards.data.search import search
 from gpuscope.dashboards.web.downloads import cut
 
 
@@ -81,7 +80,7 @@ def test_search_counts_all_and_shows_from_a_time_on(pair: OpenRun) -> None:
 def test_an_exported_window_holds_its_events_on_the_common_clock(pair: OpenRun, tmp_path: Path) -> None:
     events = events_of(pair)
     window = (events.first + 1_000_000, events.last)  # the second step
-    chrome_trace_export.write(cut(events.trace, events.clock, window, {0}), tmp_path / "w.json.gz")
+    set_apart.write(cut(events.trace, events.clock, window, {0}), tmp_path / "w.json.gz")
     document = json.loads(gzip.decompress((tmp_path / "w.json.gz").read_bytes()))
     drawn = [event["name"] for event in document["traceEvents"] if event["ph"] == "X" and event["cat"] != "op"]
     assert sorted(name for name in drawn if name in (SCRIPT, IMAGE)) == [IMAGE, SCRIPT]

@@ -10,11 +10,9 @@ from helpers.kineto import call, kernel, write
 from helpers.pair import SCRIPT
 
 from gpuscope.analyzers.run.runner import Options
-from gpuscope.dashboards.data.kernel_durations import kernel_times
-from gpuscope.dashboards.data.kernel_rows import kernel_rows
-from gpuscope.dashboards.data.kernel_sequences import sequences
-from gpuscope.dashboards.data.memory.memory_stacks import memory_over_time
-from gpuscope.dashboards.data.open_runs import OpenRun, open_run
+from gpuscope.dashboards.data.counter_tracks import memory_over_time
+from gpuscope.dashboards.data.events import kernel_times, sequences
+from gpuscope.dashboards.data.open_runs import OpenRun, kernel_rows, open_run
 from gpuscope.dashboards.state import parse
 
 

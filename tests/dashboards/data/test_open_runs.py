@@ -13,10 +13,9 @@ from helpers.cli import call
 from helpers.dashboards import viewer_of
 
 from gpuscope.analyzers.run.runner import Options
-from gpuscope.dashboards.data.open_runs import NoSuchRunError, open_run, open_runs
-from gpuscope.dashboards.data.run_history import job_of, trend_of
+from gpuscope.dashboards.data.open_runs import NoSuchRunError, job_of, open_run, open_runs, trend_of
 from gpuscope.errors import InputError
-from gpuscope.report.json_report import dumps
+from gpuscope.report.read_report import dumps
 
 DASHBOARD = "import sys; from gpuscope.cli import main; main(['dashboard', *sys.argv[1:], '--port', '0'])"
 

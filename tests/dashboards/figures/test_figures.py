@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpuscope.dashboards.data.open_runs import OpenRun
-from gpuscope.dashboards.figures import breakdown_figure, heatmap_figure, kernels_figure, steps_figure
+from gpuscope.dashboards.figures import gains_figure, heatmap_figure, steps_figure
 from gpuscope.dashboards.pages import ranks_page
-from gpuscope.report.view import arrangement
+from gpuscope.report.view import report_rows
 from gpuscope.report.view.first_lines import first_lines
-from gpuscope.report.view.step_bars import SEEN, changed, culprits, pieces
+from gpuscope.report.view.headline import SEEN, changed, culprits, pieces
 
 
 def test_the_pieces_of_a_bar_sum_to_the_window(slow_rank: OpenRun, pair: OpenRun) -> None:
@@ -21,8 +21,8 @@ def test_the_late_rank_is_marked_and_the_change_stands_beneath(slow_rank: OpenRu
     report = slow_rank.report
     change = changed(first_lines(report).told)
     assert change is not None
-    step = arrangement.step_ns(report)
-    fig = breakdown_figure.bars(report["ranks"], False, step_ns=step, late=culprits(report), change=change)
+    step = report_rows.step_ns(report)
+    fig = steps_figure.bars(report["ranks"], False, step_ns=step, late=culprits(report), change=change)
     assert [label for label in fig.data[0].y if "late" in label] == ["<b>▸ rank 1 (CPU), late</b>"]
     after = next(bar for bar in fig.data if list(bar.y) == ["after"])
     assert after.x[0] == change.after / 1e6  # ms, as the bars above
@@ -71,5 +71,5 @@ def test_cells_come_from_the_report(pair: OpenRun) -> None:
 
 
 def test_names_are_text_in_a_figure(pair: OpenRun) -> None:
-    rates = kernels_figure.categories(pair.report["kernels"], dark=False)
+    rates = gains_figure.categories(pair.report["kernels"], dark=False)
     assert "<script" not in str(rates.to_json())

@@ -10,9 +10,9 @@ pytest.importorskip("plotly")
 
 from plotly.colors import find_intermediate_color, hex_to_rgb
 
-from gpuscope.dashboards.figures.call_tree_figure import icicle
+from gpuscope.dashboards.figures.gains_figure import icicle
 from gpuscope.dashboards.figures.heatmap_figure import heatmap
-from gpuscope.report.html.flame_drawing import COLOURS
+from gpuscope.report.html.drawing import COLOURS
 
 STEPS = 50
 

@@ -11,22 +11,14 @@ pytest.importorskip("plotly")
 
 from helpers.analysed import report
 
-from gpuscope.analyzers.changes import BucketSize, LinkSpeed, RemovedSyncs, ReplacedRank
-from gpuscope.analyzers.comparison.job_history import StoredRun, TrendPoint, trend
-from gpuscope.dashboards.data.memory.segments import Segment
-from gpuscope.dashboards.data.what_if import chosen
-from gpuscope.dashboards.figures import (
-    bandwidth_figure,
-    comparison_figure,
-    gains_figure,
-    memory_figure,
-    pipeline_figure,
-    traffic_figure,
-    waiting_figure,
-)
+from gpuscope.analyzers.comparison.compare import StoredRun, TrendPoint, trend
+from gpuscope.analyzers.what_if_changes import BucketSize, LinkSpeed, RemovedSyncs, ReplacedRank
+from gpuscope.dashboards.data.counter_tracks import Segment
+from gpuscope.dashboards.data.events import chosen
+from gpuscope.dashboards.figures import gains_figure, of_results, steps_figure
 from gpuscope.schema.document import CollectiveEntry
 from gpuscope.schema.nccl_sections import BandwidthEntry, FitEntry, TrafficEntry
-from gpuscope.schema.pipeline_section import PipelineComputation
+from gpuscope.schema.provenance import PipelineComputation
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -76,20 +68,20 @@ def test_bandwidth_with_its_fit_and_the_peak() -> None:
         },
     )
     rows = [measured(10_000, 5.0, peak_gbps=25.0, link="PCIe"), measured(100, 0.1, lower_bound=True)]
-    fig = bandwidth_figure.against_size(rows, [fit], dark=False)
+    fig = gains_figure.against_size(rows, [fit], dark=False)
     points, curve, peak = fig.data
     assert list(points.x) == [100, 10_000]
-    assert [symbol >= bandwidth_figure.OPEN for symbol in points.marker.symbol] == [True, False]
+    assert [symbol >= gains_figure.OPEN for symbol in points.marker.symbol] == [True, False]
     assert curve.y[-1] == pytest.approx(5.0)
     assert list(peak.y) == [25.0, 25.0]
 
 
 def test_names_are_text() -> None:
     figures = [
-        bandwidth_figure.against_size([measured(1, 1.0, group=SCRIPT)], [], dark=True),
-        waiting_figure.bars([collective(group=SCRIPT)], dark=True),
+        gains_figure.against_size([measured(1, 1.0, group=SCRIPT)], [], dark=True),
+        of_results.bars([collective(group=SCRIPT)], dark=True),
         gains_figure.steps(5, [gains_figure.Step(SCRIPT, 4, 3, 5)], dark=True),
-        memory_figure.segments([Segment("1", [(1, 0, SCRIPT)])], dark=True),
+        gains_figure.segments([Segment("1", [(1, 0, SCRIPT)])], dark=True),
     ]
     for fig in figures:
         assert "<script" not in str(fig.to_plotly_json())
@@ -113,7 +105,7 @@ def collective(**more: Any) -> CollectiveEntry:
 
 def test_waiting_beside_transferring() -> None:
     """What is not matched is neither: it stands alone."""
-    fig = waiting_figure.bars([collective(), collective(op="send", wait_ns=None, dur_ns=70)], dark=False)
+    fig = of_results.bars([collective(), collective(op="send", wait_ns=None, dur_ns=70)], dark=False)
     assert {bar.name.split(":")[0]: list(bar.x) for bar in fig.data} == {
         "transfer": [100, 0],
         "wait for the last rank": [200, 0],
@@ -127,7 +119,7 @@ def test_traffic_by_bytes_or_where_these_are_missing_by_time(sizes: Any, cells: 
         cast(TrafficEntry, {"rank": 0, "peer": 5, "count": 1, "bytes": sizes[0], "dur_ns": 1}),
         cast(TrafficEntry, {"rank": 5, "peer": 0, "count": 1, "bytes": sizes[1], "dur_ns": 2}),
     ]
-    [heat] = traffic_figure.matrix(rows, dark=False).data
+    [heat] = of_results.matrix(rows, dark=False).data
     assert [list(row) for row in heat.z] == cells
     assert list(heat.x) == ["0", "5"]
 
@@ -138,7 +130,7 @@ def test_a_computation_stands_where_it_ran() -> None:
         cast(PipelineComputation, {"stage": 0, "kind": "forward", "start_ns": 1000, "dur_ns": 300, **own}),
         cast(PipelineComputation, {"stage": 1, "kind": "backward", "start_ns": 1500, "dur_ns": 400, **own}),
     ]
-    fig = pipeline_figure.schedule(computations, 900, dark=False)
+    fig = of_results.schedule(computations, 900, dark=False)
     assert [(bar.name, list(bar.base), list(bar.x), list(bar.y)) for bar in fig.data] == [
         ("forward", [0], [300], ["stage 0"]),
         ("backward", [500], [400], ["stage 1"]),
@@ -149,7 +141,7 @@ def test_holes_of_a_segment() -> None:
     """2 MiB used, 1 MiB free, 1 MiB used: the hole is at 2."""
     mib = 1 << 20
     blocks = [(2 * mib, 0, "f"), (mib, 2, ""), (mib, 0, "g")]
-    used, free = memory_figure.segments([Segment("1", blocks)], dark=False).data
+    used, free = gains_figure.segments([Segment("1", blocks)], dark=False).data
     assert (list(used.base), list(used.x)) == ([0, 3], [2, 1])
     assert (free.name, list(free.base), list(free.x)) == ("free", [2], [1])
 
@@ -169,7 +161,7 @@ def test_a_regression_is_marked_in_the_history(healthy_and_slow: tuple[Any, Any]
     runs = [StoredRun(n, f"2026-01-0{n}T00:00:00+00:00", one) for n, one in enumerate((good, good, bad, good), 1)]
     points = trend(runs)
     assert [point.result for point in points] == [None, "neutral", "regression", "improvement"]
-    fig = comparison_figure.trend(points, dark=False)
+    fig = steps_figure.trend(points, dark=False)
     marked = {trace.name: list(trace.x) for trace in fig.data if trace.mode == "markers"}
     assert marked == {"regression": [2], "improvement": [3], "neutral": [1], "first": [0]}
 
@@ -181,7 +173,7 @@ def healthy_and_slow(samples: Any) -> tuple[Any, Any]:
 
 
 def test_intervals_of_the_history() -> None:
-    fig = comparison_figure.trend([TrendPoint(4, "2026-01-01T00:00:00", 100, 90, 130, None, None)], dark=False)
+    fig = steps_figure.trend([TrendPoint(4, "2026-01-01T00:00:00", 100, 90, 130, None, None)], dark=False)
     marks = fig.data[1]
     assert (marks.error_y.array[0], marks.error_y.arrayminus[0]) == (30, 10)
     assert np.isclose(marks.y[0], 100)

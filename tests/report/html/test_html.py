@@ -14,7 +14,7 @@ from helpers.analysed import report as analysed
 
 from gpuscope.report.html import drawing, html_report
 from gpuscope.report.html.evidence_drawing import Moments
-from gpuscope.report.view import why_verdict
+from gpuscope.report.view import headline
 from gpuscope.report.view.first_figures import first_figures
 from gpuscope.report.view.first_lines import first_lines
 from gpuscope.schema.document import Report
@@ -221,7 +221,7 @@ def test_the_page_begins_as_the_terminal_does(input_bound: Report) -> None:
     assert {"#findings", "#suggestions", "#by-step", "#rank-0"} <= {one["href"] for one in page.of("a")}
     details = page.of("details")
     assert all("open" not in one for one in details)
-    for place in why_verdict.largest(input_bound):  # there as among the findings: times have one origin
+    for place in headline.largest(input_bound):  # there as among the findings: times have one origin
         assert text.count(f"at {place.at} for {place.lasts}") >= 2
 
 

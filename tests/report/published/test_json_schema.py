@@ -16,7 +16,7 @@ from fuzzing.seeds import MATRIX, recorder
 from helpers.cli import call
 
 from gpuscope.cli import cli
-from gpuscope.report.published.json_schema import DIALECT, DOCUMENTS, json_schema
+from gpuscope.report.published import DIALECT, DOCUMENTS, json_schema
 
 jsonschema = pytest.importorskip("jsonschema")
 ROOT = Path(__file__).resolve().parents[3]

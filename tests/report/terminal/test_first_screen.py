@@ -18,11 +18,11 @@ from gpuscope.catalogue.findings.pipelines import FewMicroBatches, PipelineImbal
 from gpuscope.catalogue.prediction_sentences import setting_words
 from gpuscope.report.terminal import first_screen
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.view.blame import in_order
 from gpuscope.report.view.first_lines import first_lines
+from gpuscope.report.view.main_finding import in_order
 from gpuscope.report.view.summary import summary
 from gpuscope.schema.document import Report
-from gpuscope.schema.pipeline_section import PipelineGain
+from gpuscope.schema.provenance import PipelineGain
 
 LINES, COLUMNS = 40, 80
 NOT_TRIED: PipelineGain = {"micro_batches": 4, "predicted": None, "why_not": "a test"}  # type: ignore[typeddict-item]

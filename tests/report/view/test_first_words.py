@@ -11,13 +11,12 @@ from helpers.reports import change, finding
 from gpuscope.catalogue.finding import made
 from gpuscope.catalogue.findings.pipelines import FewMicroBatches, PipelineImbalance, SlowStage
 from gpuscope.catalogue.prediction_sentences import gain_cell, setting_words
-from gpuscope.report.view.blame import answers, in_order, main_finding
 from gpuscope.report.view.first_lines import first_lines
-from gpuscope.report.view.headline import context_line, verdict_words
+from gpuscope.report.view.headline import context_line, verdict_words, why_it_is_so
+from gpuscope.report.view.main_finding import answers, in_order, main_finding
 from gpuscope.report.view.summary import summary
-from gpuscope.report.view.why_line import why_it_is_so
 from gpuscope.schema.document import Report, Setting, StragglerEntry
-from gpuscope.schema.pipeline_section import PipelineGain
+from gpuscope.schema.provenance import PipelineGain
 
 NOT_TRIED: PipelineGain = {"micro_batches": 4, "predicted": None, "why_not": "a test"}  # type: ignore[typeddict-item]
 UNEVEN = PipelineImbalance(1, 2, 75_000_000, 37_000_000, 10_000_000, NOT_TRIED, 1, 1, told_apart=True)

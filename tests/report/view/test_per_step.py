@@ -10,7 +10,7 @@ from helpers.reports import report
 from simulator.catalogue import CASES
 from simulator.judged import Case
 
-from gpuscope.report.view import arrangement
+from gpuscope.report.view import report_rows
 from gpuscope.schema.document import Report
 
 MS = 1_000_000
@@ -28,11 +28,11 @@ PUBLIC = (
 
 def check(made: Report) -> None:
     """The parts and the causes add up to the step, and no row exceeds it."""
-    step = arrangement.step_ns(made)
+    step = report_rows.step_ns(made)
     if step is None:
         assert all(finding.get("per_step_ns") is None for finding in made["findings"])
         return
-    rows = [row.per_step_ns for row in arrangement.causes(made)]
+    rows = [row.per_step_ns for row in report_rows.causes(made)]
     window = sum(entry["window_ns"] for entry in made["ranks"])
     if window:
         compute = sum(entry["breakdown_ns"]["compute"] for entry in made["ranks"]) / window * step
@@ -52,7 +52,7 @@ def test_a_cost_stands_beside_the_median_step() -> None:
         "idle": 300 * MS,
     }
     made["ranks"][0]["stall_ns"]["cpu"] = {"input": 300 * MS}
-    [row] = arrangement.causes(made)
+    [row] = report_rows.causes(made)
     assert row.per_step_ns == 50 * MS
     check(made)
 

@@ -9,12 +9,9 @@ from helpers import needs
 from gpuscope.cli import main
 from gpuscope.collective_costs.bus_bandwidth import busbw_factor
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.bench.collectives_bench import run
-from gpuscope.instrumented_runtime.bench.copies_bench import measure
-from gpuscope.instrumented_runtime.bench.options import OPERATIONS as NAMES
-from gpuscope.instrumented_runtime.bench.options import CollectiveOptions
-from gpuscope.instrumented_runtime.bench.sizes import format_size, parse_size, sweep
-from gpuscope.instrumented_runtime.bench.tested_collectives import OPERATIONS
+from gpuscope.instrumented_runtime.bench.collectives_bench import OPERATIONS, copies_bench_measure, run
+from gpuscope.instrumented_runtime.bench.topology_links import OPERATIONS as NAMES
+from gpuscope.instrumented_runtime.bench.topology_links import CollectiveOptions, format_size, parse_size, sweep
 
 
 def test_every_operation_at_every_size_is_right(capfd: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +59,7 @@ def test_sizes() -> None:
 
 def test_host_copies_are_labelled_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    report = measure(nbytes=1024**2, iterations=3)
+    report = copies_bench_measure(nbytes=1024**2, iterations=3)
     (row,) = report.rows
     assert row.kind == "host_memcpy"
     assert row.traffic_gbps == 2 * row.bandwidth_gbps  # every byte is read and written
@@ -72,7 +69,7 @@ def test_host_copies_are_labelled_where_there_is_no_gpu(monkeypatch: pytest.Monk
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=needs.GPU)
 def test_device_copies() -> None:
-    kinds = [row.kind for row in measure(nbytes=1024**2, iterations=3).rows]
+    kinds = [row.kind for row in copies_bench_measure(nbytes=1024**2, iterations=3).rows]
     assert kinds[:5] == ["host_to_device", "device_to_host"] * 2 + ["device_memcpy"]
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.bench.options import ScalingOptions, plan
-from gpuscope.instrumented_runtime.bench.scaling_bench import measure, rows, tokens_per_step
+from gpuscope.instrumented_runtime.bench.processes import measure, rows, tokens_per_step
+from gpuscope.instrumented_runtime.bench.topology_links import ScalingOptions, plan
 
 
 def test_efficiency_of_weak_scaling() -> None:

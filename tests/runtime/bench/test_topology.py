@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpuscope.errors import InputError
-from gpuscope.hardware.topology_matrix import parse_topology
-from gpuscope.instrumented_runtime.bench.machine import numa_nodes, pci_gpus, ports
-from gpuscope.instrumented_runtime.bench.topology_links import parse_gpus, report
+from gpuscope.hardware.device_peaks import parse_topology
+from gpuscope.instrumented_runtime.bench.topology_links import numa_nodes, parse_gpus, pci_gpus, ports, report
 
 # As nvidia-smi prints it: tabs, an underlined header, network ports with their legend.
 FOUR = """\

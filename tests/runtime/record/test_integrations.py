@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpuscope.instrumented_runtime.record.files.manifest import Manifest
+from gpuscope.instrumented_runtime.record.manifest import Manifest
 from gpuscope.instrumented_runtime.record.run_folder import read_manifest
 
 Run = Callable[..., SimpleNamespace]
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuscope.instrumented_runtime.record.ending.signal.signal", lambda *_: None)
+    monkeypatch.setattr("gpuscope.instrumented_runtime.record.session.signal.signal", lambda *_: None)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 

@@ -23,7 +23,7 @@ from helpers.nsys import LOST_AGENT
 pytest.importorskip("torch", reason="recording needs torch")
 
 import gpuscope
-from gpuscope.instrumented_runtime.record.files.manifest import Manifest
+from gpuscope.instrumented_runtime.record.manifest import Manifest
 from gpuscope.instrumented_runtime.record.run_folder import read_manifest
 
 GUIDE = (Path(__file__).parents[3] / "docs/recording.md").read_text(encoding="utf-8")

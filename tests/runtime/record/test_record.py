@@ -19,7 +19,7 @@ import pytest
 
 from gpuscope.analyzers.watching.measures import RunWatcher
 from gpuscope.sources.opening import inputs
-from gpuscope.sources.restarts import left_out
+from gpuscope.sources.source import left_out
 
 Run = Callable[..., SimpleNamespace]
 GPUSCOPE = (sys.executable, "-c", "from gpuscope.cli import main; main()")

@@ -11,9 +11,9 @@ import pytest
 
 from gpuscope.instrumented_runtime.commands.bench import command as bench
 from gpuscope.instrumented_runtime.commands.record import command
-from gpuscope.instrumented_runtime.record.capture.nsys_capture import nsys_command
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions, option_texts, options_from
-from gpuscope.instrumented_runtime.record.files.manifest import KINDS
+from gpuscope.instrumented_runtime.record.manifest import KINDS
+from gpuscope.instrumented_runtime.record.nsys_capture import nsys_command
 
 GUIDE = (Path(__file__).parents[3] / "docs/recording.md").read_text(encoding="utf-8")
 

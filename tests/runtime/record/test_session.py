@@ -10,7 +10,7 @@ import torch
 
 import gpuscope.instrumented_runtime.record.session as sessions
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler
+from gpuscope.instrumented_runtime.record.environment import TorchProfiler
 from gpuscope.instrumented_runtime.record.run_folder import read_manifest
 from gpuscope.instrumented_runtime.record.session import gpuscope_session
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuscope.instrumented_runtime.record.launched_rank import LaunchedRank, is_launcher, launched_rank
+from gpuscope.instrumented_runtime.record.ranges import LaunchedRank, is_launcher, launched_rank
 
 Run = Callable[..., SimpleNamespace]
 

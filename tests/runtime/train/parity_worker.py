@@ -21,9 +21,8 @@ from torch.distributed.tensor import DTensor
 
 from gpuscope.instrumented_runtime.train.faults import Fault, StepContext
 from gpuscope.instrumented_runtime.train.mesh import World, leave_world
-from gpuscope.instrumented_runtime.train.settings.assemble import assemble
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
-from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import assemble, validate
 from gpuscope.instrumented_runtime.train.trainer import Trainer
 
 SMALL = ("model.layers=4", "model.width=32", "model.vocabulary=64", "data.sequence=16", "data.batch=4")

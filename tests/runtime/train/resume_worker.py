@@ -15,10 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpuscope.instrumented_runtime.train.checkpoint_paths import newest
 from gpuscope.instrumented_runtime.train.mesh import World, leave_world
-from gpuscope.instrumented_runtime.train.settings.assemble import assemble
-from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
+from gpuscope.instrumented_runtime.train.run_options import newest
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import assemble, validate
 from gpuscope.instrumented_runtime.train.trainer import Trainer
 
 SMALL = ("model.layers=2", "model.width=32", "model.vocabulary=64", "data.sequence=16", "capture.profile=false")

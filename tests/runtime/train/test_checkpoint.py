@@ -20,8 +20,8 @@ import torch  # noqa: E402
 
 from gpuscope.errors import InputError  # noqa: E402
 from gpuscope.instrumented_runtime.train.checkpoint import Progress  # noqa: E402
-from gpuscope.instrumented_runtime.train.checkpoint_paths import find, newest  # noqa: E402
 from gpuscope.instrumented_runtime.train.mesh import World  # noqa: E402
+from gpuscope.instrumented_runtime.train.run_options import find, newest  # noqa: E402
 from tests.runtime.train.resume_worker import SAVED_AFTER, STEPS, losses_of, trainer_for  # noqa: E402
 
 ALONE = World(0, 1, 0, torch.device("cpu"), None)

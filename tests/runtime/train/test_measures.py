@@ -14,16 +14,10 @@ pytest.importorskip("torch")
 import torch
 
 from gpuscope.hardware.device_peaks import peak_flops
-from gpuscope.instrumented_runtime.train.measures.live import LiveView, summary_line
-from gpuscope.instrumented_runtime.train.measures.meter import (
-    GarbageCollector,
-    StepMeter,
-    Workload,
-    percentile,
-    summarize,
-)
-from gpuscope.instrumented_runtime.train.model.gpt import GPT, flops_per_token
+from gpuscope.instrumented_runtime.train.measures import GarbageCollector, StepMeter, Workload, percentile, summarize
+from gpuscope.instrumented_runtime.train.model import GPT, flops_per_token
 from gpuscope.instrumented_runtime.train.settings.config import ModelConfig
+from gpuscope.instrumented_runtime.train.train_run import LiveView, summary_line
 
 CPU = torch.device("cpu")
 

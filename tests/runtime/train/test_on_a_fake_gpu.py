@@ -16,8 +16,8 @@ from helpers.fake_gpu import FakeGpu, fake_gpu
 from helpers.kineto import write
 
 import gpuscope
-from gpuscope.instrumented_runtime.train.data import make_dataset, make_loader
 from gpuscope.instrumented_runtime.train.faults import parse_faults
+from gpuscope.instrumented_runtime.train.mesh import make_dataset, make_loader
 from gpuscope.instrumented_runtime.train.parallel.compose import apply_cuda_graphs
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
 from gpuscope.instrumented_runtime.train.settings.sections import from_dict

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from gpuscope.errors import InputError, UsageError
-from gpuscope.instrumented_runtime.train.settings.assemble import PRESETS, assemble
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
-from gpuscope.instrumented_runtime.train.settings.parallel_spec import parse_parallel, refuse_unused, validate
-from gpuscope.instrumented_runtime.train.settings.parallelisms.ddp import DdpConfig
-from gpuscope.instrumented_runtime.train.settings.parallelisms.fsdp import FsdpConfig
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import (
+    PRESETS,
+    assemble,
+    parse_parallel,
+    refuse_unused,
+    validate,
+)
+from gpuscope.instrumented_runtime.train.settings.parallelisms.built_in import DdpConfig, FsdpConfig
 from gpuscope.instrumented_runtime.train.settings.sections import from_dict, options
 
 

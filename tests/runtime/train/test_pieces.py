@@ -12,17 +12,13 @@ pytest.importorskip("torch")
 import torch
 
 from gpuscope.errors import InputError, UsageError
-from gpuscope.instrumented_runtime.train.data import ShardSampler, make_dataset, make_loader
-from gpuscope.instrumented_runtime.train.mesh import World
-from gpuscope.instrumented_runtime.train.model.gpt import GPT, cut
-from gpuscope.instrumented_runtime.train.model.moe import MoE
-from gpuscope.instrumented_runtime.train.optimizer import clip_gradients
+from gpuscope.instrumented_runtime.train.mesh import ShardSampler, World, clip_gradients, make_dataset, make_loader
+from gpuscope.instrumented_runtime.train.model import GPT, MoE, cut
 from gpuscope.instrumented_runtime.train.parallel.compose import apply_compile
-from gpuscope.instrumented_runtime.train.parallel.context_parallel import positions
-from gpuscope.instrumented_runtime.train.settings.assemble import assemble
+from gpuscope.instrumented_runtime.train.parallel.model_parallel import positions
 from gpuscope.instrumented_runtime.train.settings.config import ModelConfig, TrainConfig
-from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
-from gpuscope.instrumented_runtime.train.settings.parallelisms.pipeline import layers_of_stages
+from gpuscope.instrumented_runtime.train.settings.parallel_spec import assemble, validate
+from gpuscope.instrumented_runtime.train.settings.parallelisms.built_in import layers_of_stages
 from gpuscope.instrumented_runtime.train.trainer import Trainer
 
 

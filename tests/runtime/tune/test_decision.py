@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from helpers.simulated_tuning import Job, candidate, kept, session
 
-from gpuscope.instrumented_runtime.record.files.manifest import RankPart
+from gpuscope.instrumented_runtime.record.manifest import RankPart
 from gpuscope.instrumented_runtime.tune.candidates import together
 from gpuscope.instrumented_runtime.tune.measured import Run, step_of
 

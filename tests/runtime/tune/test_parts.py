@@ -16,15 +16,13 @@ import pytest
 
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.applied.change import Change
-from gpuscope.instrumented_runtime.record.files.manifest import RankPart
-from gpuscope.instrumented_runtime.tune import losses, running, trial
+from gpuscope.instrumented_runtime.record.manifest import RankPart
+from gpuscope.instrumented_runtime.tune import measured, running
 from gpuscope.instrumented_runtime.tune.budget import Budget
 from gpuscope.instrumented_runtime.tune.candidates import of_advice
-from gpuscope.instrumented_runtime.tune.followed import Seen, otherwise, the_one
-from gpuscope.instrumented_runtime.tune.measured import Run, step_of
-from gpuscope.instrumented_runtime.tune.output_argument import with_output
-from gpuscope.instrumented_runtime.tune.running import estimate
-from gpuscope.instrumented_runtime.tune.take_along import with_keywords
+from gpuscope.instrumented_runtime.tune.measured import Run, step_of, with_output
+from gpuscope.instrumented_runtime.tune.rerun import Seen, otherwise, the_one
+from gpuscope.instrumented_runtime.tune.running import estimate, with_keywords
 from gpuscope.welch import Sample
 
 
@@ -111,12 +109,12 @@ def test_what_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     """Neither SIGTERM nor a session of its own helps a child."""
     child = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], start_new_session=True)"
-    before = trial.GRACE_S
-    trial.GRACE_S = 0.2
+    before = measured.GRACE_S
+    measured.GRACE_S = 0.2
     try:
-        ended = trial.run([sys.executable, "-c", script], tmp_path / "log", 3.0)
+        ended = measured.run([sys.executable, "-c", script], tmp_path / "log", 3.0)
     finally:
-        trial.GRACE_S = before
+        measured.GRACE_S = before
     assert ended.code is None
     deadline = time.monotonic() + 10
     pid = int((tmp_path / "log").read_text())
@@ -127,9 +125,9 @@ def test_what_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
 
 def test_what_crashes_says_how(tmp_path: Path) -> None:
     script = "import sys; print('gpuscope: rank 0 failed'); print('loading', flush=True); sys.exit('no such data')"
-    ended = trial.run([sys.executable, "-c", script], tmp_path / "log", 60.0)
+    ended = measured.run([sys.executable, "-c", script], tmp_path / "log", 60.0)
     assert ended.code == 1
-    assert trial.last_lines(tmp_path / "log") == ["loading", "no such data"]
+    assert measured.last_lines(tmp_path / "log") == ["loading", "no such data"]
 
 
 @pytest.mark.parametrize(
@@ -163,11 +161,11 @@ def of(*values: float) -> Run:
 
 def test_losses_of_a_script_without_a_seed_are_compared_with_their_own_noise() -> None:
     runs = [of(1.0, 0.5), of(1.1, 0.6)]
-    assert losses.compared([runs]) == "within_noise"
-    limit = losses.limit([runs], alters=False)
+    assert measured.compared([runs]) == "within_noise"
+    limit = measured.limit([runs], alters=False)
     assert limit == pytest.approx(2 / 6)
-    assert losses.moved(runs, of(1.0, 0.7)) == pytest.approx(1 / 7)
-    assert losses.limit([[Run(Path("run"))] * 2], alters=False) is None
+    assert measured.moved(runs, of(1.0, 0.7)) == pytest.approx(1 / 7)
+    assert measured.limit([[Run(Path("run"))] * 2], alters=False) is None
 
 
 PATCHED = [

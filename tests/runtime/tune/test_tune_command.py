@@ -16,9 +16,9 @@ from helpers.warm_python import executable
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
-from gpuscope.instrumented_runtime.record.files.manifest import Manifest
+from gpuscope.instrumented_runtime.record.manifest import Manifest
 from gpuscope.instrumented_runtime.record.run_folder import read_manifest
-from gpuscope.instrumented_runtime.tune import again
+from gpuscope.instrumented_runtime.tune import rerun
 
 pytest.importorskip("torch", reason="tuning needs torch")
 
@@ -149,21 +149,21 @@ def test_wrong_use(tmp_path: Path, words: list[str], code: int, said: str) -> No
 
 def test_a_recorded_sample_is_run_again(tmp_path: Path, samples: Path) -> None:
     """`gpuscope train` records itself: only where it writes is another place."""
-    asked = again.Asked(samples / "ddp_slow_loader", tmp_path / "new", keep=False)
-    words, _, _ = again._launch(read_manifest(asked.run), asked)
-    assert words[len(again.GPUSCOPE) :][:1] == ["train"]
+    asked = rerun.Asked(samples / "ddp_slow_loader", tmp_path / "new", keep=False)
+    words, _, _ = rerun._launch(read_manifest(asked.run), asked)
+    assert words[len(rerun.GPUSCOPE) :][:1] == ["train"]
     assert words[words.index("--out") + 1] == str(tmp_path / "new")
-    changed = again.Asked(asked.run, asked.out, [Change("dataloader.num_workers", "4")], keep=False)
+    changed = rerun.Asked(asked.run, asked.out, [Change("dataloader.num_workers", "4")], keep=False)
     with pytest.raises(UsageError, match="has its own --set"):
-        again._launch(read_manifest(asked.run), changed)
+        rerun._launch(read_manifest(asked.run), changed)
 
 
 def test_a_command_with_a_secret_is_not_run_again(tmp_path: Path) -> None:
-    asked = again.Asked(tmp_path, tmp_path / "new")
+    asked = rerun.Asked(tmp_path, tmp_path / "new")
     with pytest.raises(UsageError, match="held secrets"):
-        again._launch(Manifest(command=["python", "train.py", "--api-key", "…"]), asked)
+        rerun._launch(Manifest(command=["python", "train.py", "--api-key", "…"]), asked)
 
 
 def test_recording_options_become_words_again() -> None:
     options = RecordOptions(active=3, collectives=False, with_stack=True, nvml_interval_ms=5).chosen()
-    assert again.as_words(options) == ["--active", "3", "--stacks", "--no-collectives", "--nvml-interval", "5"]
+    assert rerun.as_words(options) == ["--active", "3", "--stacks", "--no-collectives", "--nvml-interval", "5"]

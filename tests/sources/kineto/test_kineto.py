@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import gpuscope
 from gpuscope.errors import UsageError
-from gpuscope.sources.kineto.text.decimal_time import to_ns
+from gpuscope.sources.kineto.decimal_time import to_ns
 from gpuscope.trace.schema import NA
 from gpuscope.trace.trace import Trace
 

@@ -19,7 +19,7 @@ from gpuscope import native as native_code
 from gpuscope.errors import InputError
 from gpuscope.native import core
 from gpuscope.sources import stream
-from gpuscope.sources.kineto.native_block import Native
+from gpuscope.sources.kineto.event_block import Native
 from gpuscope.trace.schema import SCHEMAS
 from gpuscope.trace.trace import Trace
 

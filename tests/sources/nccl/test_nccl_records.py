@@ -13,7 +13,7 @@ import pytest
 import gpuscope
 from gpuscope.errors import InputError
 from gpuscope.schema.document import Report
-from gpuscope.sources.nccl.log_lines import Line, hosts, separate
+from gpuscope.sources.nccl.log_facts import Line, hosts, separate
 
 HEADER = """\
 # nThread 1 nGpus 2 minBytes 1024 maxBytes 1024 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1

@@ -12,8 +12,8 @@ from helpers.nsys_schemas import Tables, columns, everything, sets, shortened, w
 
 import gpuscope
 from gpuscope.errors import InputError
-from gpuscope.sources.nsys.export_facts import device_ids, device_names
-from gpuscope.sources.nsys.formats.export_tables import SqliteTables
+from gpuscope.sources.nsys.export_tables import SqliteTables
+from gpuscope.sources.nsys.report_export import device_ids, device_names
 from gpuscope.trace.schema import NA
 
 FORMS = ("sqlite", "parquetdir", "arrowdir")

@@ -13,8 +13,8 @@ import pytest
 
 from gpuscope.errors import InputError
 from gpuscope.native import core
-from gpuscope.sources.nsys.formats import bulk_columns, export_tables
-from gpuscope.sources.nsys.formats.export_tables import SqliteTables
+from gpuscope.sources.nsys import export_tables, recognition
+from gpuscope.sources.nsys.export_tables import SqliteTables
 from gpuscope.trace.schema import NA
 
 pytestmark = pytest.mark.skipif(core is None, reason="no native core")
@@ -46,10 +46,10 @@ def read(path: Path, native: bool) -> tuple[dict[str, Any], bool]:
         return found
 
     with pytest.MonkeyPatch.context() as patch, closing(SqliteTables(path)) as tables:
-        bulk = bulk_columns.bulk
+        bulk = recognition.bulk
         patch.setattr(export_tables, "bulk", asked)
-        patch.setattr(bulk_columns, "_ROWS_PER_THREAD", 50)
-        patch.setattr(bulk_columns, "_ROWS_AT_ONCE", 100)
+        patch.setattr(recognition, "_ROWS_PER_THREAD", 50)
+        patch.setattr(recognition, "_ROWS_AT_ONCE", 100)
         return tables.integers('odd "name', COLUMNS), by_core
 
 
@@ -129,7 +129,7 @@ def test_a_damaged_tree_is_left_to_sqlite3(tmp_path: Path) -> None:
             data[place] = chance.choice((0, 5, 13, 127, 128, 255))
         path.write_bytes(data[: chance.choice((len(data), len(data), 512 * 9 + 3))])
         for root in (2, 3):
-            refused += bulk_columns.bulk(path, root, [1, 2]) is None
+            refused += recognition.bulk(path, root, [1, 2]) is None
     assert refused > 50
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError):

@@ -8,7 +8,7 @@ import pytest
 from helpers.nsys import BACKENDS, Export, process
 
 import gpuscope
-from gpuscope.trace.naming.stack_frames import OFF_CORE
+from gpuscope.trace.frameworks import OFF_CORE
 from gpuscope.trace.schema import Category
 
 MAIN = process(10) + 10

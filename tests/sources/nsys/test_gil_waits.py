@@ -8,7 +8,7 @@ import pytest
 from helpers.nsys import BACKENDS, Export, process
 
 import gpuscope
-from gpuscope.trace.naming.kinds import WAITS_FOR_GIL
+from gpuscope.trace.kinds import WAITS_FOR_GIL
 
 MAIN = process(10) + 10
 LIBC, PYTHON, TORCH = "/usr/lib/libc.so.6", "/usr/bin/python3.11", "/venv/torch/lib/libtorch_cpu.so"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuscope.sources.nsys.formats.arrow_directories import ArrowTables
-from gpuscope.sources.nsys.formats.range_texts import range_texts
+from gpuscope.sources.nsys.link_counters import ArrowTables
+from gpuscope.sources.nsys.recognition import range_texts
 from tests.helpers.nsys import NVTX, Export
 
 TEXTS = [

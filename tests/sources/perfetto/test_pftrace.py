@@ -18,8 +18,8 @@ from helpers.pftrace_job import NCCL, collective, counter, differing, job, rows
 
 import gpuscope
 from gpuscope.errors import InputError
+from gpuscope.sources.perfetto.packet_rows import BEGIN, END, TracePacket
 from gpuscope.sources.perfetto.packets import whole
-from gpuscope.sources.perfetto.perfetto_messages import BEGIN, END, TracePacket
 from gpuscope.trace.trace import Trace
 
 NOT_IN_PFTRACE = {

@@ -13,7 +13,7 @@ from helpers.flight_recorder import Group, dump, entry
 
 import gpuscope
 from gpuscope.errors import InputError
-from gpuscope.sources.pytorch import safe_pickle
+from gpuscope.sources.pytorch import log_signs
 
 WORLD: Group = ("0", "default_pg", [0, 1])
 
@@ -59,7 +59,7 @@ def test_a_pickle_that_names_a_function_is_refused_and_does_not_run(
 
 def test_a_pickle_that_asks_for_32_gb_gets_none() -> None:
     """LONG_BINPUT with index 2³²−1: the unpickler in C makes room for that many objects."""
-    assert safe_pickle.loads(b"\x80\x02Nr\xff\xff\xff\xff.") is None
+    assert log_signs.loads(b"\x80\x02Nr\xff\xff\xff\xff.") is None
 
 
 def test_a_dump_cut_off_anywhere_is_told(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_dump_cut_off_anywhere_is_told(tmp_path: Path) -> None:
 )
 def test_damaged_pickles_are_no_traceback(data: bytes) -> None:
     with pytest.raises(InputError):
-        safe_pickle.loads(data)
+        log_signs.loads(data)
 
 
 @pytest.mark.parametrize(

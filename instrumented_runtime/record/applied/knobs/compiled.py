@@ -5,8 +5,53 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.applied.knob import Family, Knob, boolean, one_of
-from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
+from gpuscope.instrumented_runtime.record.applied.ledger import Family, Knob, Ledger, boolean, one_of
+
+# Products of 32-bit floats at a lower precision inside.
+
+NAME = "torch.float32_matmul_precision"
+
+
+def _precision_install(ledger: Ledger) -> None:
+    import torch
+
+    value = ledger.wanted(NAME).get(NAME)
+    if value is not None:
+        own = torch.set_float32_matmul_precision
+        own(value)
+        ledger.applied(NAME)
+
+        def set_float32_matmul_precision(precision: str) -> None:
+            """The script's own choice gives way."""
+            del precision
+            own(value)
+
+        torch.set_float32_matmul_precision = set_float32_matmul_precision
+    ledger.at_end.append(lambda: _precision_look(ledger))
+
+
+def _precision_look(ledger: Ledger) -> None:
+    import torch
+
+    ledger.seen(NAME, torch.get_float32_matmul_precision())
+    ledger.seen("torch.cudnn_allow_tf32", torch.backends.cudnn.allow_tf32)
+
+
+PRECISION_FAMILY = Family(
+    "precision",
+    (
+        Knob(
+            name=NAME,
+            takes="highest, high (TF32) or medium",
+            read=one_of("highest", "high", "medium"),
+            allow="tf32",
+            alters="Inputs of 32-bit products are rounded to 10 bits of mantissa, with medium to 7.",
+            shown_by="test_process.py",
+        ),
+    ),
+    _precision_install,
+)
+
 
 COMPILE, GRAPHS = "torch.compile", "cuda_graphs"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -90,7 +135,7 @@ def _look(ledger: Ledger) -> None:
     ledger.seen("torch.compiled_graphs", counters.get("stats", {}).get("unique_graphs", 0))
 
 
-FAMILY = Family(
+COMPILED_FAMILY = Family(
     "compiled",
     (
         Knob(
@@ -112,3 +157,6 @@ FAMILY = Family(
     ),
     _install,
 )
+
+
+FAMILYS = (COMPILED_FAMILY, PRECISION_FAMILY)

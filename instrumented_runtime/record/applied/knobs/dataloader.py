@@ -8,9 +8,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.applied.knob import Family, Knob, at_least, boolean
-from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
-from gpuscope.instrumented_runtime.record.applied.wrapping import Wrapping
+from gpuscope.instrumented_runtime.record.applied.ledger import Family, Knob, Ledger, Wrapping, at_least, boolean
 
 NAMES = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
 _NEEDS_WORKERS = ("persistent_workers", "prefetch_factor")

@@ -7,10 +7,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.applied.knob import Family, Knob, at_least, boolean
-from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
-from gpuscope.instrumented_runtime.record.applied.wrapping import Wrapping
-from gpuscope.instrumented_runtime.record.gloo.power_sgd import power_sgd_hook
+from gpuscope.instrumented_runtime.record.applied.ledger import Family, Knob, Ledger, Wrapping, at_least, boolean
+from gpuscope.instrumented_runtime.record.nsys_capture import power_sgd_hook
 
 FLAGS = ("static_graph", "gradient_as_bucket_view", "find_unused_parameters")
 START = 10

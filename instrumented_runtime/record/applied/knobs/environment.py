@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpuscope.instrumented_runtime.record.applied.knob import Family, Knob
-from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
+from gpuscope.instrumented_runtime.record.applied.ledger import Family, Knob, Ledger
 from gpuscope.recorded_environment import NAMES, allowed
 
 PREFIX = "env."

@@ -7,10 +7,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from gpuscope.instrumented_runtime.record.after_import import after_import
-from gpuscope.instrumented_runtime.record.applied.knob import Family, Knob, at_least, boolean
-from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
-from gpuscope.instrumented_runtime.record.applied.wrapping import Wrapping
+from gpuscope.instrumented_runtime.record.applied.ledger import Family, Knob, Ledger, Wrapping, at_least, boolean
+from gpuscope.instrumented_runtime.record.ranges import after_import
 
 FSDP = "torch.distributed.fsdp"
 AHEAD, BEHIND = "fsdp.forward_prefetch", "fsdp.backward_prefetch"

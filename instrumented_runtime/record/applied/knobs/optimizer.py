@@ -6,10 +6,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from gpuscope.catalogue.optimizers import FUSED_ON_SHARDED
-from gpuscope.instrumented_runtime.record.applied.knob import Family, Knob, boolean
-from gpuscope.instrumented_runtime.record.applied.ledger import Ledger
-from gpuscope.instrumented_runtime.record.applied.wrapping import Wrapping
+from gpuscope.catalogue.finding import FUSED_ON_SHARDED
+from gpuscope.instrumented_runtime.record.applied.ledger import Family, Knob, Ledger, Wrapping, boolean
 
 NAMES = ("fused", "foreach")
 

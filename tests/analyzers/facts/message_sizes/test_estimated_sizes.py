@@ -14,9 +14,9 @@ from simulator.judged import Case
 from simulator.kineto_rows import Profiler
 
 import gpuscope
-from gpuscope.analyzers.facts.message_sizes.estimated_sizes import BASIS, with_estimated_sizes
+from gpuscope.analyzers.facts.message_sizes import BASIS, with_estimated_sizes
 from gpuscope.schema.document import Report
-from gpuscope.trace.naming.communication_kernels import kernel_item_bytes
+from gpuscope.trace.kinds import kernel_item_bytes
 
 SUM_F32 = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 HOOK = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"

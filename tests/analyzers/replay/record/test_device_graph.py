@@ -11,10 +11,10 @@ from helpers.kineto import Event, arrow, call, helper, kernel, node, op, write
 
 import gpuscope
 from gpuscope.analyzers.base.lanes import views
+from gpuscope.analyzers.replay.device_graph import device_graph
 from gpuscope.analyzers.replay.engine import replay
-from gpuscope.analyzers.replay.from_trace.device_graph import device_graph
-from gpuscope.analyzers.replay.from_trace.recorded_steps import window
 from gpuscope.analyzers.replay.graph import Edge, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.graph_builder import window
 
 
 def graph(path: Path, *events: Event) -> Graph:

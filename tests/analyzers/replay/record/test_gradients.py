@@ -12,14 +12,13 @@ from helpers.kineto import Event, call, kernel, op, write
 
 import gpuscope
 from gpuscope.analyzers.base.lanes import views
-from gpuscope.analyzers.facts.message_sizes.accumulated_gradients import gradient_hooks
-from gpuscope.analyzers.replay.from_trace.batch_overhead import fixed_shares, fixed_shares_on_device, own_times
-from gpuscope.analyzers.replay.from_trace.gradients import with_gradients
-from gpuscope.analyzers.replay.from_trace.graph_builder import not_before
+from gpuscope.analyzers.facts.message_sizes import gradient_hooks
 from gpuscope.analyzers.replay.graph import Call, Gradient
-from gpuscope.trace.columns.table import Table
+from gpuscope.analyzers.replay.graph_builder import not_before, with_gradients
+from gpuscope.analyzers.replay.training_thread import fixed_shares, fixed_shares_on_device, own_times
 from gpuscope.trace.intervals import Spans
 from gpuscope.trace.schema import SCHEMAS
+from gpuscope.trace.table import Table
 from gpuscope.trace.trace import Trace
 
 HOOK = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"

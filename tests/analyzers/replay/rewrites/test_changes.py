@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from helpers.jobs import Host, Issue, Launch, Program, Step, Wait, job, steps
 
-from gpuscope.analyzers.changes import (
+from gpuscope.analyzers.replay.graph import Gradient, Graph, Node, UnreplayableError
+from gpuscope.analyzers.replay.rewrite import CoreUse, Setting
+from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
+from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
+from gpuscope.analyzers.replay.rewrites.transfer_cost import waited_for
+from gpuscope.analyzers.what_if_changes import (
     BucketSize,
     CapturedGraphs,
     Change,
@@ -34,11 +39,6 @@ from gpuscope.analyzers.changes import (
     SharedWork,
     WireBytes,
 )
-from gpuscope.analyzers.replay.graph import Gradient, Graph, Node, UnreplayableError
-from gpuscope.analyzers.replay.rewrite import CoreUse, Setting
-from gpuscope.analyzers.replay.rewrites.early_issue import waited_for
-from gpuscope.analyzers.replay.rewrites.loader_workers import as_they_came
-from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
 from gpuscope.collective_costs.message_cost import assume
 from gpuscope.trace.schema import Kind
 

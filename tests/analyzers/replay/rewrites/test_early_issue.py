@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 from helpers.jobs import Host, Issue, Launch, Step, Wait, job, steps
 
-from gpuscope.analyzers.changes import Overlap
 from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import Edge, Gradient, Graph, Node
 from gpuscope.analyzers.replay.rewrite import Setting
 from gpuscope.analyzers.replay.rewrites.rewrite_table import rewrite
+from gpuscope.analyzers.what_if_changes import Overlap
 
 ON_GPU = Setting(backend="nccl", gpu="NVIDIA A100", complete=True)
 

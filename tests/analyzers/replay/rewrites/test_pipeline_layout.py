@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpuscope.analyzers.changes import EvenStages, MicroBatches, Schedule
-from gpuscope.analyzers.facts.pipeline_facts.flushes import Computation, Flush
+from gpuscope.analyzers.facts.pipeline_facts import Computation, Flush
 from gpuscope.analyzers.replay.graph import UnreplayableError
 from gpuscope.analyzers.replay.rewrites.pipeline_layout import PipelineReplay, delays_of, length, plan, recorded
+from gpuscope.analyzers.what_if_changes import EvenStages, MicroBatches, Schedule
 
 
 def flush(*stages: str) -> Flush:

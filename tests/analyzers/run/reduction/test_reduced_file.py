@@ -16,14 +16,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuscope.analyzers.run.file_part import Options
-from gpuscope.analyzers.run.reduction.packing import TAG, UnpackableError, pack, unpack
-from gpuscope.analyzers.run.reduction.part_file import HEAD, TREE, digest, read_head, read_part
+from gpuscope.analyzers.run.reduction.part_file import (
+    HEAD,
+    TAG,
+    TREE,
+    UnpackableError,
+    digest,
+    pack,
+    read_head,
+    read_part,
+    unpack,
+)
 from gpuscope.analyzers.run.reduction.reducing import reduced
 from gpuscope.analyzers.run.runner import analyze
 from gpuscope.errors import GpuscopeError, InputError, UsageError
-from gpuscope.report.json_report import dumps
+from gpuscope.report.read_report import dumps
 from gpuscope.sources.opening import inputs
-from gpuscope.trace.columns.table import Array
+from gpuscope.trace.table import Array
 
 ROOT = Path(__file__).resolve().parents[4]
 SAMPLES = ROOT / "sample_traces"

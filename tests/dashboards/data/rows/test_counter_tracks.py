@@ -10,10 +10,9 @@ from helpers.kineto import call, kernel, write
 from helpers.link_counters import export
 
 from gpuscope.analyzers.run.runner import Options
+from gpuscope.dashboards.data.counter_tracks import counter_detail, make_counter, tree
 from gpuscope.dashboards.data.open_runs import OpenRun, open_run
-from gpuscope.dashboards.data.rows.counter_tracks import counter_detail, make_counter
-from gpuscope.dashboards.data.rows.detail_levels import Window
-from gpuscope.dashboards.data.rows.track_tree import tree
+from gpuscope.dashboards.data.tracks import Window
 from gpuscope.dashboards.data.window_columns import window_columns
 
 

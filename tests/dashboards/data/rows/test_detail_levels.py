@@ -7,11 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from gpuscope.dashboards.data.counter_tracks import tree
+from gpuscope.dashboards.data.event_details import range_statistics
 from gpuscope.dashboards.data.open_runs import OpenRun
-from gpuscope.dashboards.data.range_statistics import range_statistics
-from gpuscope.dashboards.data.rows.detail_levels import Window, detail, range_max
-from gpuscope.dashboards.data.rows.track_tree import tree
-from gpuscope.dashboards.data.rows.tracks import Track, _depth, block_max, make_track
+from gpuscope.dashboards.data.tracks import Track, Window, _depth, block_max, detail, make_track, range_max
 from gpuscope.dashboards.data.window_columns import COLUMNS, TILE, window_columns
 from gpuscope.trace.intervals import clip, measure_within, union
 

@@ -9,8 +9,8 @@ from helpers.kineto import call, copy, kernel, note, op, write
 from rich.console import Console
 
 import gpuscope
+from gpuscope.report.terminal.profile_text import sections, spark
 from gpuscope.report.terminal.screen import Writer
-from gpuscope.report.terminal.sections.profile_text import sections, spark
 from gpuscope.schema.document import Report
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import gpuscope
-from gpuscope.analyzers.advice.framework_settings import config, env, python
-from gpuscope.analyzers.advice.rule import suggestions
-from gpuscope.analyzers.advice.rules.communication import compression_rules
+from gpuscope.analyzers.advice.rule import config, env, python, suggestions
+from gpuscope.analyzers.advice.rules import staging_rules
 from gpuscope.instrumented_runtime.record.applied import KNOBS, from_suggestion, in_environment, knob
 from gpuscope.instrumented_runtime.record.applied.change import Change
 from gpuscope.instrumented_runtime.record.applied.suggested import _BY_CODE, _BY_SETTING
@@ -102,11 +101,11 @@ MIB = 1 << 20
             {},
             None,
         ),
-        (compression_rules.names(cpu=True)["ddp"], "wire_bytes", {}, "ddp.comm_hook=fp16"),
-        (compression_rules.names(cpu=False)["ddp"], "wire_bytes", {}, "ddp.comm_hook=bf16"),
-        (compression_rules.names(cpu=False)["fsdp2"], "wire_bytes", {}, None),
-        (compression_rules.names(cpu=False)["deepspeed"], "wire_bytes", {}, "deepspeed.communication_data_type=bf16"),
-        (compression_rules.names(cpu=False)["megatron"], "wire_bytes", {}, "megatron.grad-reduce-in-bf16=true"),
+        (staging_rules.names(cpu=True)["ddp"], "wire_bytes", {}, "ddp.comm_hook=fp16"),
+        (staging_rules.names(cpu=False)["ddp"], "wire_bytes", {}, "ddp.comm_hook=bf16"),
+        (staging_rules.names(cpu=False)["fsdp2"], "wire_bytes", {}, None),
+        (staging_rules.names(cpu=False)["deepspeed"], "wire_bytes", {}, "deepspeed.communication_data_type=bf16"),
+        (staging_rules.names(cpu=False)["megatron"], "wire_bytes", {}, "megatron.grad-reduce-in-bf16=true"),
         (
             python("DistributedDataParallel.register_comm_hook", "(…)"),
             "power_sgd",

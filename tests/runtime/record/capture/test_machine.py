@@ -12,16 +12,21 @@ from typing import Any
 import pytest
 
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.record.capture.environment import Environment, describe, framework, parallelism
-from gpuscope.instrumented_runtime.record.capture.nccl_files import (
+from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
+from gpuscope.instrumented_runtime.record.environment import (
+    Environment,
+    TorchProfiler,
+    describe,
+    framework,
+    parallelism,
+)
+from gpuscope.instrumented_runtime.record.launch import (
     check_inspector,
     inspector_variables,
     nccl_variables,
     written_files,
 )
-from gpuscope.instrumented_runtime.record.capture.nvml_samples import COLUMNS, Nvml, summed
-from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler
-from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
+from gpuscope.instrumented_runtime.record.nvml_samples import COLUMNS, Nvml, summed
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 
@@ -190,7 +195,7 @@ def test_frameworks_and_their_parallelism_by_name() -> None:
 
 WATCHED = """
 import os, traceback
-from gpuscope.instrumented_runtime.record.after_import import AfterImport
+from gpuscope.instrumented_runtime.record.ranges import AfterImport
 
 def watch():
     import torch

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpuscope.instrumented_runtime.record.capture.memory_snapshots import MemorySnapshots
+from gpuscope.instrumented_runtime.record.on_demand import MemorySnapshots
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 

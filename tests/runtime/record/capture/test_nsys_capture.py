@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from helpers import needs
 
-from gpuscope.instrumented_runtime.record.capture import nsys_capture
-from gpuscope.instrumented_runtime.record.capture.nsys_capture import NsysRange, nsys_command, nsys_version
-from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler
+from gpuscope.instrumented_runtime.record import nsys_capture
+from gpuscope.instrumented_runtime.record.environment import TorchProfiler
+from gpuscope.instrumented_runtime.record.nsys_capture import NsysRange, nsys_command, nsys_version
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 Run = Callable[..., SimpleNamespace]
@@ -124,7 +124,7 @@ def test_a_plain_script_is_rank_0(record: Run, fake_nsys: Path, tmp_path: Path) 
 
 def test_the_active_steps_are_marked_for_nsys(run: Run, listener: Path, tmp_path: Path) -> None:
     script = """
-from gpuscope.instrumented_runtime.record.capture.nsys_capture import NsysRange
+from gpuscope.instrumented_runtime.record.nsys_capture import NsysRange
 from gpuscope.instrumented_runtime.record.ranges import span
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 capture = NsysRange(wait=1, warmup=0, active=2)

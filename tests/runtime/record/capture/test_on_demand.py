@@ -16,9 +16,9 @@ pytest.importorskip("torch", reason="recording needs torch")
 
 import gpuscope
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.record.capture import on_demand
-from gpuscope.instrumented_runtime.record.capture.on_demand import OnDemand
+from gpuscope.instrumented_runtime.record import on_demand
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
+from gpuscope.instrumented_runtime.record.on_demand import OnDemand
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 SLOW = """

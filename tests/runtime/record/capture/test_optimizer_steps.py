@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import state_dict
 
-from gpuscope.instrumented_runtime.record.capture import optimizer_steps
+from gpuscope.instrumented_runtime.record import nsys_capture
 
 Loop = Callable[[int], None]
 
@@ -19,7 +19,7 @@ Loop = Callable[[int], None]
 @pytest.fixture
 def counted() -> Iterator[list[int]]:
     steps: list[int] = []
-    remove = optimizer_steps.on_optimizer_step(lambda: steps.append(len(steps)))
+    remove = nsys_capture.on_optimizer_step(lambda: steps.append(len(steps)))
     yield steps
     remove()
 
@@ -135,7 +135,7 @@ def test_another_optimizer_takes_over_when_the_leader_is_idle(counted: list[int]
     for _ in range(5):
         backward(w)
         warm_up.step()
-    for _ in range(optimizer_steps.IDLE_STEPS + 10):
+    for _ in range(nsys_capture.IDLE_STEPS + 10):
         backward(w)
         then.step()
     assert len(counted) == 5 + 10
@@ -153,9 +153,9 @@ def test_deepspeeds_engine_counts_its_own_steps(counted: list[int], monkeypatch:
                 optimizer.step()
                 optimizer.step()
 
-    module: Any = types.ModuleType(optimizer_steps.DEEPSPEED)
+    module: Any = types.ModuleType(nsys_capture.DEEPSPEED)
     module.DeepSpeedEngine = DeepSpeedEngine
-    monkeypatch.setitem(sys.modules, optimizer_steps.DEEPSPEED, module)
+    monkeypatch.setitem(sys.modules, nsys_capture.DEEPSPEED, module)
     engine = DeepSpeedEngine()
     for step in range(14):
         backward(w)

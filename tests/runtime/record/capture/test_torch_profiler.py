@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gpuscope.errors import InputError
-from gpuscope.instrumented_runtime.record.capture.profiler_guard import ScriptProfilers
-from gpuscope.instrumented_runtime.record.capture.torch_profiler import TorchProfiler, check_complete
+from gpuscope.instrumented_runtime.record.environment import TorchProfiler, check_complete
+from gpuscope.instrumented_runtime.record.nvml_samples import ScriptProfilers
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 

@@ -14,13 +14,11 @@ import pytest
 
 import gpuscope
 from gpuscope.errors import UsageError
+from gpuscope.instrumented_runtime.record import digest_digest, nsys_capture
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
-from gpuscope.instrumented_runtime.record.digest import step_line, thread_marks
-from gpuscope.instrumented_runtime.record.digest.digest import Digest, _Ended
-from gpuscope.instrumented_runtime.record.digest.digest_file import DigestFile
-from gpuscope.instrumented_runtime.record.digest.nccl_ring import timed
-from gpuscope.instrumented_runtime.record.digest.thread_marks import ThreadMarks
-from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, Group
+from gpuscope.instrumented_runtime.record.collective_log import Collective, Group
+from gpuscope.instrumented_runtime.record.digest_digest import Digest, DigestFile, _Ended, timed
+from gpuscope.instrumented_runtime.record.nsys_capture import ThreadMarks
 
 Run = Callable[..., SimpleNamespace]
 MS = 1_000_000
@@ -64,7 +62,7 @@ def test_blocked_time_belongs_to_the_collective_that_ended_in_it(
     phase: str, core_ms: int, collectives: list[tuple[int, int | None]], waits: Any, pauses: Any
 ) -> None:
     marks = [(0, 0, 0, phase), (30 * MS, 10 * MS, core_ms * MS, "forward")]
-    found = step_line.blocked(marks, [collective(1, *one) for one in collectives])
+    found = digest_digest.blocked(marks, [collective(1, *one) for one in collectives])
     told = [[[start * MS, ns * MS] for start, ns in spans] for spans in (waits, pauses)]
     assert [found.waits, found.others] == told
     assert sum(found.exposed.values()) == sum(ns for _, ns in found.waits)
@@ -73,7 +71,7 @@ def test_blocked_time_belongs_to_the_collective_that_ended_in_it(
 def test_a_call_is_a_mark_within_the_phase_it_falls_into() -> None:
     marks = [(10, 0, 7, "forward"), (20, 5, 7, "backward"), (30, 9, 8, "forward")]
     issues = [(9, 0, 1), (25, 7, 1), (12, 1, 1), (30, 9, 1)]  # of a thread whose clock was set back; outside the step
-    assert step_line.with_issues(marks, issues) == [
+    assert digest_digest.with_issues(marks, issues) == [
         marks[0],
         (12, 1, None, "forward"),
         marks[1],
@@ -85,23 +83,23 @@ def test_a_call_is_a_mark_within_the_phase_it_falls_into() -> None:
 def test_time_without_a_core_is_shared_out_by_the_time_off_the_core() -> None:
     """Asked at 0 and 30, not at 10 and 20: of 12 off the core 9 and 3, the kernel says that 4 were without one."""
     marks = [(0, 0, 7, "backward"), (10, 1, None, "backward"), (20, 11, None, "backward"), (30, 18, 11, "forward")]
-    assert [core for _, _, core, _ in step_line.with_core_time(marks)] == [7, 10, 10, 11]
-    assert step_line.with_core_time(marks)[1][:2] == (10, 1)
+    assert [core for _, _, core, _ in digest_digest.with_core_time(marks)] == [7, 10, 10, 11]
+    assert digest_digest.with_core_time(marks)[1][:2] == (10, 1)
 
 
 def test_phases_tile_the_step_and_collectives_are_chosen_alike() -> None:
     marks = [(0, 0, 0, "forward"), (3, 0, 0, "forward"), (5, 0, 0, "input"), (5, 0, 0, "forward"), (9, 0, 0, "forward")]
-    assert step_line.phases(marks) == [["forward", 9]]
+    assert digest_digest.step_line_phases(marks) == [["forward", 9]]
     many = [collective(seq, seq, seq + 1) for seq in range(1, 201)]
-    chosen = step_line.listed(many, 0, 4)
+    chosen = digest_digest.listed(many, 0, 4)
     assert [one.seq for one in chosen] == [*range(4, 201, 4)]
-    assert step_line.listed(many[1:], 4, 4) == chosen
-    assert {*map(id, chosen)} < {*map(id, step_line.listed(many, 0, 2))}
-    assert sorted(one.seq for step in range(4) for one in step_line.listed(many, step, 4)) == [*range(1, 201)]
+    assert digest_digest.listed(many[1:], 4, 4) == chosen
+    assert {*map(id, chosen)} < {*map(id, digest_digest.listed(many, 0, 2))}
+    assert sorted(one.seq for step in range(4) for one in digest_digest.listed(many, step, 4)) == [*range(1, 201)]
     busy = [(number * 10, 0, 0, "gc" if number % 2 else "forward") for number in range(101)]
     busy[-1] = (9_000, 0, 0, "forward")
-    folded = step_line.phases(busy)
-    assert len(folded) <= step_line.MOST_PHASES
+    folded = digest_digest.step_line_phases(busy)
+    assert len(folded) <= digest_digest.MOST_PHASES
     assert sum(ns for _, ns in folded) == 9_000
 
 
@@ -117,7 +115,10 @@ def test_a_line_lists_the_collectives_that_fit_into_3_kb(tmp_path: Path, count: 
     digest._file.close()
     line = digest._file.path.read_bytes().splitlines()[-1]
     found = json.loads(line)
-    assert (len(found["waits"]), len(found["pauses"])) == (min(count, step_line.MOST_WAITS), step_line.MOST_PAUSES)
+    assert (len(found["waits"]), len(found["pauses"])) == (
+        min(count, digest_digest.MOST_WAITS),
+        digest_digest.MOST_PAUSES,
+    )
     assert len(line) < 3_000
     assert found["collectives_every"] == every
     assert len(found["collectives"]) == pytest.approx(count / every, abs=1)
@@ -127,7 +128,7 @@ def test_marks_of_loader_backward_optimizer_and_collector(monkeypatch: pytest.Mo
     import torch
     from torch.utils.data import DataLoader
 
-    monkeypatch.setattr(thread_marks, "LEAST_GC_NS", 0)
+    monkeypatch.setattr(nsys_capture, "LEAST_GC_NS", 0)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     marks = ThreadMarks()
@@ -192,7 +193,7 @@ def test_always_and_whole_exclude_each_other() -> None:
 
 
 def test_a_job_that_is_killed_leaves_its_digest(record: Run, torchrun: tuple[str, ...], ddp_script: Path) -> None:
-    now = "import gpuscope.instrumented_runtime.record.digest.digest as digest; digest.HELD_NS = 0\n"
+    now = "import gpuscope.instrumented_runtime.record.digest_digest as digest; digest.HELD_NS = 0\n"
     ddp_script.write_text(now + ddp_script.read_text())
     done = record("--always", "--", *torchrun, ddp_script, FAIL="kill")
     assert done.code == 1

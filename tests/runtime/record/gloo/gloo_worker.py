@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from gpuscope.instrumented_runtime.record.gloo import gloo_trace
-from gpuscope.instrumented_runtime.record.gloo.collective_log import LOG
+from gpuscope.instrumented_runtime.record import gloo_trace
+from gpuscope.instrumented_runtime.record.collective_log import LOG
 from gpuscope.instrumented_runtime.train.mesh import leave_world
 
 warnings.simplefilter("ignore")

@@ -18,10 +18,10 @@ import torch
 from helpers.warm_python import executable
 
 from gpuscope import native
-from gpuscope.instrumented_runtime.record.gloo import collective_log, gloo_trace, last_calls
-from gpuscope.instrumented_runtime.record.gloo.collective_capture import with_arguments
-from gpuscope.instrumented_runtime.record.gloo.collective_log import Collective, CollectiveLog, Group, failed
-from gpuscope.native import plain
+from gpuscope.instrumented_runtime.record import collective_log, gloo_trace, nvml_samples
+from gpuscope.instrumented_runtime.record.collective_log import Collective, CollectiveLog, Group, failed
+from gpuscope.instrumented_runtime.record.nvml_samples import with_arguments
+from gpuscope.native import fallback
 
 Run = Callable[..., SimpleNamespace]
 WORKER = Path(__file__).with_name("gloo_worker.py")
@@ -190,9 +190,9 @@ def test_the_core_logs_a_call_as_python_does(monkeypatch: pytest.MonkeyPatch, tm
     }[tensors]
     outputs = inputs if tensors in ("one", "none") else outputs
     told = []
-    for note_issue in (native.note_issue, plain.note_issue):
+    for note_issue in (native.note_issue, fallback.note_issue):
         monkeypatch.setattr(collective_log, "note_issue", note_issue)
-        page, issues = last_calls.page(tmp_path, 0), list[Any]()
+        page, issues = nvml_samples.page(tmp_path, 0), list[Any]()
         log = CollectiveLog(page=page, issues=issues)
         before = time.time_ns()
         entries = [
@@ -215,7 +215,7 @@ def test_the_core_logs_a_call_as_python_does(monkeypatch: pytest.MonkeyPatch, tm
     assert [entry.seq for entry in told[0][0]] == [1, 2, 0, 0, 1, 2, 0, 0, 3, 4, 0, 0]
 
 
-@pytest.mark.parametrize("note_end", [native.note_end, plain.note_end])
+@pytest.mark.parametrize("note_end", [native.note_end, fallback.note_end])
 def test_a_collective_ends_as_its_future_does(note_end: Any) -> None:
     """On any thread, also where nothing is compiled; its failure stays with it, and its result does not."""
     log = CollectiveLog()

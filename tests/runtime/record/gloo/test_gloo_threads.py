@@ -13,7 +13,7 @@ from helpers import needs
 SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist
-from gpuscope.instrumented_runtime.record.gloo import gloo_trace
+from gpuscope.instrumented_runtime.record import gloo_trace
 from gpuscope.instrumented_runtime.train.mesh import leave_world
 
 def busy(future):
@@ -50,7 +50,7 @@ PROFILED = """
 import os, sys, time
 import torch, torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
-from gpuscope.instrumented_runtime.record.capture.profiler_guard import ScriptProfilers
+from gpuscope.instrumented_runtime.record.nvml_samples import ScriptProfilers
 
 def hold(future):
     end = time.monotonic() + 0.3

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from gpuscope.analyzers.run.runner import analyze
-from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog, Group
-from gpuscope.instrumented_runtime.record.gloo.last_calls import mismatch, page
+from gpuscope.instrumented_runtime.record.collective_log import CollectiveLog, Group
+from gpuscope.instrumented_runtime.record.nvml_samples import mismatch, page
 
 RECORD = (sys.executable, "-c", "from gpuscope.cli import main; main()", "record")
 WORLD = Group("0", "default_pg", (0, 1, 2))

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog, Group
-from gpuscope.instrumented_runtime.record.hang.flight_recorder_dumps import FlightRecorder, collected, filled
-from gpuscope.instrumented_runtime.record.hang.nccl_progress import collectives_in
-from gpuscope.instrumented_runtime.record.hang.torch_recorder import merged
+from gpuscope.instrumented_runtime.record.collective_log import CollectiveLog, Group
+from gpuscope.instrumented_runtime.record.flight_recorder_dumps import (
+    FlightRecorder,
+    collected,
+    collectives_in,
+    filled,
+    merged,
+)
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 
 TP = Group("3", "mesh_tp", (4, 6))

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gpuscope.analyzers.run.runner import analyze
-from gpuscope.instrumented_runtime.record.gloo.collective_log import CollectiveLog, Group
-from gpuscope.instrumented_runtime.record.hang.hang_verdict import progress, verdict
+from gpuscope.instrumented_runtime.record.collective_log import CollectiveLog, Group
+from gpuscope.instrumented_runtime.record.hang_watch import progress, verdict
 
 Run = Callable[..., SimpleNamespace]
 WORLD = Group("0", "default_pg", (0, 1, 2))

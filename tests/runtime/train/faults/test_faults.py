@@ -12,16 +12,15 @@ from torch.profiler import ProfilerActivity, profile
 from gpuscope.errors import UsageError
 from gpuscope.instrumented_runtime.train import faults
 from gpuscope.instrumented_runtime.train.faults import StepContext, available, parse_faults
-from gpuscope.instrumented_runtime.train.faults.communication.slow_rank import SlowRank
-from gpuscope.instrumented_runtime.train.faults.communication.uneven_sequences import UnevenSequences
+from gpuscope.instrumented_runtime.train.faults.communication import SlowRank, UnevenSequences
 from gpuscope.instrumented_runtime.train.mesh import World
-from gpuscope.instrumented_runtime.train.model.gpt import GPT
+from gpuscope.instrumented_runtime.train.model import GPT
 from gpuscope.instrumented_runtime.train.settings.config import TrainConfig
 from gpuscope.instrumented_runtime.train.settings.parallel_spec import validate
-from gpuscope.instrumented_runtime.train.settings.parallelisms.pipeline import PipelineConfig
+from gpuscope.instrumented_runtime.train.settings.parallelisms.built_in import PipelineConfig
 from gpuscope.instrumented_runtime.train.settings.sections import from_dict
 from gpuscope.instrumented_runtime.train.trainer import Trainer
-from gpuscope.trace.naming import kinds
+from gpuscope.trace import kinds
 
 STEPS = 4
 LAYERS = 2

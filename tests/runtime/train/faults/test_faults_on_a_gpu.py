@@ -55,7 +55,7 @@ class Rank:
 def record(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, *ranks: bool) -> dict[str, Any]:
     """The report on ranks of which each has the fault, or not."""
     fault = parse_faults([text])[0] if text else None
-    monkeypatch.setattr("gpuscope.instrumented_runtime.train.faults.blocks.Block", Block)
+    monkeypatch.setattr("gpuscope.instrumented_runtime.train.faults.burn.Block", Block)
     gpus = []
     for number, faulty in enumerate(ranks):
         with fake_gpu(monkeypatch) as gpu:

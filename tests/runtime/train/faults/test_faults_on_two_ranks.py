@@ -11,7 +11,7 @@ from helpers import needs
 from helpers.warm_python import executable
 
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.train.faults.communication.slow_link import addresses, check_machine, interfaces
+from gpuscope.instrumented_runtime.train.faults.communication import addresses, check_machine, interfaces
 
 STEPS = 4
 

@@ -13,12 +13,21 @@ import pytest
 import torch.distributed as dist
 
 from gpuscope.errors import GpuscopeError, UsageError
-from gpuscope.instrumented_runtime.bench.options import CollectiveOptions
 from gpuscope.instrumented_runtime.bench.processes import run_processes
-from gpuscope.instrumented_runtime.tune.communication import search as searching
-from gpuscope.instrumented_runtime.tune.communication.measured import Searched, Tried, tuner_text
-from gpuscope.instrumented_runtime.tune.communication.search import Options, Planned, first_calls, planned, search
-from gpuscope.instrumented_runtime.tune.communication.targets import Target, of_trace
+from gpuscope.instrumented_runtime.bench.topology_links import CollectiveOptions
+from gpuscope.instrumented_runtime.tune import communication as searching
+from gpuscope.instrumented_runtime.tune.communication import (
+    Options,
+    Planned,
+    Searched,
+    Target,
+    Tried,
+    first_calls,
+    of_trace,
+    planned,
+    search,
+    tuner_text,
+)
 
 KIB = 1 << 10
 Run = Callable[..., Any]

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from gpuscope.instrumented_runtime.record.applied.change import Change
-from gpuscope.instrumented_runtime.tune.communication import source
-from gpuscope.instrumented_runtime.tune.communication.measured import Searched, Tried
-from gpuscope.instrumented_runtime.tune.communication.search import Options
-from gpuscope.instrumented_runtime.tune.communication.source import CommunicationSearch
+from gpuscope.instrumented_runtime.tune import communication
+from gpuscope.instrumented_runtime.tune.communication import CommunicationSearch, Options, Searched, Tried
 
 LO = {"GLOO_SOCKET_IFNAME": "lo"}
 
@@ -44,8 +42,8 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: Path) -> 
 
     def advice(backend: str, *rows: Tried, once_s: float = 1.0) -> tuple[Any, list[str]]:
         found = Searched(backend, "2.13", 2, 20, (tried("default", 100, {}), *rows), {})
-        monkeypatch.setattr(source, "first_calls", lambda *_: once_s)
-        monkeypatch.setattr(source, "search", lambda *_: found)
+        monkeypatch.setattr(communication, "first_calls", lambda *_: once_s)
+        monkeypatch.setattr(communication, "search", lambda *_: found)
         told: list[str] = []
         search = CommunicationSearch(tmp_path, lambda: 300.0, told.append, Options(backend))
         report = {"trace": {"sources": [{"path": str(path)} for path in (samples / "ddp_healthy").glob("rank*")]}}

@@ -1,1 +1,0 @@
-"""Advice on collectives, pipelines and ranks that others wait for."""

@@ -1,1 +1,0 @@
-"""Advice on what the devices compute: precision, fusion, layout, attention, the optimizer."""

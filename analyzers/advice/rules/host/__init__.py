@@ -1,1 +1,0 @@
-"""Advice on the launching thread and the data loader."""

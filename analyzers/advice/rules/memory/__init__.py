@@ -1,1 +1,0 @@
-"""Advice on copies and on the caching allocator."""

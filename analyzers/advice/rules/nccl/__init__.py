@@ -1,1 +1,0 @@
-"""Rules for NCCL's own settings."""

@@ -1,1 +1,0 @@
-"""Jobs made of roles."""

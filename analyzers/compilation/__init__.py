@@ -1,1 +1,0 @@
-"""What torch.compile costs: compiling again within steps, graphs that break, ranks that compile unlike."""

@@ -1,1 +1,0 @@
-"""Kernels by operator: time, category, FLOPs, efficiency."""

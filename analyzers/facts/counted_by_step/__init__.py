@@ -1,1 +1,0 @@
-"""What gpuscope's recorder counted of each step: time without a core, clocks and power of the GPU."""

@@ -1,1 +1,0 @@
-"""Sizes of messages that nothing recorded: estimated from what they carry."""

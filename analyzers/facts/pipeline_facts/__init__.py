@@ -1,1 +1,0 @@
-"""Facts of pipeline parallelism: which rank is which stage, and the computations between two flushes."""

@@ -1,1 +1,0 @@
-"""What NCCL's logs and its plugins record: choices, channels, transports, variables."""

@@ -1,1 +1,0 @@
-"""Measured times of collectives: bandwidth, fits, and where they cross."""

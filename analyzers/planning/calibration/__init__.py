@@ -1,1 +1,0 @@
-"""What a recorded run measured, in place of what a plan would assume."""

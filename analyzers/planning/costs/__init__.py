@@ -1,1 +1,0 @@
-"""What a layout takes by published formulas: memory, messages, time, goodput."""

@@ -1,1 +1,0 @@
-"""From the events of one rank to its graph."""

@@ -1,1 +1,0 @@
-"""What if no operation of a training step were slower than its peers? (docs/definitions.md: «Slowdown»)"""

@@ -1,1 +1,0 @@
-"""Rows of the timeline: tracks on the run's clock, their tree, their looks and levels of detail."""

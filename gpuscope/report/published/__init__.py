@@ -1,1 +1,0 @@
-"""The published form of what `--json` prints: a JSON Schema per kind of document."""

@@ -1,1 +1,0 @@
-"""Sections of the terminal report, one file each."""

@@ -1,1 +1,0 @@
-"""Chrome-trace JSON as text: cut into blocks of events, decoded, its decimal times made integers."""

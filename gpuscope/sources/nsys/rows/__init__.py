@@ -1,1 +1,0 @@
-"""From the tables of an nsys export to rows of a Trace."""

@@ -1,1 +1,0 @@
-"""Ranks without a device: their training threads are it."""

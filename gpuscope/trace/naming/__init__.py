@@ -1,1 +1,0 @@
-"""What a name says: kind of kernel, operation of a collective, framework."""

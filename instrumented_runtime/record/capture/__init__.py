@@ -1,1 +1,0 @@
-"""Captures that run during a job, one per file; a failing capture never stops the job."""

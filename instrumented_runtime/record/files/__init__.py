@@ -1,1 +1,0 @@
-"""What is written into a run folder, and how."""

@@ -1,1 +1,0 @@
-"""Records what gloo does not: its collectives with group, sequence number, size and end."""

@@ -1,1 +1,0 @@
-"""Hang detection inside the job: Flight Recorder dumps and a watchdog thread."""

@@ -1,1 +1,0 @@
-"""Faults of communication: slow link, slow rank, tiny buckets, uneven data."""

@@ -1,1 +1,0 @@
-"""Faults that hang the job."""

@@ -1,1 +1,0 @@
-"""Faults of the host: slow loader, stalls, synchronisation, launch overhead."""

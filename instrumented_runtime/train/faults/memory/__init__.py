@@ -1,1 +1,0 @@
-"""Faults of memory: allocator churn, pageable copies."""

@@ -1,1 +1,0 @@
-"""Faults of pipelines: too few micro-batches, an unbalanced stage."""

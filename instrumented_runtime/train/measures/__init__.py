@@ -1,1 +1,0 @@
-"""What a training run measures about itself, per step and rank; see `meter.StepRecord` for the fields."""

@@ -1,1 +1,0 @@
-"""The model: a small GPT and its mixture-of-experts form."""
