@@ -322,8 +322,8 @@ def _table(rows: list[TriedChange], dark: bool) -> Component:
             "set": ", ".join(f"{one['name']}={one['value']}" for one in row["changes"]),
             "ratio": screen.ratio(row),
             **{name: row[name] for name in TIMES},  # type: ignore[literal-required]
-            **{f"{name}_text": units.duration(row[name]) for name in TIMES},
-        }  # type: ignore[literal-required]
+            **{f"{name}_text": units.duration(row[name]) for name in TIMES},  # type: ignore[literal-required]
+        }
         for row in rows
     ]
     columns = [

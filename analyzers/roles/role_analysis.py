@@ -171,9 +171,9 @@ def _framework(trace: Trace) -> str:
 def _step(step: RoleStep, role: Role) -> RoleStepEntry:
     entry: RoleStepEntry = {
         "step": step.number,
-        "role": role.value,
+        "role": role.value,  # type: ignore[typeddict-item]
         "dur_ns": step.duration,
-        "by_role_ns": step.whole(),  # type: ignore[typeddict-item]
+        "by_role_ns": step.whole(),
         "beside_ns": {**step.beside, **step.outside},
     }
     if step.intervals:

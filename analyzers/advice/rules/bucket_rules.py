@@ -22,7 +22,7 @@ class NoDebugChecks(Suggestion):
     """torch's checks of every collective switched off."""
 
     code = "no_debug_checks"
-    answers = ("debug_checks",)
+    answers: ClassVar[tuple[str, ...]] = ("debug_checks",)
     sets = "`TORCH_DISTRIBUTED_DEBUG` unset, where the trace shows the checks of `DETAIL`"
     action = "Unset TORCH_DISTRIBUTED_DEBUG"
     why = "{message}"
