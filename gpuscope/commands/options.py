@@ -153,7 +153,7 @@ def open_with_progress(paths: tuple[str, ...], ranks: frozenset[int] | None, par
 
 # How much of a report is printed: the options of everything that prints one.
 
-ReportOptionsCommand = TypeVar("Command", bound=Callable[..., Any])
+ReportOptionsCommand = TypeVar("ReportOptionsCommand", bound=Callable[..., Any])
 BY = ("line", "module", "operator", "kernel", "tree")
 TOP = 3
 """Causes and changes on the first screen, unless asked otherwise."""
