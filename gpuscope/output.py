@@ -14,11 +14,17 @@ import click
 from gpuscope.errors import InputError, UsageError
 
 
-def check_free(paths: Iterable[Path], force: bool, inputs: Iterable[str] = (), folders: Iterable[Path] = ()) -> None:
+def check_free(
+    paths: Iterable[Path],
+    force: bool,
+    inputs: Iterable[str] = (),
+    folders: Iterable[Path] = (),
+    makes: Path | None = None,
+) -> None:
     """Raise, before any work is done, where an output can't be written or is in the way of something.
 
-    `paths` are to become files, `folders` folders. What is read is never written over, nor is what is of another
-    kind, whatever `force` says. Raises `UsageError` for these, `InputError` where nothing can be written.
+    `paths` are to become files, `folders` folders; `makes` is a folder that the command makes for them. What is read
+    is never written over, nor is what is of another kind, whatever `force` says. Raises `UsageError` for these, `InputError` where nothing can be written.
     """
     read = {os.path.realpath(one) for name in inputs for one in (glob.glob(name, recursive=True) or [name])}
     files, folders = list(paths), list(folders)
@@ -39,7 +45,7 @@ def check_free(paths: Iterable[Path], force: bool, inputs: Iterable[str] = (), f
         if path.exists() and not _may_write(path):
             raise InputError(f"{path}: can't be written: it is read-only", hint="name another file, or chmod u+w it")
         _check_writable(path, _existing(path.parent))
-        if not path.parent.exists():
+        if not path.parent.exists() and path.parent != makes:
             raise InputError(f"{path}: can't be written: no such folder", hint=f"mkdir -p {path.parent}")
     for path in folders:
         if path.is_file():

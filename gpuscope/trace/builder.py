@@ -417,8 +417,9 @@ class TraceBuilder:
 def _session(starts: Sequence[Times]) -> tuple[int, int]:
     """The stretch of time, without a pause of a day, that holds most events; padded by a day."""
     starts = [column for column in starts if len(column)]
-    if not starts:
-        return 0, 0
+    if not starts:  # nothing to be far away from: a digest of GPUs has steps alone
+        limit = np.iinfo(np.int64)
+        return int(limit.min), int(limit.max)
     low, high = min(int(column.min()) for column in starts), max(int(column.max()) for column in starts)
     if high - low <= ONE_DAY_NS:
         return _padded(low, high)

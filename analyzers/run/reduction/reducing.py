@@ -38,7 +38,7 @@ def reduced(
             raise InputError(f"{item.path}: is reduced already", hint="gpuscope analyze takes it")
         begun(item.path.name)
         path = out if one else out / _name(item.path, paths)
-        check_free([path], force)
+        check_free([path], force, makes=path.parent)
         part = analyze_file(item, replace(options, files=options.files or _files(item, len(items))))
         check_ranks_present([item], options.ranks, part.trace.ranks)
         write_part(path, part, options.steps, share)
