@@ -24,7 +24,8 @@ def check_free(
     """Raise, before any work is done, where an output can't be written or is in the way of something.
 
     `paths` are to become files, `folders` folders; `makes` is a folder that the command makes for them. What is read
-    is never written over, nor is what is of another kind, whatever `force` says. Raises `UsageError` for these, `InputError` where nothing can be written.
+    is never written over, nor is what is of another kind, whatever `force` says. Raises `UsageError` for these,
+    `InputError` where nothing can be written.
     """
     read = {os.path.realpath(one) for name in inputs for one in (glob.glob(name, recursive=True) or [name])}
     files, folders = list(paths), list(folders)
