@@ -40,10 +40,17 @@ def followed(before: Any, after: Any) -> str:
 def plugins(group: str) -> dict[str, str]:
     """The entry points of a group by name, as `module:attribute`, not loaded yet."""
     found: dict[str, str] = {}
-    for of, name, place in installed():
+    for of, name, place in (*installed(), *_OWN):
         if of == group:
             found.setdefault(name, place)
     return found
+
+
+_OWN = (
+    ("gpuscope.sources", "reduced", "gpuscope.analyzers.run.reduction.reduced_file:SOURCE"),
+    ("gpuscope.sources", "step-log", "gpuscope.analyzers.job_logs.log_source:SOURCE"),
+)
+"""The entry points of pyproject.toml, for a clone that was installed before it had them."""
 
 
 @cache

@@ -176,6 +176,7 @@ ROOMS = (
     "experts",
     "serving",
     "roles",
+    "job_logs",
     "nccl",
     "pipelines",
     "slowdown",

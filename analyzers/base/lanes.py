@@ -21,6 +21,7 @@ from gpuscope.schema.call_tree_section import (
     ServingStep,
 )
 from gpuscope.schema.document import Diagnosis, KernelEntry
+from gpuscope.schema.job_log_section import JobLogSection
 from gpuscope.schema.memory_section import Hang
 from gpuscope.schema.nccl_sections import KernelRankEntry, OperatorEntry
 from gpuscope.schema.provenance import ExpertsSection, Pipeline, Replay, RolesSection
@@ -193,6 +194,9 @@ EXPERTS = Section[ExpertsSection]("experts")
 SERVING_STEPS = Section[list[ServingStep]]("serving_steps", every, printed=False)
 """What `serving` is made from once all causes are known."""
 ROLES = Section[RolesSection]("roles")
+JOB_LOG = Section[JobLogSection]("job_log")
+STEP_TIME = Section[document.StepTime]("step_time")
+"""«The step» of a job that is known by its log alone; of any other the run's facts have it."""
 NCCL = Section[nccl_sections.Nccl]("nccl")
 TOPOLOGY = Section[list[nccl_sections.TopologyEntry]]("topology")
 BANDWIDTH = Section[list[nccl_sections.BandwidthEntry]]("bandwidth")
@@ -234,6 +238,8 @@ DECLARED: tuple[Section[Any], ...] = (
     EXPERTS,
     SERVING_STEPS,
     ROLES,
+    JOB_LOG,
+    STEP_TIME,
     HANG,
     NCCL,
     TOPOLOGY,

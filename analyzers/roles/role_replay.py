@@ -49,9 +49,9 @@ def growth_of(steps: Sequence[RoleStep]) -> list[RoleGrowthEntry]:
 
 
 def _grown(role: str, spent: Array, whole: Array, steps: Sequence[RoleStep]) -> RoleGrowthEntry | None:
-    if spent.sum() < LEAST_SHARE * whole.sum() or not _rises(spent):
+    if spent.sum() < LEAST_SHARE * whole.sum() or not rises(spent):
         return None
-    first, last = _ends(spent)
+    first, last = ends_of_line(spent)
     if last < LEAST_TIMES * first:
         return None
     figure, times = _goes_with(spent, steps)
@@ -66,21 +66,23 @@ def _grown(role: str, spent: Array, whole: Array, steps: Sequence[RoleStep]) -> 
     }
 
 
-def _rises(values: Array) -> bool:
+def rises(values: Array) -> bool:
+    """Whether values rise steadily, by the rank correlation with their order."""
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(np.float64)
-    ranked = _correlation(ranks, np.arange(len(values), dtype=np.float64))
+    ranked = correlation(ranks, np.arange(len(values), dtype=np.float64))
     if ranked < LEAST_RANKED:
         return False
     return ranked >= 1 or ranked * np.sqrt((len(values) - 2) / (1 - ranked**2)) >= LEAST_T
 
 
-def _correlation(one: Array, other: Array) -> float:
+def correlation(one: Array, other: Array) -> float:
+    """Pearson's correlation; 0 where one of them does not vary."""
     if not one.std() or not other.std():
         return 0.0
     return float(np.clip(np.corrcoef(one, other)[0, 1], -1, 1))
 
 
-def _ends(values: Array) -> tuple[float, float]:
+def ends_of_line(values: Array) -> tuple[float, float]:
     """Where the line through the steps begins and ends (Theil and Sen's, which single long steps do not turn), within
     what was measured."""
     parts = np.array_split(np.arange(len(values)), min(BINS, len(values)))
@@ -101,8 +103,8 @@ def _goes_with(spent: Array, steps: Sequence[RoleStep]) -> tuple[str | None, flo
         for name in FIGURES
         if all(step.figures.get(name, 0) > 0 for step in steps)
     }
-    times = {name: last / first for name, values in logged.items() for first, last in [_ends(values)]}
-    alike = {name: _correlation(spent, values) for name, values in logged.items() if times[name] > 1}
+    times = {name: last / first for name, values in logged.items() for first, last in [ends_of_line(values)]}
+    alike = {name: correlation(spent, values) for name, values in logged.items() if times[name] > 1}
     best = max(alike, key=lambda name: alike[name], default=None)
     if best is not None and alike[best] >= GOES_WITH:
         return best, times[best]

@@ -20,6 +20,7 @@ from gpuscope.schema.call_tree_section import (
     PowerEntry,
     ServingSection,
 )
+from gpuscope.schema.job_log_section import JobLogSection
 from gpuscope.schema.memory_section import Hang, MemoryEntry
 from gpuscope.schema.nccl_sections import (
     ApiCallEntry,
@@ -808,6 +809,8 @@ class Diagnosis(TypedDict):
     """The steps of an inference server by phase; **absent** of other programs."""
     roles: NotRequired[RolesSection]
     """A step of a job for reinforcement learning by role; **absent** without its timers."""
+    job_log: NotRequired[JobLogSection]
+    """What the job's log tells of its steps and of the time it loses; **absent** without one."""
     hang: NotRequired[Hang]
     """Where a job hung; **absent** without Flight Recorder dumps."""
     nccl: NotRequired[Nccl]

@@ -78,6 +78,8 @@ class Files:
     """Of other roles than `HANG_RECORD`: whether the files tell of a hang as well."""
     alone: str = ""
     """Of records: what they are good for where there is no timeline, and what to add."""
+    first: bool = False
+    """Whether it is asked before the others, which read parts of the same files: it has them read their parts too."""
 
 
 class SeveralRanks(Exception):  # noqa: N818 - nothing is wrong
@@ -118,7 +120,8 @@ def all_sources() -> tuple[Source, ...]:
 
     Raises `UsageError` where a plug-in is no source.
     """
-    return (*listed("gpuscope.sources", "SOURCE"), *(_plugin(name) for name in sorted(plugins(SOURCES))))
+    found = (*listed("gpuscope.sources", "SOURCE"), *(_plugin(name) for name in sorted(plugins(SOURCES))))
+    return tuple(sorted(found, key=lambda source: not source.files.first))
 
 
 _PARTS = ("name", "files", "sniff", "peek_rank", "read")

@@ -501,6 +501,51 @@ ROLE_FIGURES = TableSchema(
     ),
 )
 
+LOG_STEPS = TableSchema(
+    "log_steps",
+    "step times that the log of a job tells, one row per time read",
+    (
+        _ANY_RANK,
+        Column("series", "name", "what tells the time: the key or the shape of the line"),
+        Column("step", "int", "step number as logged", True),
+        Column("dur", "int", "time of a step, ns; absent where only time stamps tell it", True),
+        Column("covers", "int", "steps that it is the mean of, where the log says so", True),
+        Column("time", "time", "when the line was written, ns since 1970 or on a progress bar's clock", True),
+        Column("line", "int", "number of the line in its file"),
+        Column("source", "int", "row in Trace.sources of the file"),
+    ),
+)
+
+LOG_EVENTS = TableSchema(
+    "log_events",
+    "what else the log of a job tells: marks, evaluations, checkpoints, parts of the start-up, restarts",
+    (
+        _ANY_RANK,
+        Column("what", "name", "init_start, run_start, run_stop, evaluation, checkpoint, part, restart, first, last…"),
+        Column("text", "name", "the beginning of the line", True),
+        Column("name", "name", "of a part: what it is", True),
+        Column("step", "int", "step number as logged", True),
+        Column("dur", "int", "how long it took, ns, where the line says so", True),
+        Column("time", "time", "when the line was written, as in log_steps", True),
+        Column("line", "int", "number of the line in its file"),
+        Column("source", "int", "row in Trace.sources of the file"),
+    ),
+)
+
+LOG_FIGURES = TableSchema(
+    "log_figures",
+    "figures on the lines of the log of a job: memory, tokens, loss scale, requests…",
+    (
+        _ANY_RANK,
+        Column("figure", "name", "memory, tokens_per_s, loss_scale, sequence_length, mfu, running, waiting…"),
+        Column("value", "int", "in millionths"),
+        Column("step", "int", "step number as logged", True),
+        Column("time", "time", "when the line was written, as in log_steps", True),
+        Column("line", "int", "number of the line in its file"),
+        Column("source", "int", "row in Trace.sources of the file"),
+    ),
+)
+
 FLIGHT_RECORDS = TableSchema(
     "flight_records",
     "entries of Flight Recorder dumps: the last collective and point-to-point operations a rank enqueued",
@@ -838,6 +883,9 @@ SCHEMAS: dict[str, TableSchema] = {
         OPERATIONS,
         ROLE_TIMES,
         ROLE_FIGURES,
+        LOG_STEPS,
+        LOG_EVENTS,
+        LOG_FIGURES,
         FLIGHT_RECORDS,
         GROUP_STATUS,
         HOST_STACKS,

@@ -179,6 +179,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         "hang",
         "pipeline",
         "roles",
+        "job_log",
         "nccl",
         "bandwidth",
         "traffic",

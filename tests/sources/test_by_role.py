@@ -308,7 +308,12 @@ def test_trls_event_file_is_known_by_its_step_time(tmp_path: Path) -> None:
     ],
 )
 def test_another_trainers_log_is_not_taken_for_trls(tmp_path: Path, text: str) -> None:
+    """Step times beside a loss are read as those of any job's log; never as roles."""
     (tmp_path / "train.log").write_text(text * 5)
+    if "loss" in text:
+        report = gpuscope.analyze(tmp_path / "train.log").report
+        assert ("roles" in report, report["trace"]["sources"][0]["format"]) == (False, "step-log")
+        return
     with pytest.raises(InputError):
         gpuscope.analyze(tmp_path / "train.log")
 

@@ -19,7 +19,7 @@ from gpuscope.report.html import drawing, evidence_drawing
 from gpuscope.report.html.drawing import flame
 from gpuscope.report.html.evidence_drawing import Moment, Moments
 from gpuscope.report.terminal import diff_text, hang_text, nccl_text, profile_text, screen
-from gpuscope.report.view import first_figures, headline, report_rows
+from gpuscope.report.view import first_figures, headline, job_log_sentences, report_rows
 from gpuscope.report.view.first_figures import first_figures as first_figures_first_figures
 from gpuscope.report.view.first_figures import fix_card
 from gpuscope.report.view.headline import changed, culprits, kinds, seen
@@ -265,6 +265,7 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
         "experts": "experts" in report,
         "serving": "serving" in report,
         "roles": "roles" in report,
+        "job-log": "job_log" in report,
         "links": bool(report.get("link_counters") or report.get("device_counters")),
         "kernels": bool(report["kernels"]),
         "places": bool(report.get("call_tree")),
@@ -283,6 +284,7 @@ def _contents(report: Report, first: Summary) -> list[tuple[str, str]]:
         "experts": "experts",
         "serving": "serving by phase",
         "roles": "roles",
+        "job-log": "the job's log",
         "links": "links and GPUs over time",
         "kernels": "kernels",
         "memory": "memory",
@@ -363,6 +365,8 @@ def page_environment() -> Environment:
         serving_row=hang_text.row,
         role_label=hang_text.label,
         role_sentences=hang_text.sentences,
+        log_table=job_log_sentences.table,
+        log_sentences=job_log_sentences.sentences,
         pipeline_sentences=profile_text.pipeline_text_sentences,
         pipeline_stages=profile_text.by_stage,
         pipeline_parts=profile_text.PARTS,

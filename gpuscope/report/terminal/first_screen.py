@@ -212,12 +212,13 @@ def _gain(line: ChangeLine) -> tuple[str, str, str]:
 
 def _records(report: Report, writer: Writer) -> None:
     """What is known of a run without a timeline, down to a screenful."""
-    from gpuscope.report.terminal import hang_text, nccl_text
+    from gpuscope.report.terminal import hang_text, job_log_text, nccl_text
 
     limited = writer.limited(RECORDS_LINES)
     if "hang" in report:
         hang_text.section(report["hang"], limited)
     hang_text.roles_text_section(report, limited)
+    job_log_text.section(report, limited)
     nccl_text.compile_text_section(report, limited)
     nccl_text.sections(report, limited)
     nccl_text.section(report, limited, brief=True)

@@ -10,7 +10,7 @@ from gpuscope.catalogue import prediction_sentences
 from gpuscope.catalogue.prediction_sentences import bound_change, bound_share, setting_words
 from gpuscope.catalogue.straggler_sentences import SLOWDOWN, slowdown_total
 from gpuscope.catalogue.suggestion import cause_label
-from gpuscope.report.terminal import first_screen, hang_text, nccl_text, profile_text
+from gpuscope.report.terminal import first_screen, hang_text, job_log_text, nccl_text, profile_text
 from gpuscope.report.terminal.screen import Writer
 from gpuscope.report.view import report_rows
 from gpuscope.report.view.first_figures import ideal_lines
@@ -123,6 +123,7 @@ def render(report: Report, console: Console, rows: int = ROWS_SHOWN) -> None:
     nccl_text.compile_text_section(report, writer)
     profile_text.section(report, writer)
     hang_text.roles_text_section(report, writer)
+    job_log_text.section(report, writer)
     _kernels(report, writer, rows)
     if mfu := mfu_words(report):
         writer.line(mfu[:1].upper() + mfu[1:])

@@ -15,6 +15,7 @@ from gpuscope.catalogue.prediction_sentences import bound_share, doubt, setting_
 from gpuscope.catalogue.suggestion import BY_CODE, RECORDS
 from gpuscope.report.view import main_finding, report_rows
 from gpuscope.report.view.headline import lower, on_cpu, whole, why_it_is_so
+from gpuscope.report.view.log_lines import log_lines
 from gpuscope.schema.document import (
     AbstainReason,
     FindingEntry,
@@ -118,6 +119,11 @@ def first_lines(report: Report) -> FirstLines:
     if not report["ranks"]:
         if "roles" in report:
             return _of_roles(report)
+        if "job_log" in report and main_finding.is_of_log(report):
+            what, why, fix, answers = log_lines(report)
+            return FirstLines(
+                _failed(report) + what, why, fix, "try" if answers else "next", "", None, tuple(_limits(report))
+            )
         if left_out := next((one for one in report["problems"] if one["code"] == CONTRADICT), None):
             what = (
                 f"No verdict: in all {units.plural(left_out['count'], 'step')} the timers add up to more than the step"

@@ -126,6 +126,9 @@ def context_line(report: Report) -> str:
         logged, averaged = report["step_time"]["steps"], report["roles"].get("averaged", 1)
         of = f"{units.plural(logged, 'mean')} of {averaged} steps" if averaged > 1 else units.plural(logged, "step")
         pieces.append(f"{of}, median {_step_time(report)}")
+    elif "job_log" in report and report["step_time"] is not None:
+        log = report["job_log"]
+        pieces += [log["format"], f"{units.plural(log['samples'], 'step time')}, median {_step_time(report)}"]
     return " · ".join([*pieces, *_shared(report)])
 
 

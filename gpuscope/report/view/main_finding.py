@@ -43,6 +43,12 @@ def main_finding(report: Diagnosis) -> FindingEntry | None:
     return reason(report) or next(iter(report_rows.findings(report)), None)
 
 
+def is_of_log(report: Diagnosis) -> bool:
+    """Whether what a job's own log says is the gravest that is known of it."""
+    grave = record_finding(report)
+    return grave is None or grave["code"].startswith("log_")
+
+
 def record_finding(report: Diagnosis) -> FindingEntry | None:
     """Of records without a timeline, which can't have a verdict, the gravest finding; None where all cost little."""
     if report["ranks"] or report["verdict"].get("abstain_reason") != "no_device_events":
