@@ -19,7 +19,7 @@ from gpuscope.trace.launch_links import awaited_streams, innermost, launches, ou
 from gpuscope.trace.name_pool import NCCL_RANGES, NO_NAME, NamePool, total_bytes
 from gpuscope.trace.optimizer_ranges import Part, RecordedTotal, as_barriers, differences, named_by_calls, with_launched
 from gpuscope.trace.schema import NA, SCHEMAS, Category, Kind
-from gpuscope.trace.steps import KERNEL_SEQUENCE, FoundSteps, find_steps
+from gpuscope.trace.steps import KERNEL_SEQUENCE, FoundSteps, find_steps, past_the_last_step
 from gpuscope.trace.table import (
     Array,
     Mask,
@@ -218,6 +218,7 @@ class TraceBuilder:
         data["host_events"] = with_captures(data["host_events"], self.names)
         order_rows(data, "host_events")
         order_rows(data, "device_events")
+        self._end_with_the_last_step(data)
         self._clip_overruns(data)
         as_barriers(data, self.names, self._host_is_device)
         data["device_events"] = self._with_host_devices(data)
@@ -290,6 +291,19 @@ class TraceBuilder:
             self.problem(reading.IMPOSSIBLE_TIME, int(np.count_nonzero(astray)), table=name)
             if bool(negative.any()) or bool(astray.any()):
                 select_rows(data, name, np.flatnonzero(~(negative | astray)))
+
+    def _end_with_the_last_step(self, data: dict[str, Table]) -> None:
+        """What the training thread was in as the recording stopped ends there; how it stopped is no part of it."""
+        host = data["host_events"]
+        rows, ends, behind = past_the_last_step(host, self.names)
+        if len(rows):
+            end = host["end"].copy()
+            end[rows] = ends
+            data["host_events"] = Table(host.schema, {**host.columns, "end": end})
+        if len(behind):
+            kept = np.ones(len(host), np.bool_)
+            kept[behind] = False
+            select_rows(data, "host_events", np.flatnonzero(kept))
 
     def _clip_overruns(self, data: dict[str, Table]) -> None:
         """Work on one stream is serial: what runs on after its successor has ended ends where that begins."""

@@ -23,7 +23,7 @@ from gpuscope.trace.intervals import CAPTURE
 from gpuscope.trace.kernel_categories import ATTENTION, is_optimizer_step, kernel_category
 from gpuscope.trace.name_pool import NamePool
 from gpuscope.trace.schema import NA, Category, Kind
-from gpuscope.trace.table import Array, Mask, Table, Times, blocks, distinct_values, those
+from gpuscope.trace.table import Array, Mask, Table, Times, among, blocks, distinct_values, rows_of_rank, those
 from gpuscope.when_used import dataclass
 
 # Steps of inference servers, each with its phase: from the ranges that servers name after their batches, else from
@@ -231,18 +231,44 @@ def _of_server(found: ServerSteps, basis: str) -> FoundSteps:
 
 
 def _profiler_steps(host: Table, names: NamePool, rows: Times) -> FoundSteps | None:
-    numbers = {
-        code: int(match[1])
-        for code in distinct_values(host["name"][rows])
-        if (match := _PROFILER_STEP.search(names[int(code)]))
-    }
-    named = np.zeros(len(names) + 1, np.bool_)
-    named[list(numbers)] = True
-    picked = those(rows, lambda rows: named[host["name"][rows]])
+    picked = _profiler_step_rows(host, names, rows)
     if not len(picked):
         return None
-    step = np.array([numbers[code] for code in host["name"][picked].tolist()], np.int64)
+    found = [_PROFILER_STEP.search(names[code]) for code in host["name"][picked].tolist()]
+    step = np.array([int(match[1]) for match in found if match], np.int64)
     return _ordered(step, host["start"][picked], host["end"][picked], "ProfilerStep annotations")
+
+
+def _profiler_step_rows(host: Table, names: NamePool, rows: Times) -> Times:
+    """Which of these rows are steps as torch's profiler marks them."""
+    numbers = [code for code in distinct_values(host["name"][rows]).tolist() if _PROFILER_STEP.search(names[code])]
+    named = np.zeros(len(names) + 1, np.bool_)
+    named[numbers] = True
+    return those(rows, lambda rows: named[host["name"][rows]])
+
+
+def past_the_last_step(host: Table, names: NamePool) -> tuple[Times, Times, Times]:
+    """(rows of `host` that reach past the last `ProfilerStep#N` of their thread, where each of them ends, rows of
+    Python frames that begin behind it).
+
+    torch ends the last step's range as the recording stops. What the thread was in then (an optimizer's step whose hook
+    stops it, the frames of the script) is closed only when the trace has been collected: that is the recorder's work.
+    """
+    found = _profiler_step_rows(host, names, np.arange(len(host)))
+    found = found[among(host["category"][found], (Category.ANNOTATION, Category.OP))]
+    reach, ends, behind = ([np.zeros(0, np.int64)] for _ in range(3))
+    for rank in distinct_values(host["rank"][found]).tolist():
+        own = found[host["rank"][found] == rank]
+        last = int(own[np.argmax(host["end"][own])])
+        end, low, high = int(host["end"][last]), *rows_of_rank(host, rank)
+        late = low + np.flatnonzero(host["end"][low:high] > end)
+        late = late[host["thread"][late] == host["thread"][last]]
+        category, begun = host["category"][late], host["start"][late] < end
+        over = late[begun & among(category, (Category.OP, Category.ANNOTATION, Category.PYTHON))]
+        reach.append(over)
+        ends.append(np.full(len(over), end, np.int64))
+        behind.append(late[~begun & (category == Category.PYTHON)])
+    return np.concatenate(reach), np.concatenate(ends), np.concatenate(behind)
 
 
 def _named_steps(host: Table, names: NamePool, rows: Times) -> FoundSteps | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.kineto import call, kernel, note, op, write
+from helpers.kineto import call, kernel, note, op, python, write
 from helpers.nsys import Export
 
 import gpuscope
@@ -69,6 +69,41 @@ def test_accumulated_gradients_make_one_step(tmp_path: Path, updates: list[int],
     ranges += [note(100 * k + 80, 5, "Optimizer.step#AdamW.step") for k in updates]
     path = write(tmp_path / "r.json", *ranges, *(one for k in range(9) for one in work(100 * k + 5, k + 1)))
     assert found(path) == (steps, basis)
+
+
+def ranges_of(path: Path, name: str) -> list[tuple[int, int]]:
+    """(start, duration) of a range's rows, µs from the first one's start on."""
+    trace = gpuscope.open_trace(path)
+    host = trace.tables["host_events"]
+    rows = host[host["name"] == name]
+    first = int(host["start"].min())
+    return [(int(one.start - first) // 1000, int(one.end - one.start) // 1000) for one in rows.itertuples()]
+
+
+@pytest.mark.parametrize("mark", [note, op])
+@pytest.mark.parametrize("last", [95, 300, 50_000])
+def test_what_is_open_as_the_recording_stops_ends_with_the_last_step(tmp_path: Path, mark: Any, last: int) -> None:
+    """The optimizer's hook stops the profiler: its last range is closed when the trace has been collected."""
+    steps = [mark(100 * k, 100, f"ProfilerStep#{k}") for k in range(4)]
+    updates = [note(100 * k + 80, 15, "Optimizer.step#SGD.step") for k in range(3)]
+    cut = note(380, last, "Optimizer.step#SGD.step")
+    frames = [python(0, 10_000, "train.py(1): <module>"), python(405, last, "profiler.py(1): stop_trace")]
+    path = write(
+        tmp_path / "r.json", *steps, *updates, cut, *frames, *(e for k in range(4) for e in work(100 * k + 5, k))
+    )
+    assert ranges_of(path, "Optimizer.step#SGD.step") == [(80, 15), (180, 15), (280, 15), (380, 20)]
+    assert ranges_of(path, "train.py(1): <module>") == [(0, 400)]
+    assert ranges_of(path, "profiler.py(1): stop_trace") == []
+
+
+def test_other_threads_and_recordings_without_marks_keep_their_ends(tmp_path: Path) -> None:
+    """A message of another thread goes on after the step; steps of the script's own end where it says."""
+    steps = [note(100 * k, 100, f"ProfilerStep#{k}") for k in range(3)]
+    path = write(tmp_path / "a.json", *steps, note(290, 80, "gloo:all_reduce", tid=9), *work(5, 1))
+    assert ranges_of(path, "gloo:all_reduce") == [(290, 80)]
+    steps = [note(100 * k, 90, f"train_step {k}") for k in range(3)]
+    path = write(tmp_path / "b.json", *steps, note(280, 80, "save"), *work(5, 1))
+    assert ranges_of(path, "save") == [(280, 80)]
 
 
 def sequence(tmp_path: Path, names: str) -> Path:
