@@ -8,7 +8,13 @@ from functools import cached_property
 import numpy as np
 
 from gpuscope.analyzers.base.evidence import Role
-from gpuscope.analyzers.collectives.recurrence import MIN_RANKS, MIN_STEPS, TracedWaits, recurrence
+from gpuscope.analyzers.collectives.recurrence import (
+    MIN_RANKS,
+    MIN_STEPS,
+    TracedWaits,
+    last_again_and_again,
+    recurrence,
+)
 from gpuscope.analyzers.facts.clocks import rows_by_lane
 from gpuscope.analyzers.facts.run_facts import CoreTimes, RunFacts
 from gpuscope.trace.intervals import measure_within
@@ -16,6 +22,7 @@ from gpuscope.trace.kernel_categories import ELEMENTWISE, NORMALISATION, OPTIMIZ
 from gpuscope.trace.name_pool import NO_NAME, NamePool
 from gpuscope.trace.schema import NA
 from gpuscope.trace.table import Array, Mask, Table, Times, distinct, distinct_values
+from gpuscope.welch import median
 from gpuscope.when_used import dataclass
 
 # What each rank computes per step, beside the median of the others: by operation and shape, all ranks at once.
@@ -219,7 +226,30 @@ class Lateness:
                 for place in np.flatnonzero(compared.late & ((look == 0) | (compared.period > 1))).tolist():
                     late = Late(round(float(compared.usual[place])), int(compared.period[place]))
                     found.setdefault(role[place], late)
+            if self.looks and len(role) >= MIN_RANKS:
+                judged, every = self.looks[0], self._beside(role)
+                usual = every[judged]
+                for place in np.flatnonzero(
+                    last_again_and_again(every, judged, float(self.step_ns or 0), tested)
+                ).tolist():
+                    found.setdefault(role[place], Late(round(float(median(usual[:, place].tolist()))), 1))
         return found
+
+    def _beside(self, role: Sequence[int]) -> Array:
+        """The delays of some ranks beside their median: time without a core is taken off each for itself."""
+        own = self.delay[:, list(role)]
+        ordered, count = np.sort(own, axis=1), own.shape[1]
+        middle = (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2  # np.median imports a tenth of numpy
+        return np.asarray(own - middle[:, None])
+
+    def last_in(self, rank: int) -> tuple[int, int]:
+        """In how many of the whole steps a rank came last of those that do the same, and how many there are."""
+        for role in self.roles:
+            if rank in role and len(role) >= MIN_RANKS:
+                own = self._beside(role)
+                last = (own.argmax(axis=1) == list(role).index(rank)) & (own.max(axis=1) > 0)
+                return int(last.sum()), len(own)
+        return 0, 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ tests/analyzers/collectives/test_recurrence.py simulates them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil, exp, lgamma, log, sqrt
+from math import ceil, comb, exp, lgamma, log, sqrt
 
 import numpy as np
 
@@ -43,6 +43,11 @@ MAX_REPEATED = 0.003
 """… unless so many ranks are late in most steps as would be by chance with this probability."""
 MOST = 0.5
 """Ranks take turns if others are late in so many of the steps in which one is not."""
+MATERIAL = 0.1
+"""By ranks alone a rank is told late again and again if it is late by this share of the step: what is too little for
+`MAX_CHANCE` in steps is made up for by size…"""
+RANKS_CHANCE = 0.05
+"""… with this probability of accusing any rank of a job, whatever the distribution of what ranks differ by."""
 MIN_PERIODS = 3
 """Lateness is periodic if it has returned so often."""
 
@@ -87,6 +92,37 @@ def _steady(delay: Array, usual: Array, step_ns: float, tested: int) -> Mask:
     if not far[late].all() and _repeated(delay, CLEAR * usual[late].min()) < MAX_REPEATED:
         return np.asarray(late)
     return np.asarray(late & far)
+
+
+def last_again_and_again(every: Array, judged: Mask, step_ns: float, tested: int) -> Mask:
+    """Who comes last in so many of all steps that ranks which differ by chance hardly ever would, however unlike the
+    steps are: what holds the interpreter's lock, a disk or a network makes a rank 10 ms late in one step and 500 in the
+    next, and the spread of such numbers proves nothing.
+
+    `every` is the delay in all whole steps, `judged` tells which of these are judged: there it has to be late too. In a
+    step of healthy ranks each is among the last q by a chance of q / ranks: a binomial test, for one rank and for a
+    quarter of all that are late alike.
+    """
+    steps, ranks = every.shape
+    none = np.zeros(ranks, np.bool_)
+    if steps < MIN_STEPS or ranks < MIN_RANKS or judged.sum() < MIN_STEPS:
+        return none
+    late = _usual(every[judged]) * ranks / (ranks - 1) >= MATERIAL * step_ns  # of two ranks the median lies between
+    if not late.any():
+        return none
+    place = np.argsort(np.argsort(-every, axis=1, kind="stable"), axis=1, kind="stable")
+    looks = sorted({1, max(ranks // 4, 1)})
+    found = none
+    for last in looks:
+        hits = (place < last) & (every > 0)
+        chances = [_at_least(count, steps, last / ranks) * tested * len(looks) for count in hits.sum(axis=0).tolist()]
+        found = found | ((np.array(chances) <= RANKS_CHANCE) & (hits[judged].mean(axis=0) >= MOST_STEPS))
+    return np.asarray(found & late)
+
+
+def _at_least(hits: int, trials: int, chance: float) -> float:
+    """Probability of at least so many hits by chance (binomial)."""
+    return sum(comb(trials, k) * chance**k * (1 - chance) ** (trials - k) for k in range(hits, trials + 1))
 
 
 def _usual(delay: Array) -> Array:

@@ -262,6 +262,8 @@ def stragglers(facts: RunFacts, traced: TracedWaits, doing: dict[int, Doing]) ->
                 "reason_why": why[rank].why if rank in why else "",
             }
         )
+        if rank not in recurrent:
+            entries[-1]["last_in_steps"], entries[-1]["of_steps"] = measured.last_in(rank)
         if rank in recurrent and recurrent[rank].period > 1:
             entries[-1]["period"] = recurrent[rank].period
         if rank in groups:

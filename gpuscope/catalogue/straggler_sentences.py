@@ -97,6 +97,9 @@ def whose(entries: Sequence[StragglerEntry], testable: bool, clock_error: int | 
         words = f"too few steps to test for a persistent straggler; most waiting traces back to {ranks}"
     elif len(named) > 1:
         words = f"the last rank changes: none is late more often than by chance; the waiting traces back to {ranks}"
+    elif always_last(named[0]):
+        steps = units.plural(named[0]["of_steps"], "step")
+        words = f"{ranks} came last in all {steps}, which are too few to be sure that it stays so"
     else:
         words = f"{ranks} {units.be(named)} late most often, though no more than by chance"
     held = [entry["rank"] for entry in named if entry["reason"] == "cores"]
@@ -108,6 +111,11 @@ def whose(entries: Sequence[StragglerEntry], testable: bool, clock_error: int | 
     if made:
         words += f"; {units.rank_words(made)} {units.be(made)} delayed by others"
     return words + _within(clock_error)
+
+
+def always_last(entry: StragglerEntry) -> bool:
+    """Whether a rank came last in every step, of which there are too few to show that it is late again and again."""
+    return 1 < entry.get("of_steps", 0) == entry.get("last_in_steps", 0)
 
 
 def _again_and_again(named: Sequence[StragglerEntry]) -> str:

@@ -12,7 +12,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from gpuscope.analyzers.collectives.recurrence import Recurrence, recurrence
+from gpuscope.analyzers.collectives.recurrence import Recurrence, last_again_and_again, recurrence
 
 JOBS = 200
 STEPS = (2, 3, 4, 5, 7, 10, 20, 40)
@@ -116,6 +116,69 @@ def test_lateness_with_a_period(ranks: int, period: int, steps: int) -> None:
         found = judged(taken)
         missed += not (np.flatnonzero(found.late).tolist() == [1] and found.period[1] == period)
     assert missed <= at_most(0.05, JOBS // 3)
+
+
+def by_ranks(taken: Taken) -> list[int]:
+    late = 1e6 * (taken - np.median(taken, axis=1, keepdims=True))
+    every = np.ones(len(taken), np.bool_)
+    return np.flatnonzero(last_again_and_again(late, every, 1e6, taken.shape[1])).tolist()
+
+
+def heavy(chance: Rng, steps: int, ranks: int) -> Taken:
+    """Lognormal of 20 % with σ 2: a step in ten is as long as ten others."""
+    return 1 + 0.2 * chance.lognormal(0, 2, (steps, ranks))
+
+
+WILD: dict[str, Callable[[Rng, int, int], Taken]] = {
+    "lognormal, σ 2": heavy,
+    "30 %": gaussian(0.3),
+    "cauchy": lambda chance, steps, ranks: 1 + 0.05 * np.abs(chance.standard_cauchy((steps, ranks))),
+}
+
+
+@pytest.mark.parametrize("noise", HEALTHY)
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_by_ranks_healthy_ones_are_accused_hardly_ever(noise: str, ranks: int) -> None:
+    made, rate = HEALTHY[noise]
+    chance = np.random.default_rng([ranks, len(noise), 7])
+    accused = sum(bool(by_ranks(made(chance, steps, ranks))) for steps in STEPS for _ in range(JOBS))
+    assert accused <= rate / 2 * JOBS * len(STEPS)
+
+
+@pytest.mark.parametrize("noise", WILD)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_by_ranks_no_distribution_is_too_wild(noise: str, ranks: int) -> None:
+    """In each number of steps no more than one job in twenty, whatever ranks differ by."""
+    chance = np.random.default_rng([ranks, len(noise), 8])
+    for steps in STEPS:
+        accused = sum(bool(by_ranks(WILD[noise](chance, steps, ranks))) for _ in range(JOBS))
+        assert accused <= at_most(0.05)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+@pytest.mark.parametrize("steps", [6, 8, 12])
+def test_a_rank_whose_lateness_varies_a_hundredfold_is_found(ranks: int, steps: int) -> None:
+    """As one whose interpreter's lock another thread holds: 9 to 540 ms late in a step of 100."""
+    chance = np.random.default_rng([ranks, steps])
+    missed = 0
+    for _ in range(JOBS):
+        taken = gaussian(0.01)(chance, steps, ranks)
+        taken[:, ranks - 1] += np.exp(chance.uniform(np.log(0.09), np.log(5.4), steps))
+        missed += by_ranks(taken) != [ranks - 1]
+    assert missed <= at_most(0.05)
+
+
+def test_by_ranks_it_has_to_be_late_in_what_is_judged_and_by_something() -> None:
+    taken = np.ones((8, 2))
+    taken[:, 1] += np.array([0.4, 3.0, 0.5, 0.9, 0.3, 2.0, 0.6, 0.4])
+    assert by_ranks(taken) == [1]
+    late = 1e6 * (taken - taken.mean(axis=1, keepdims=True))
+    judged_late = np.array([1, 1, 1, 1, 1, 1, 1, 1], np.bool_)
+    assert last_again_and_again(late, judged_late, 1e6, 2).tolist() == [False, True]
+    assert not last_again_and_again(late, judged_late, 1e8, 2).any()  # a hundredth of the step
+    late[4:] *= -1  # another one in the judged steps
+    assert not last_again_and_again(late, np.arange(8) >= 4, 1e6, 2).any()
+    assert by_ranks(taken[:5]) == []  # five of five are one in sixteen
 
 
 def test_how_late_it_is_is_told_of_the_steps_in_which_it_is() -> None:
