@@ -33,6 +33,13 @@ DIGEST_SAMPLED = ProblemKind(
     about="A step's line lists the collectives that fit into 3 kB, about 50; of more every second, fourth… is listed, "
     "the same on all ranks, and the others are in sums alone: waiting for a late rank may then count as transfer.",
 )
+DIGEST_UNSEEN = ProblemKind(
+    "digest_unseen",
+    "info",
+    "{file}: {many} collectives passed between two looks at Flight Recorder's ring and are in no step",
+    about="Of a GPU's collectives a digest has what Flight Recorder's ring holds when it looks, once a second at most: "
+    "of a busy job (FSDP with many layers) the ring turns over in between. `TORCH_FR_BUFFER_SIZE=20000` holds more.",
+)
 LOOKS_LIKE_COMMUNICATION = ProblemKind(
     "looks_like_communication",
     "info",

@@ -73,6 +73,7 @@ class Step(msgspec.Struct):
     collectives_every: int = 1
     on_device: list[list[int]] | None = None
     gpu: dict[str, int | None] | None = None
+    unseen: int = 0
 
     @property
     def sound(self) -> bool:
@@ -125,6 +126,8 @@ class DigestSource:
         _Rows(builder, found).add(path)
         builder.problem(reading.RECORD_UNREADABLE, found.lost, file=path.name, what="lines")
         builder.problem(reading.DIGEST_SAMPLED, found.sampled, file=path.name)
+        unseen = sum(max(step.unseen, 0) for step in found.steps)
+        builder.problem(reading.DIGEST_UNSEEN, unseen, file=path.name, many=unseen)
         on_gpu = any(step.on_device is not None for step in found.steps)
         builder.problem(reading.DIGEST_OF_A_GPU, int(on_gpu))
         builder.problem(reading.DIGEST_ONLY, int(not on_gpu))

@@ -164,6 +164,8 @@ class Ended:
     lost: tuple[str, ...]
     paused: tuple[str, ...]
     hung: bool
+    broken_step: int | None = None
+    """Of a run that failed: the step in which the first rank ended, which is no step of training any more."""
 
     @property
     def badly(self) -> bool:
@@ -207,7 +209,21 @@ def ended(folder: Path) -> Ended | None:
         lost=tuple(_of_rank(entry) + redacted(str(entry.get("message", ""))) for entry in lost),
         paused=tuple(redacted(str(one.get("message", ""))) for one in all_problems if one.get("code") == "pause"),
         hung=any(entry.get("code") in _STOPPED for entry in problems),
+        broken_step=_first_unended(folder) if manifest["status"] == "failed" else None,
     )
+
+
+def _first_unended(folder: Path) -> int | None:
+    """The fewest steps that a rank has ended: the number of the one that it was in. None where no rank says."""
+    ended_steps = []
+    for path in _parts(folder):
+        with suppress(OSError, ValueError, RecursionError):
+            part = json.loads(read_text(folder, path))
+            facts = part.get("facts") if isinstance(part, dict) else None
+            steps = facts.get("steps") if isinstance(facts, dict) else None
+            if isinstance(steps, int) and not isinstance(steps, bool) and not part.get("restart"):
+                ended_steps.append(steps)
+    return min(ended_steps, default=None)
 
 
 def recorded_traces(folder: Path) -> list[str]:
@@ -247,6 +263,32 @@ def _parts(folder: Path) -> list[Path]:
         return listed(folder, PARTS, ".json")
     except OSError:
         return []
+
+
+def reported_hangs(folder: Path) -> list[str]:
+    """What the hang watch of any rank says of a hang, also while the job stands; a pause that is over is none."""
+    found: dict[str, None] = {}
+    for path in (*_parts(folder), folder / MANIFEST):
+        with suppress(OSError, ValueError, RecursionError):
+            part = json.loads(read_text(folder, path))
+            for problem in _dicts(part.get("problems") if isinstance(part, dict) else None):
+                if problem.get("code") == "hang":
+                    found[redacted(str(problem.get("message", "")))] = None
+    return list(found)
+
+
+def settings_in_effect(folder: Path) -> dict[str, list[str]]:
+    """By setting, as the recorder calls it (`ddp.bucket_cap_mb`), the values that it saw on any rank, in order."""
+    found: dict[str, dict[str, None]] = {}
+    for path in _parts(folder):
+        with suppress(OSError, ValueError, RecursionError):
+            part = json.loads(read_text(folder, path))
+            facts = part.get("facts") if isinstance(part, dict) else None
+            settings = facts.get("settings") if isinstance(facts, dict) else None
+            for name, rows in settings.items() if isinstance(settings, dict) else ():
+                for row in _dicts(rows):
+                    found.setdefault(str(name), {})[str(row.get("value", ""))] = None
+    return {name: list(values) for name, values in found.items()}
 
 
 def _traces(manifest: Any) -> list[str]:

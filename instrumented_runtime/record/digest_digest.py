@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from bisect import bisect_right
 from collections import Counter, deque
@@ -39,19 +40,33 @@ class NcclRing:
         self._next = 0.0
         self._there = False
         self._told: dict[str, int] = {}
+        self.unseen = 0
+        """Collectives that the ring had lost since the last look before anybody saw them; `take` counts anew."""
 
     def take(self) -> list[Collective] | None:
         """Those that have completed and were timed, in order; None where this process has no NCCL group."""
-        now = time.monotonic()
+        now, self.unseen = time.monotonic(), 0
         if now < self._next:
             return [] if self._there else None
         self._there = has_nccl()
         if not self._there:
             self._next = now + LOOK_S
             return None
-        found = timed(recorded(stacks=False), self._told)
+        dump = recorded(stacks=False)
+        self.unseen = unseen(dump, self._told)
+        found = timed(dump, self._told)
         self._next = now + max(LOOK_S, (time.monotonic() - now) / SHARE)
         return found
+
+
+def unseen(dump: Mapping[str, Any], told: Mapping[str, int]) -> int:
+    """How many collectives of groups that were told of before are in no dump: the ring has turned over meanwhile."""
+    _, entries = collectives_in(dump)
+    oldest: dict[str, int] = {}
+    for one in entries:
+        if not one.is_p2p:
+            oldest[one.group.name] = min(one.seq, oldest.get(one.group.name, one.seq))
+    return sum(max(seq - told[name] - 1, 0) for name, seq in oldest.items() if name in told)
 
 
 def timed(dump: Mapping[str, Any], told: dict[str, int]) -> list[Collective]:
@@ -301,7 +316,8 @@ KEPT = 20_000
 """Collectives kept for the trace of a window on demand."""
 HELD_NS = 1_000_000_000
 """Steps that end so soon after what was last written wait for the next write: several at once cost much less than each
-by itself, whose code and data other work has driven out of the caches meanwhile. A kill loses them."""
+by itself, whose code and data other work has driven out of the caches meanwhile. A kill loses them; where the next step
+is later than that, the hang watch's thread has them written."""
 MOST_HELD = 64
 
 
@@ -316,6 +332,7 @@ class _Ended(NamedTuple):
     on_device: list[Collective] | None
     memory: dict[str, int]
     gpu: list[int | None] | None
+    unseen: int
 
 
 class Digest:
@@ -328,6 +345,7 @@ class Digest:
         self._recent: deque[Collective] = deque(maxlen=KEPT)
         self._ring = NcclRing()
         self._held: list[_Ended] = []
+        self._writes = threading.Lock()
         self._issues: list[Issue] = []
         self._written_ns = 0
         self._allocator: Callable[[], dict[str, int]] = dict
@@ -360,14 +378,23 @@ class Digest:
             marks, done, issues = self._marks.take(), LOG.drain(), self._issues.copy()
             del self._issues[: len(issues)]
             row = self._nvml.row() if self._nvml is not None else None
-            rest = LOG.undrained(), self._ring.take(), self._allocator(), row
-            self._held.append(_Ended(step, marks, issues, done, *rest))
-            if marks[-1][0] - self._written_ns >= HELD_NS or len(self._held) >= MOST_HELD:
-                self._written_ns = marks[-1][0]
-                self._write_held()
+            on_device = self._ring.take()
+            rest = LOG.undrained(), on_device, self._allocator(), row, self._ring.unseen
+            with self._writes:
+                self._held.append(_Ended(step, marks, issues, done, *rest))
+                if marks[-1][0] - self._written_ns >= HELD_NS or len(self._held) >= MOST_HELD:
+                    self._written_ns = marks[-1][0]
+                    self._write_held()
         except BaseException:
             self.stop()
             raise
+
+    def write_late(self) -> None:
+        """Write what is held where the next step is late: in a hang it never ends, and who looks at the digest has to
+        see the last one that did. Called by the hang watch's thread."""
+        with self._writes:
+            if self._held and time.time_ns() - self._held[-1].marks[-1][0] >= HELD_NS:
+                self._write_held()
 
     def _write_held(self) -> None:
         import torch
@@ -381,7 +408,7 @@ class Digest:
         self._file.flush()
 
     def _write(self, ended: _Ended) -> None:
-        step, asked, issues, done, running, on_device, memory, row = ended
+        step, asked, issues, done, running, on_device, memory, row, unseen = ended
         own = [one for one in issues if one[2] == self._marks.thread]
         marks = with_core_time(with_issues(asked, own))
         self._recent += done
@@ -404,6 +431,8 @@ class Digest:
             "waits": off.waits,
             "pauses": off.others,
         }
+        if unseen:
+            line["unseen"] = unseen
         if row is not None:
             line["gpu"] = dict(zip(COLUMNS[1:], row[1:], strict=True))
         self._file.rotate_if_full()
@@ -434,7 +463,8 @@ class Digest:
 
     def rewrite(self, trace: Path) -> None:
         """Add the logged arguments to the gloo annotations of a window's trace."""
-        self._write_held()
+        with self._writes:
+            self._write_held()
         logged = [*self._recent, *LOG.undrained()]
         if logged:
             trace.write_text(with_arguments(trace.read_text(encoding="utf-8"), logged, self._rank), encoding="utf-8")
@@ -443,8 +473,9 @@ class Digest:
         """Leave the training thread alone; what is under way at the end is in the hang watch's dumps."""
         LOG.keep(None, None)
         self._marks.unhook()
-        self._write_held()
-        self._file.close()
+        with self._writes:
+            self._write_held()
+            self._file.close()
         self._folder.add_file(self._file.path, self.name)
 
 

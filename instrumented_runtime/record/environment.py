@@ -22,12 +22,16 @@ from typing import Any
 
 from gpuscope.errors import InputError
 from gpuscope.instrumented_runtime.record import nsys_capture, nvml_samples
-from gpuscope.instrumented_runtime.record.nvml_samples import CORE_TIME_KEY, CoreTime, guard
+from gpuscope.instrumented_runtime.record.nvml_samples import CORE_TIME_KEY, CoreTime, Guard, guard
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder
 from gpuscope.recorded_environment import kept
 from gpuscope.trace.frameworks import parallelism as degrees_by_kind
 from gpuscope.version import __version__
 from gpuscope.words.units import plural
+
+ENOUGH = 2
+"""Whole steps with which a window that the script's own profiler cuts short is worth keeping."""
+NO_ROOM = "no trace: the script's own torch.profiler ran, and no steps followed it"
 
 # torch.profiler on a schedule: one `rank{r}.json.gz` per rank, complete or absent.
 
@@ -61,8 +65,10 @@ class TorchProfiler:
         self._metadata = dict(metadata or {})
         self._rewrite = rewrite
         self._profiler: Any = None
-        self._unguard: Callable[[], None] = lambda: None
-        self._gave_way = False
+        self._guard: Guard | None = None
+        self._begins = wait
+        """The step as which the profiler is made; later where the script's own is running then, or cut ours short."""
+        self._gave_way = self._cut_short = self._done = False
         self._written = False
         self._steps = 0
         self._cores = CoreTime()
@@ -82,7 +88,7 @@ class TorchProfiler:
             )
             folder.problem("beside_nsys", beside, severity="data_loss")
         # Without `acc_events`: with it torch parses every event in Python as the window closes, ten times its export.
-        self._unguard = guard(self._is_ours, self._release)
+        self._guard = guard(self._is_ours, self._release)
         # Making it asks CUDA for its devices, so not before the script has used its own.
         if self._schedule is None or self._schedule["wait"] == 0:
             self._make(0)
@@ -95,7 +101,9 @@ class TorchProfiler:
         """Make and start torch's profiler as step `step` begins."""
         from torch.profiler import profile, schedule, supported_activities
 
-        plan = schedule(**self._schedule) if self._schedule else None
+        plan = None
+        if self._schedule:
+            plan = schedule(**{**self._schedule, "wait": self._begins})
         self._profiler = profile(
             activities=supported_activities(),  # type: ignore[no-untyped-call]
             schedule=plan,
@@ -123,14 +131,36 @@ class TorchProfiler:
             self._count(step)
             if self._profiler is not None:
                 self._profiler.step()
-            elif self._schedule is not None and step + 1 == self._schedule["wait"]:
-                self._make(step + 1)
+            elif self._schedule is not None and step + 1 >= self._begins and not self._done:
+                self._make_if_free(step + 1)
             self._begin(step + 1)
         except Exception:
             # The profiler's state is unknown now: never touch it again, nor block another one.
             self._gave_way = True
             self._unguard()
             raise
+
+    def _make_if_free(self, step: int) -> None:
+        """Make torch's profiler as step `step` begins, unless the script's own is running: then once that has ended."""
+        if self._guard is not None and self._guard.busy:
+            self._begins = step + 1
+            return
+        assert self._schedule is not None
+        later = step - self._schedule["wait"]
+        if later:
+            warmup, active = self._schedule["warmup"], self._schedule["active"]
+            self._begins, self.first_step, self.last_step = step, step + warmup, step + warmup + active - 1
+            self._folder.withdraw("gave_way")
+            self._folder.problem(
+                "moved",
+                f"recorded from step {self.first_step} on, after the script's own torch.profiler",
+                severity="info",
+            )
+        self._make(step)
+
+    def _unguard(self) -> None:
+        if self._guard is not None:
+            self._guard.remove()
 
     def stop(self) -> None:
         """Write what the active window holds so far; report it if the window never opened."""
@@ -141,7 +171,10 @@ class TorchProfiler:
                 self._profiler.stop()
         finally:
             self._unguard()
-        if not self._written:
+        if not self._written and self._cut_short:
+            self._folder.withdraw("gave_way")
+            self._folder.problem("gave_way", NO_ROOM, severity="data_loss")
+        elif not self._written:
             self._folder.problem(
                 "no_active_steps",
                 f"no trace: the script ended after {plural(self._steps, 'step')}, recording starts with step "
@@ -159,7 +192,8 @@ class TorchProfiler:
 
     def _counts(self, step: int) -> bool:
         """Whether to record the wait for cores: in recorded steps only."""
-        return self._schedule is not None and self.first_step <= step <= self.last_step
+        recorded = self._schedule is not None and self.first_step <= step <= self.last_step
+        return recorded and self._profiler is not None  # the script's own may run instead
 
     def _begin(self, step: int) -> None:
         if self._counts(step):
@@ -185,13 +219,18 @@ class TorchProfiler:
 
         if self._gave_way or self._profiler is None or self._profiler.current_action is ProfilerAction.NONE:
             return
-        self._gave_way = True
+        self._done = self._steps - self.first_step >= ENOUGH
+        profiler, again = self._profiler, self._schedule is not None and not (self._cut_short or self._done)
+        # Once: a script that profiles itself again and again leaves no room for a window of ours.
+        self._gave_way, self._cut_short = not again, True
         self._folder.problem(
             "gave_way",
             f"recording ended in step {self._steps}, where the script starts its own torch.profiler",
-            severity="data_loss",
+            severity="info" if again else "data_loss",
         )
-        self._profiler.stop()
+        profiler.stop()
+        if again:
+            self._profiler, self._begins = None, self._steps + 1
 
     def _write(self, profiler: Any) -> None:
         self._written = True

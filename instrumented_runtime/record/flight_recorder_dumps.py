@@ -13,6 +13,7 @@ import os
 import pickle
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any
 
 from gpuscope.instrumented_runtime.record.collective_log import LOG, Collective, Group
 from gpuscope.instrumented_runtime.record.run_folder import RankFolder, rank_parts
+from gpuscope.sources.pytorch.flight_recorder import messages_done
+from gpuscope.trace.name_pool import item_bytes
 
 # torch's own Flight Recorder in this process: one for NCCL and one for every other backend, read as one.
 
@@ -36,8 +39,59 @@ def has_nccl() -> bool:
     return any("nccl" in str(config) for config in configs)
 
 
+class GraphCaptures:
+    """Keeps dumps out of captures of CUDA graphs: a dump asks CUDA for the state of events, which another thread must
+    not do while a graph is captured in the default mode: the capture would be invalid."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._capturing = 0
+        self._watched: Any = None
+
+    def watch(self, graphs: Any) -> None:
+        """Have the captures of `graphs` (torch.cuda.CUDAGraph) wait for a dump under way, and be known."""
+        if self._watched is graphs:
+            return
+        self._watched = graphs
+        begin, end = graphs.capture_begin, graphs.capture_end
+
+        def capture_begin(own: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._lock:
+                self._capturing += 1
+            try:
+                return begin(own, *args, **kwargs)
+            except BaseException:
+                self._ended()
+                raise
+
+        def capture_end(own: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return end(own, *args, **kwargs)
+            finally:
+                self._ended()
+
+        graphs.capture_begin, graphs.capture_end = capture_begin, capture_end
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._capturing = max(self._capturing - 1, 0)
+
+    def between(self, dump: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A dump, or none where a graph is being captured."""
+        with self._lock:
+            return {} if self._capturing else dump()
+
+
+CAPTURES = GraphCaptures()
+
+
 def recorded(*, stacks: bool = True, only_active: bool = False) -> dict[str, Any]:
-    """A dump in the recorder's format; empty on a torch that has none. Callable while a rank hangs."""
+    """A dump in the recorder's format; empty on a torch that has none, and while a CUDA graph is captured. Callable
+    while a rank hangs."""
+    return CAPTURES.between(lambda: _recorded(stacks, only_active))
+
+
+def _recorded(stacks: bool, only_active: bool) -> dict[str, Any]:
     try:
         from torch._C import _distributed_c10d as c10d
     except ImportError:
@@ -76,26 +130,25 @@ _PEERS = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)")
 
 
 def collectives_in(dump: Mapping[str, Any]) -> tuple[list[Group], list[Collective]]:
-    """The groups and collectives of a dump; gloo's entries hold too little and are skipped.
-
-    The recorder has no element size, so `item_bytes` is 0.
-    """
+    """The groups and collectives of a dump; gloo's entries hold too little and are skipped. Messages of which nothing
+    tells whether they are done count as done: a watch must not take them for what waits."""
     groups = {
         name: Group(name, config.get("desc", ""), tuple(ast.literal_eval(config.get("ranks") or "[]")))
         for name, config in dump.get("pg_config", {}).items()
         if name
     }
     collectives = []
-    for entry in dump.get("entries", []):
+    messages = messages_done(dump.get("entries", []))
+    for place, entry in enumerate(dump.get("entries", [])):
         if entry["profiling_name"].startswith("gloo:"):
             continue
         name, description = entry["process_group"]
         group = groups.setdefault(name, Group(name, description, ()))
-        collectives.append(_collective(entry, group))
+        collectives.append(_collective(entry, group, done=messages.get(place, False) is not False))
     return [groups[name] for name in groups], collectives
 
 
-def _collective(entry: Mapping[str, Any], group: Group) -> Collective:
+def _collective(entry: Mapping[str, Any], group: Group, *, done: bool) -> Collective:
     op = entry["profiling_name"].partition(":")[2]
     src = dst = None
     peers = _PEERS.match(op)
@@ -104,7 +157,8 @@ def _collective(entry: Mapping[str, Any], group: Group) -> Collective:
         src, dst = (int(first), int(second)) if op == "send" else (int(second), int(first))
         if group.ranks:
             src, dst = group.ranks[src], group.ranks[dst]
-    done = entry["state"] == "completed" or entry.get("retired")
+    done = done or entry["state"] == "completed" or bool(entry.get("retired"))
+    dtype = (entry.get("input_dtypes") or [""])[0]
     return Collective(
         op=op,
         group=group,
@@ -112,8 +166,8 @@ def _collective(entry: Mapping[str, Any], group: Group) -> Collective:
         p2p_seq=entry["p2p_seq_id"] if peers else 0,
         elements_in=sum(math.prod(size) for size in entry["input_sizes"]),
         elements_out=sum(math.prod(size) for size in entry["output_sizes"]),
-        dtype=(entry.get("input_dtypes") or [""])[0],
-        item_bytes=0,
+        dtype=dtype,
+        item_bytes=max(item_bytes(dtype), 0),
         sizes_in=entry["input_sizes"],
         sizes_out=entry["output_sizes"],
         src=src,

@@ -29,6 +29,7 @@ from typing import IO, Any
 
 from gpuscope.instrumented_runtime.record.collective_log import LOG, Collective, Group
 from gpuscope.instrumented_runtime.record.flight_recorder_dumps import (
+    CAPTURES,
     FlightRecorder,
     collectives_in,
     has_nccl,
@@ -303,11 +304,13 @@ class HangWatch(Quiet):
         timeout_s: float,
         recorder: FlightRecorder | None,
         on_demand: Callable[[str], None] | None = None,
+        write_late: Callable[[], None] | None = None,
     ) -> None:
         self._timeout_ns = int(timeout_s * 1e9)
         self._poll_s = min(LONGEST_POLL_S, max(POLL_S, timeout_s / 60 or LONGEST_POLL_S))
         self._recorder = recorder
         self._on_demand = on_demand
+        self._write_late = write_late
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._reported: ReportedHang | None = None
@@ -323,6 +326,7 @@ class HangWatch(Quiet):
         self._dumps = str(self._hang)
         self._main = threading.get_ident()
         self._silent = SilentRanks(folder)
+        _watch_captures()
         self._thread = threading.Thread(target=self._watch, name="gpuscope-hang-watch", daemon=True)
         self._thread.start()
 
@@ -347,6 +351,8 @@ class HangWatch(Quiet):
     def _watch(self) -> None:
         while not self._stopped.wait(self._poll_s):
             try:
+                if self._write_late is not None:
+                    self._write_late()
                 self._poll()
             except Exception as error:
                 self._folder.problem("hang_watch_failed", f"hang watch: {error!r}", severity="data_loss")
@@ -447,6 +453,14 @@ class HangWatch(Quiet):
             file.flush()
             file.write(_with_code(self._main))  # reads the script, which may be what hangs
         self._folder.add_file(path, "stacks")
+
+
+def _watch_captures() -> None:
+    import torch
+
+    graphs = getattr(torch.cuda, "CUDAGraph", None)
+    if graphs is not None and hasattr(graphs, "capture_begin"):
+        CAPTURES.watch(graphs)
 
 
 def _with_code(thread: int) -> str:

@@ -17,13 +17,14 @@ from gpuscope.instrumented_runtime.record import flight_recorder_dumps, nsys_cap
 from gpuscope.instrumented_runtime.record.applied.change import Change, in_command, in_environment
 from gpuscope.instrumented_runtime.record.capture_options import RecordOptions
 from gpuscope.instrumented_runtime.record.manifest import Launch, Manifest
-from gpuscope.instrumented_runtime.record.nvml_samples import mismatch
+from gpuscope.instrumented_runtime.record.nvml_samples import TRACES, mismatch
 from gpuscope.instrumented_runtime.record.on_demand import listen
 from gpuscope.instrumented_runtime.record.ranges import is_launcher, launched_rank
 from gpuscope.instrumented_runtime.record.run_folder import PARTS, RunFolder, rank_parts, read_manifest
 from gpuscope.recorded_environment import kept
 from gpuscope.sources.run_manifest import ended
 from gpuscope.sources.source import rank_in_name
+from gpuscope.words.units import plural
 
 # NCCL's own files: the INFO log of each process, and the Inspector's JSONL where that was asked for.
 
@@ -303,13 +304,56 @@ def _report(folder: Path, manifest: Manifest) -> None:
     end = ended(folder)
     for failure in end.failures if end is not None else ():
         say(failure)
+    if end is not None and end.killed and (settings := debug_settings(os.environ)):
+        say(f"debug settings in force, of which some have torch end the job itself: {', '.join(settings)}")
     kinds: dict[str, int] = {}
     for entry in manifest.files:
         kinds[entry.kind] = kinds.get(entry.kind, 0) + 1
     if kinds:
         say(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())), f"in {folder}")
-    if read := kinds.keys() - _NO_TRACE:
-        say(f"next: gpuscope {'hang' if read == {'flight_recorder'} else 'analyze'} {folder}")
+    own = _script_traces(folder)
+    places = list(dict.fromkeys(str(Path(path).parent) for path in own))
+    if own:
+        say(f"the script's own profiler wrote {plural(len(own), 'trace')} into {', '.join(places)}")
+    read = kinds.keys() - _NO_TRACE
+    if read - {"flight_recorder"}:
+        say(f"next: gpuscope analyze {folder}")
+    elif own:
+        say(f"next: gpuscope analyze {places[0]}")
+    elif read and manifest.status != "completed":  # what waits at the end of a job that failed is why it stood
+        say(f"next: gpuscope hang {folder}")
+
+
+DEBUG_SETTINGS = (
+    "TORCH_DISTRIBUTED_DEBUG",
+    "TORCH_NCCL_DESYNC_DEBUG",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "TORCH_NCCL_ENABLE_MONITORING",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+    "TORCH_NCCL_NAN_CHECK",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+    "TORCH_SHOW_CPP_STACKTRACES",
+    "TORCH_CPP_LOG_LEVEL",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_DEVICE_WAITS_ON_EXCEPTION",
+    "NCCL_DEBUG",
+    "NCCL_LAUNCH_MODE",
+    "NCCL_BLOCKING_WAIT",
+    "NCCL_ASYNC_ERROR_HANDLING",
+)
+"""Variables under which torch or NCCL checks, waits or ends a job differently."""
+
+
+def debug_settings(environment: Mapping[str, str]) -> list[str]:
+    """`NAME=value` of those that the user has set."""
+    return [f"{name}={environment[name]}" for name in DEBUG_SETTINGS if environment.get(name)]
+
+
+def _script_traces(folder: Path) -> list[str]:
+    """The traces that profilers of the script wrote elsewhere, of all ranks."""
+    return list(dict.fromkeys(path for part in rank_parts(folder) for path in part.facts.get(TRACES) or ()))
 
 
 def left_out(folder: Path) -> Iterator[str]:

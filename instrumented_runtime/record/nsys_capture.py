@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # - With several optimizers (a GAN's two, an agent's three, one per stage or parameter) the first one seen leads;
 # another
 #   takes over if the leader is gone, or has been idle for long.
+# - One that steps once for several steps of the leader (a generator behind its critic's three, a policy behind its
+#   values' two) leads from then on: that is once per iteration of the loop. Its first iteration counts as the several.
 # - An update that a `GradScaler` skips ends a step as well.
 # - An update that only makes the optimizer's state, as a distributed checkpoint is loaded, ends none.
 # - Under DeepSpeed its engine's count of global steps is what counts.
@@ -56,6 +58,9 @@ class _Steps:
         self._leader: weakref.ref[Any] | None = None
         self._fresh = True  # a backward pass has run since the last step ended
         self._others = 0
+        self._alone = 0
+        """Steps of the leader since another optimizer stepped."""
+        self._patience = IDLE_STEPS
         self.backward_seen = self.by_engine = self.watches_engine = False
 
     def backward(self) -> None:
@@ -69,17 +74,20 @@ class _Steps:
         if self.by_engine:
             return
         leader = self._leader() if self._leader is not None else None
-        if leader is None or self._others >= IDLE_STEPS:
-            self._leader, leader = weakref.ref(optimizer), optimizer
+        if leader is None or self._others >= self._patience:
+            self._leader, leader, self._patience, self._alone = weakref.ref(optimizer), optimizer, IDLE_STEPS, 0
         if leader is not optimizer:
             self._others += 1
+            if self.backward_seen and 1 < self._alone <= IDLE_STEPS:
+                self._leader, self._others, self._patience = weakref.ref(optimizer), 0, IDLE_STEPS + 2 * self._alone
+            self._alone = 0
             return
         if self._fresh or not self.backward_seen:
             self.end()
 
     def end(self) -> None:
         """A step has ended."""
-        self._fresh, self._others = False, 0
+        self._fresh, self._others, self._alone = False, 0, self._alone + 1
         self._stepped()
 
 

@@ -30,6 +30,12 @@ from gpuscope.welch import whole_mean
 # It also corrupts the heap if it stops while one of gloo's threads finishes a collective (`gloo_threads`).
 
 
+TRACES = "script_traces"
+"""The fact of a rank's part that lists the traces of the script's own profilers."""
+MOST_TRACES = 20
+"""Of a script that writes one in every so many steps, the first ones are listed."""
+
+
 class ScriptProfilers(Quiet):
     """Lets the script's own profilers stop safely whatever records, also between windows; `beside_nsys` it says what
     such a profiler lacks."""
@@ -38,13 +44,15 @@ class ScriptProfilers(Quiet):
 
     def __init__(self, *, beside_nsys: bool) -> None:
         self._untold = beside_nsys
+        self._traces: list[str] = []
 
     def start(self, folder: RankFolder) -> None:
         """Watch every profiler of this process, the recorder's too."""
         from torch.autograd.profiler import profile
 
         self._folder = folder
-        self._unguard = guard(lambda _: False, self._begun)
+        self._guard = guard(lambda _: False, self._begun)
+        self._undo_export = self._watch_exports()
         leave: Callable[..., Any] = profile.__exit__
         self._leave = leave
 
@@ -60,7 +68,31 @@ class ScriptProfilers(Quiet):
         from torch.autograd.profiler import profile
 
         profile.__exit__ = self._leave  # type: ignore[method-assign]
-        self._unguard()
+        self._guard.remove()
+        self._undo_export()
+
+    def _watch_exports(self) -> Callable[[], None]:
+        """Note which traces the script's own profilers write: they can be analysed as well as ours."""
+        from torch.profiler import profile
+
+        export: Callable[..., Any] = profile.export_chrome_trace
+        inside = os.path.abspath(self._folder.path)
+
+        def noted_export(self_: Any, path: str, *rest: Any, **more: Any) -> Any:
+            done = export(self_, path, *rest, **more)
+            written = os.path.abspath(path)
+            if not written.startswith(inside) and written not in self._traces and len(self._traces) < MOST_TRACES:
+                self._traces.append(written)
+                self._folder.note(**{TRACES: self._traces})
+            return done
+
+        def put_back() -> None:
+            if profile.export_chrome_trace is noted_export:
+                profile.export_chrome_trace = export  # type: ignore[method-assign]
+
+        vars_of: Any = profile
+        vars_of.export_chrome_trace = noted_export
+        return put_back
 
     def _begun(self) -> None:
         if self._untold:
@@ -72,8 +104,20 @@ class ScriptProfilers(Quiet):
             )
 
 
-def guard(is_ours: Callable[[Any], bool], release: Callable[[], None]) -> Callable[[], None]:
-    """Watch every torch profiler of this process; returns a function that ends the watch.
+class Guard:
+    """A watch over the torch profilers of this process."""
+
+    def __init__(self, theirs: set[int], remove: Callable[[], None]) -> None:
+        self._theirs, self.remove = theirs, remove
+
+    @property
+    def busy(self) -> bool:
+        """Whether a profiler of the script's is running."""
+        return bool(self._theirs)
+
+
+def guard(is_ours: Callable[[Any], bool], release: Callable[[], None]) -> Guard:
+    """Watch every torch profiler of this process, until `remove` is called.
 
     `release` is called before a profiler of the script prepares its trace. While one is running, ours
     can't prepare and raises `InputError`.
@@ -100,7 +144,7 @@ def guard(is_ours: Callable[[Any], bool], release: Callable[[], None]) -> Callab
         profile._prepare_trace, profile.__exit__ = prepare, leave  # type: ignore[method-assign]
 
     profile._prepare_trace, profile.__exit__ = guarded_prepare, guarded_leave  # type: ignore[method-assign]
-    return remove
+    return Guard(theirs, remove)
 
 
 def _initialised() -> bool:
@@ -399,6 +443,8 @@ def _inserted(text: str, inserts: list[tuple[int, str]]) -> str:
     return "".join([*pieces, text[last:]])
 
 
+PREFIXES = ("GPU-", "MIG-")
+"""Of a device's UUID as NVML takes it."""
 KEY = "gpuscope_gpu"
 """Key in the trace's metadata."""
 HELD = {
@@ -428,13 +474,18 @@ class Nvml:
         self._thread: threading.Thread | None = None
         self._taken: list[Sample] = []
         self._row: list[int | None] | None = None
+        self._lost: Exception | None = None
+        """What ended the thread, to be told by the one that trains."""
 
     def start(self, folder: RankFolder) -> None:
         """Nothing yet: the device is not known."""
-        del folder
+        self._folder = folder
 
     def step(self, step: int) -> None:
         """Start sampling after the first step, if it used a GPU; after every other sum up what was sampled."""
+        if self._lost is not None:
+            lost, self._lost = self._lost, None
+            self._folder.problem("nvml_failed", f"{self.name}: sampling ended: {lost!r}", severity="data_loss")
         if step == 0:
             self._begin()
             return
@@ -460,7 +511,11 @@ class Nvml:
 
     def _sample(self) -> None:
         while not self._stopped.wait(self._interval_s):
-            self._taken.append(sample(self._nvml, self._handle))
+            try:
+                self._taken.append(sample(self._nvml, self._handle))
+            except Exception as error:
+                self._lost = error
+                return
 
 
 def summed(step: int, taken: Sequence[Sample]) -> list[int | None]:
@@ -473,7 +528,8 @@ def summed(step: int, taken: Sequence[Sample]) -> list[int | None]:
 def current_device() -> tuple[Any, Any] | None:
     """NVML and its handle of the calling thread's CUDA device; None if either is missing, or CUDA is not in use.
 
-    The device is found by its UUID: CUDA_VISIBLE_DEVICES renumbers.
+    The device is found by its UUID: CUDA_VISIBLE_DEVICES renumbers. torch writes it without prefix; it is a GPU's, or
+    that of an instance of a divided one (MIG). Raises `InputError` where NVML knows neither.
     """
     try:
         import pynvml
@@ -484,11 +540,14 @@ def current_device() -> tuple[Any, Any] | None:
         return None
     try:
         pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(name)
     except pynvml.NVMLError:
         return None
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    names = [uuid] if uuid.startswith(PREFIXES) else [f"{prefix}{uuid}" for prefix in PREFIXES]
+    for name in names:
+        with suppress(pynvml.NVMLError):
+            return pynvml, pynvml.nvmlDeviceGetHandleByUUID(name)
+    raise InputError(f"NVML knows no device {' or '.join(names)}", hint="power and clocks are not recorded")
 
 
 def sample(nvml: Any, handle: Any) -> Sample:

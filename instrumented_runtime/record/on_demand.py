@@ -85,6 +85,14 @@ class MemorySnapshots(Quiet):
         return self._record(*args, **kwargs)
 
     def _begin(self) -> None:
+        """Called as CUDA begins: what is raised here would reach the script as an error of its own."""
+        try:
+            self._begin_history()
+        except Exception as error:  # an allocator without history (CUDAPluggableAllocator), another torch
+            with contextlib.suppress(Exception):
+                self._folder.problem("memory_snapshot_failed", f"{self.name}: {error!r}", severity="data_loss")
+
+    def _begin_history(self) -> None:
         import torch
 
         if self._ended:

@@ -126,13 +126,13 @@ def captures_for(options: RecordOptions) -> list[Capture]:
     recorder = FlightRecorder(options.flight_recorder) if options.flight_recorder else None
     if recorder is not None:
         captures.append(recorder)
-    captures.append(HangWatch(options.hang_timeout_s, recorder, memory.on_demand if memory else None))
+    digest = Digest(nvml) if options.always else None
+    on_demand = memory.on_demand if memory else None
+    captures.append(HangWatch(options.hang_timeout_s, recorder, on_demand, digest.write_late if digest else None))
     if options.gc:
         captures.append(GcRanges())
-    collectives: Collectives | Digest | None = None
-    if options.always:
-        collectives = Digest(nvml)
-    elif options.collectives:
+    collectives: Collectives | Digest | None = digest
+    if digest is None and options.collectives:
         collectives = Collectives()
     if collectives is not None:
         captures.append(collectives)

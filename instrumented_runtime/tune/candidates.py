@@ -243,6 +243,8 @@ class Judgement:
     moved: float | None = None
     """How far its losses are from the best's, as a fraction."""
     limit: float | None = None
+    redrawn: bool = False
+    """Whether its losses were held against what other random numbers in the data may move them by."""
     sure: float = 1.0
     """The ratio of the steps that it should lead to at least: that there is no gain takes runs that contradict it."""
 
@@ -276,6 +278,7 @@ def judge(
     take: Take,
     *,
     alters: bool = False,
+    redraws: bool = False,
     before: Sequence[Run] = (),
     rounds: int = ROUNDS,
     sure: float = 1.0,
@@ -296,12 +299,12 @@ def judge(
                 made.refused, made.detail = run, "; ".join(run.refused.values())
             return made
         made.runs.append(run)
-        wrong = _losses(standing, run, made, alters=alters)
+        wrong = _losses(standing, run, made, alters=alters, redraws=redraws)
         if wrong == "losses_moved" and measured.own_noise([standing.baseline, standing.best]) is None:
             # What runs differ by without any change is not known yet.
             if not _beside(standing, take, made):
                 return made
-            wrong = _losses(standing, run, made, alters=alters)
+            wrong = _losses(standing, run, made, alters=alters, redraws=redraws)
         if wrong is not None:
             made.outcome = wrong
             return made
@@ -392,7 +395,7 @@ def _decisive(interval: Interval | None) -> bool:
     return interval is not None and interval.high < math.log1p(-LEAST_GAIN)
 
 
-def _losses(standing: Standing, run: Run, made: Judgement, *, alters: bool) -> Outcome | None:
+def _losses(standing: Standing, run: Run, made: Judgement, *, alters: bool, redraws: bool) -> Outcome | None:
     """What is wrong with a run's losses beside the best's; None where nothing is, or the baseline's were not seen."""
     made.limit = measured.limit([standing.baseline, standing.best], alters=alters)
     if made.limit is None:
@@ -400,6 +403,11 @@ def _losses(standing: Standing, run: Run, made: Judgement, *, alters: bool) -> O
     made.moved = measured.moved(standing.best, run)
     if made.moved is None:
         return "losses_not_seen"
+    if made.moved > made.limit and redraws and (in_all := measured.moved_in_all(standing.best, run)) is not None:
+        # The same items with other random numbers: step by step they differ, on average over the steps they must not.
+        limit = measured.limit_of_draws([*standing.baseline, *standing.best], in_all[1])
+        if limit is not None:
+            made.redrawn, made.moved, made.limit = True, in_all[0], max(limit, made.limit)
     return "losses_moved" if made.moved > made.limit else None
 
 
@@ -407,9 +415,15 @@ def why(made: Judgement) -> str:
     """The sentence for what became of a change."""
     match made.outcome:
         case "faster" if not made.beyond_chance:
-            return f"the budget ended; faster by more than equal runs differ, as surely predicted ({_interval(made)})"
+            told = f"the budget ended; faster by more than equal runs differ, as surely predicted ({_interval(made)})"
+            return told + _redrawn(made)
         case "faster":
-            return f"the whole 95 % interval, {_interval(made)}, lies beyond {units.share(LEAST_GAIN)}"
+            return f"the whole 95 % interval, {_interval(made)}, lies beyond {units.share(LEAST_GAIN)}{_redrawn(made)}"
+        case "losses_moved" if made.redrawn:
+            return (
+                f"the mean loss of the first steps moved by {_fraction(made.moved)}, more than the "
+                f"{_fraction(made.limit)} that other random numbers in the data explain"
+            )
         case "no_gain":
             return f"no gain of {units.share(LEAST_GAIN)} measured ({_interval(made)})"
         case "not_beyond_chance":
@@ -435,6 +449,16 @@ def why(made: Judgement) -> str:
             return unfinished if made.detail else "the budget ended before it was settled"
         case "not_confirmed":
             return "with all that was kept, beside the baseline once more, no gain was left beyond chance"
+
+
+def _redrawn(made: Judgement) -> str:
+    """What differs where the data's random numbers do."""
+    if not made.redrawn:
+        return ""
+    return (
+        f"; the data's random numbers are others (workers draw their own): the mean loss of the first steps moved by "
+        f"{_fraction(made.moved)}, steps alone explain up to {_fraction(made.limit)}"
+    )
 
 
 def _interval(made: Judgement) -> str:

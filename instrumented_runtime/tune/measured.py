@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean, median
 from time import monotonic
@@ -202,6 +202,11 @@ def change(before: Sequence[Run], after: Sequence[Run], known: Noise) -> Interva
 REDUCTION_ORDER = 1e-3
 """Of a loss: rounding of 1e-7 in one step grows over the first twenty, by far less than this."""
 TIMES = 2.0
+DEVIATIONS = 3.0
+"""Of the difference of two means, beyond which other random numbers in the data don't explain it."""
+LEAST_STEPS = 5
+"""Losses that tell how much steps differ."""
+NORMAL_MAD = 1.4826
 ALLOWED = 0.05
 """What changes may move losses by that were allowed to alter training: more is no rounding of a smaller type."""
 
@@ -220,6 +225,42 @@ def own_noise(groups: Sequence[Sequence[Run]]) -> float | None:
     found = [distance(one.losses, other.losses) for runs in groups for one, other in combinations(runs, 2)]
     known = [one for one in found if one is not None]
     return max(known, default=None)
+
+
+def spread(runs: Sequence[Run]) -> float | None:
+    """By how much the losses of two steps differ by chance, as a fraction: from one step to the next, so that
+    training's own progress counts little; of the rank where that is most. None where fewer than `LEAST_STEPS` are
+    known."""
+    found = []
+    for own in (own for run in runs for own in run.losses.values()):
+        finite = [loss for loss in own if math.isfinite(loss)]
+        level = abs(median(finite)) if finite else 0.0
+        if len(finite) >= LEAST_STEPS and level:
+            found.append(NORMAL_MAD * median(abs(b - a) for a, b in pairwise(finite)) / level)
+    return max(found, default=None)
+
+
+def moved_in_all(best: Sequence[Run], trial: Run) -> tuple[float, int] | None:
+    """How far the mean loss of a run is from the nearest of the best's, as a fraction, and over how many steps; None
+    where they can't be compared."""
+    found = []
+    for run in best:
+        sides = [
+            tuple(zip(*pairs, strict=True))
+            for rank in run.losses.keys() & trial.losses.keys()
+            if (pairs := list(zip(run.losses[rank], trial.losses[rank], strict=False)))
+        ]
+        if sides:
+            far = max(_apart(fmean(one), fmean(other)) for one, other in sides)
+            found.append((far, min(len(one) for one, _ in sides)))
+    return min(found, default=None)
+
+
+def limit_of_draws(runs: Sequence[Run], steps: int) -> float | None:
+    """By how much other random numbers in the data may move the mean loss of so many steps, as a fraction; None where
+    the steps' own spread is not known."""
+    by_step = spread(runs)
+    return None if by_step is None else DEVIATIONS * by_step / math.sqrt(steps)
 
 
 def compared(groups: Sequence[Sequence[Run]]) -> Literal["equal", "within_noise", "seen_once", "not_seen"]:

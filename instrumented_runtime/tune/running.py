@@ -265,7 +265,12 @@ def tune(asked: Asked) -> TuneDocument:
     recorder = Recorder(asked.command, folder, budget, asked.steps, asked.allow, asked.output_argument)
     source = of_advice(applicable(asked.command), group, asked.allow)
     searches = [_search(folder, budget)] if asked.nccl else []
-    session = Session(recorder, [source, *searches], lambda change: not knob(change.name).preserving)
+    session = Session(
+        recorder,
+        [source, *searches],
+        lambda change: not knob(change.name).preserving,
+        lambda change: knob(change.name).redraws,
+    )
     here = Path.cwd()
     before = files_seen(here, folder)
 

@@ -57,6 +57,8 @@ class Session:
     sources: Sequence[Source]
     alters: Callable[[Change], bool]
     """Whether a change may alter what is trained, because that was allowed."""
+    redraws: Callable[[Change], bool] = lambda _: False
+    """Whether a change makes the data's random numbers others."""
     told: Callable[[Session, str], None] = lambda *_: None
     """Called with what begins now."""
     baseline: list[Run] = field(default_factory=list)
@@ -233,7 +235,8 @@ class Session:
 
         alters, rounds = any(map(self.alters, candidate.changes)), ROUNDS if patient else len(runs) + 1
         sure = candidate.high if candidate.sure and candidate.high else 1.0
-        made = judge(self.standing, take, alters=alters, before=runs, rounds=rounds, sure=sure)
+        redraws = any(map(self.redraws, candidate.changes))
+        made = judge(self.standing, take, alters=alters, redraws=redraws, before=runs, rounds=rounds, sure=sure)
         apart = assumed(self.standing.noise(made.runs)).apart(len(self.best), max(len(made.runs), 1))
         row = _row(candidate, made, before, spent, apart)
         self.tried.append(row)

@@ -138,6 +138,8 @@ class _Reader:
         self._groups(backends[0] if backends else "")
         self._status()
         rows = [self._record(entry) for entry in self.entries]
+        for place, done in messages_done(self.entries).items():
+            rows[place]["done"] = NA if done is None else int(done)
         if rows:
             columns = {column: [row[column] for row in rows] for column in rows[0]}
             builder.add("flight_records", len(rows), {"rank": self.rank, **columns})
@@ -243,6 +245,52 @@ def _group(entry: Mapping[str, Any]) -> str:
 def _described(description: Any = None) -> str:
     """A group's description; torch writes «undefined» where the script gave none."""
     return str(description) if description and description != "undefined" else ""
+
+
+def messages_done(entries: Sequence[Mapping[str, Any]]) -> dict[int, bool | None]:
+    """By place in a dump, whether NCCL's sends and receives that are still `scheduled` are done; None where nothing
+    says.
+
+    `batch_isend_irecv` groups its messages: torch records each without events, so that its state never changes, and
+    behind them one entry `coalesced` of the same number, whose state is that of all. A message of its own has events.
+    Where the `coalesced` one is not there (only what is active was asked for), a later operation of the group that has
+    completed tells that this one has, and one that it could have told of at all: a message of the group whose state did
+    change.
+    """
+    by_group: dict[str, list[tuple[int, Mapping[str, Any]]]] = defaultdict(list)
+    for place, entry in enumerate(entries):
+        if str(entry.get("profiling_name", "")).startswith("nccl:"):
+            by_group[_group(entry)].append((place, entry))
+    found: dict[int, bool | None] = {}
+    for group in by_group.values():
+        group.sort(key=lambda one: int(one[1]["record_id"]))
+        finished = [int(entry["record_id"]) for _, entry in group if _finished(entry)]
+        changing = any(_is_message(entry) and _finished(entry) for _, entry in group)
+        whole = {entry.get("p2p_seq_id"): entry for _, entry in group if entry["profiling_name"] == COALESCED}
+        for place, entry in group:
+            if not _is_message(entry) or _finished(entry) or entry.get("state") == "started":
+                continue
+            together = whole.get(entry.get("p2p_seq_id"))
+            if together is not None:
+                found[place] = _finished(together)
+            elif finished and int(entry["record_id"]) < finished[-1]:
+                found[place] = True
+            else:
+                found[place] = False if changing else None
+    return found
+
+
+COALESCED = "nccl:coalesced"
+"""What torch calls a group of operations that NCCL carries out as one."""
+_MESSAGE = re.compile(r"nccl:(send|recv)\b")
+
+
+def _is_message(entry: Mapping[str, Any]) -> bool:
+    return bool(_MESSAGE.match(str(entry["profiling_name"])))
+
+
+def _finished(entry: Mapping[str, Any]) -> bool:
+    return entry.get("state") == "completed" or entry.get("retired") is True
 
 
 def _done(entry: Mapping[str, Any], state: str) -> int:

@@ -221,6 +221,9 @@ class Knob:
     shown_by: str = ""
     """The test that shows it, of tests/runtime/record/applied."""
 
+    redraws: bool = False
+    """Whether it makes the data's random numbers others: workers draw from generators of their own."""
+
     @property
     def preserving(self) -> bool:
         """Whether training computes the same, but for the order of sums and of random draws."""

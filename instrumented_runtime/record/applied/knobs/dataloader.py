@@ -147,6 +147,7 @@ FAMILY = Family(
             takes="a number from 0, or x2 for twice the script's own",
             read=workers,
             alters=f"{_ORDER}; random augmentation draws from the workers' generators, so losses may differ.",
+            redraws=True,
             shown_by="test_dataloader.py",
         ),
         Knob(
@@ -162,6 +163,7 @@ FAMILY = Family(
             read=boolean,
             alters=f"{_ORDER}; workers are not seeded anew each epoch, and keep their copy of a dataset that the "
             "script changes between epochs.",
+            redraws=True,
             shown_by="test_dataloader.py",
         ),
         Knob(

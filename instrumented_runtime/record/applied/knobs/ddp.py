@@ -64,6 +64,7 @@ class _Wrapped:
         for name in (*FLAGS, "broadcast_buffers"):
             self._ledger.seen(f"ddp.{name}", getattr(model, name), where)
         self._ledger.seen("ddp.bucket_cap_mb", _sizes(model), where)
+        self._ledger.seen("ddp.buffers", len(list(model.module.buffers())), where)
         if self._hook is not None:
             model.register_forward_pre_hook(_FirstForward(self._ledger, self._hook, where))
         held = weakref.ref(model)

@@ -135,10 +135,54 @@ def test_another_optimizer_takes_over_when_the_leader_is_idle(counted: list[int]
     for _ in range(5):
         backward(w)
         warm_up.step()
-    for _ in range(nsys_capture.IDLE_STEPS + 10):
+    for _ in range(10):
         backward(w)
         then.step()
-    assert len(counted) == 5 + 10
+    assert len(counted) == 5 + 9
+
+
+def inner_steps(several: int, iterations: int, *, generator_first: bool = False) -> None:
+    """`several` steps of one optimizer and one of another in each iteration, as of a WGAN's critic."""
+    d, g = weight(), weight()
+    critic, generator = torch.optim.Adam([d]), torch.optim.Adam([g])
+
+    def generate() -> None:
+        backward(d, g)
+        generator.step()
+
+    for _ in range(iterations):
+        if generator_first:
+            generate()
+        for _ in range(several):
+            backward(d)
+            critic.step()
+        if not generator_first:
+            generate()
+
+
+@pytest.mark.parametrize("several", [2, 3, 5, 20])
+def test_an_iteration_with_several_inner_steps_is_one(counted: list[int], several: int) -> None:
+    """But for the first, of which nobody can know it."""
+    inner_steps(several, 40)
+    assert len(counted) == several + 39
+
+
+def test_the_one_that_steps_once_leads_from_the_start_where_it_comes_first(counted: list[int]) -> None:
+    inner_steps(3, 40, generator_first=True)
+    assert len(counted) == 40
+
+
+def test_who_stepped_once_does_not_lead_for_good(counted: list[int]) -> None:
+    """An optimizer that steps a single time, after four steps of the other: it costs some steps, not all."""
+    w, seldom = weight(), weight()
+    often, once = torch.optim.SGD([w], lr=0.1), torch.optim.SGD([seldom], lr=0.1)
+    for step in range(200):
+        backward(w)
+        often.step()
+        if step == 3:
+            backward(seldom)
+            once.step()
+    assert 200 - 2 * nsys_capture.IDLE_STEPS < len(counted) <= 200
 
 
 def test_deepspeeds_engine_counts_its_own_steps(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,8 +122,23 @@ def test_a_failed_write_leaves_no_half_file(folder: RankFolder) -> None:
     assert [path.name for path in folder.path.iterdir() if path.is_file()] == []
 
 
-@pytest.mark.parametrize("start", [0, 2, 4])  # while ours waits, warms up, records
-def test_ours_gives_way_to_a_profiler_that_the_script_starts(folder: RankFolder, start: int) -> None:
+def events_of(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("start", "codes"),
+    [
+        (0, []),  # ours waits: there is room for both
+        (2, ["moved"]),  # it warms up: it begins anew
+        (4, ["moved", "fewer_steps"]),  # it has one whole step
+        (5, ["gave_way"]),  # two are worth keeping
+    ],
+)
+def test_ours_gives_way_to_a_profiler_that_the_script_starts_and_goes_on(
+    folder: RankFolder, start: int, codes: list[str]
+) -> None:
     ours = TorchProfiler(wait=1, warmup=2, active=4)
     ours.start(folder)
     for step in range(10):
@@ -133,19 +148,58 @@ def test_ours_gives_way_to_a_profiler_that_the_script_starts(folder: RankFolder,
         ours.step(step)
     ours.stop()
     assert any(event.key == "aten::ones" for event in own.key_averages())
-    # Before ours has begun there is room for both; the steps it had are written.
-    assert [problem.code for problem in folder.part.problems] == ([] if start == 0 else ["gave_way"])
-    assert (folder.path / "rank3.json.gz").exists() == (start != 2)
+    assert [problem.code for problem in folder.part.problems] == codes
+    assert [entry.path for entry in folder.part.files] == ["rank3.json.gz"]
+    marks = {e["name"] for e in events_of(folder.path / "rank3.json.gz") if e["name"].startswith("ProfilerStep")}
+    first = {0: 3, 2: 5, 4: 7, 5: 3}[start]
+    assert f"ProfilerStep#{first}" in marks
+    assert f"ProfilerStep#{first - 1}" not in marks
 
 
-def test_ours_does_not_start_inside_one_of_the_scripts(folder: RankFolder) -> None:
-    ours = TorchProfiler(wait=1, warmup=1, active=1)
+def test_ours_begins_after_one_of_the_scripts_that_runs_over_several_steps(folder: RankFolder) -> None:
+    """And a second one of the script's ends it for good."""
+    ours = TorchProfiler(wait=1, warmup=1, active=3)
     ours.start(folder)
     with torch.profiler.profile() as own:
-        torch.ones(2)
-        with pytest.raises(InputError, match="of its own"):
-            ours.step(0)
+        for step in range(4):
+            torch.ones(2)
+            ours.step(step)
     assert any(event.key == "aten::ones" for event in own.key_averages())
+    for step in range(4, 8):
+        ours.step(step)
+    assert (ours.first_step, ours.last_step) == (6, 8)
+    for _ in range(2):
+        with torch.profiler.profile():
+            torch.ones(2)
+        ours.step(8)
+    ours.stop()
+    assert [problem.code for problem in folder.part.problems] == ["moved", "gave_way"]
+
+
+def test_no_room_beside_the_scripts_own_is_said(folder: RankFolder) -> None:
+    ours = TorchProfiler(wait=1, warmup=2, active=4)
+    ours.start(folder)
+    for step in range(2):
+        ours.step(step)
+    with torch.profiler.profile():
+        ours.step(2)
+    ours.stop()
+    (problem,) = folder.part.problems
+    assert (problem.code, problem.severity) == ("gave_way", "data_loss")
+    assert "the script's own torch.profiler ran" in problem.message
+
+
+def test_the_traces_of_the_scripts_profilers_are_named(folder: RankFolder, tmp_path: Path) -> None:
+    watch = ScriptProfilers(beside_nsys=False)
+    watch.start(folder)
+    with torch.profiler.profile() as own:
+        torch.ones(2)
+    own.export_chrome_trace(str(tmp_path / "own.json"))
+    with torch.profiler.profile() as inside:
+        torch.ones(2)
+    inside.export_chrome_trace(str(folder.path / "ours.json"))
+    watch.stop()
+    assert folder.part.facts["script_traces"] == [str(tmp_path / "own.json")]
 
 
 @pytest.mark.parametrize("beside_nsys", [False, True])
