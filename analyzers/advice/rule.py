@@ -76,6 +76,8 @@ class Proposal:
         return self.record.says(text, self.finding)
 
 
+BUFFERS = "ddp.buffers"
+"""How many buffers models have that DistributedDataParallel wraps, as the recorder calls it."""
 _NO_SETUP: SetupEntry = {"versions": {}, "variables": {}, "cores_per_rank": None, "stacks": False}
 
 
@@ -134,6 +136,16 @@ class Case:
     def variables(self) -> Mapping[str, str]:
         """Recorded environment variables that change how fast the job runs."""
         return self.report["trace"].get("setup", _NO_SETUP)["variables"]
+
+    @property
+    def settings(self) -> Mapping[str, list[str]]:
+        """By setting, as the recorder calls it, the values that it saw in effect."""
+        return self.report["trace"].get("setup", _NO_SETUP).get("settings", {})
+
+    @property
+    def without_buffers(self) -> bool:
+        """Whether no model that DistributedDataParallel wraps has buffers, as the recorder saw."""
+        return self.settings.get(BUFFERS, []) == ["0"]
 
     @property
     def stacks(self) -> bool:

@@ -22,6 +22,7 @@ from gpuscope.analyzers.advice.prediction_cache import (
     step_bound,
 )
 from gpuscope.analyzers.advice.rule import Case, Estimate, Predict, Proposal, Rule, is_startup, of_wrapper, rules_for
+from gpuscope.analyzers.advice.settings.known import Known
 from gpuscope.analyzers.advice.settings.settings import KNOWN
 from gpuscope.analyzers.what_if_changes import UNMATCHED, PipelineChange, Predicted, Refused
 from gpuscope.catalogue.finding import within_compute
@@ -240,11 +241,35 @@ def _fits(case: Case, proposal: Proposal) -> bool:
     if known is None:
         return True
     version = case.version(known.package)
-    if not known.exists(version):
+    if not known.exists(version) or _in_effect(case, known, proposal.setting["value"]):
         return False
     if known.restores or proposal.differs or not known.is_default(proposal.setting["value"], version):
         return True
     return bool(proposal.changes) and not isinstance(case.estimate(proposal.changes), Refused)
+
+
+def _in_effect(case: Case, known: Known, value: str) -> bool:
+    """Whether the recorder saw this value of a setting in effect, and no other."""
+    seen = case.settings.get(_recorder_name(case, known.name), [])
+    return bool(seen) and all(
+        known.is_default(value, case.version(known.package)) if one in UNSET else known.alike(one, value)
+        for one in seen
+    )
+
+
+UNSET = ("default", "none")
+"""What the recorder writes where the script gives no value."""
+_WRAPPER = "DistributedDataParallel."
+
+
+def _recorder_name(case: Case, name: str) -> str:
+    """What the recorder calls a setting that advice calls so; empty where it knows none."""
+    if name.startswith(_WRAPPER):
+        return f"ddp.{name.removeprefix(_WRAPPER)}"
+    owner, _, argument = name.rpartition(".")
+    if owner.startswith("torch.optim.") and case.settings.get("optimizer.class") == [owner.rpartition(".")[2]]:
+        return f"optimizer.{argument}"
+    return f"env.{name}"
 
 
 def _needs_others(case: Case, proposal: Proposal) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from gpuscope.analyzers.base.analyzer import EVIDENCE, Need, Result
 from gpuscope.analyzers.base.evidence import Role
 from gpuscope.analyzers.base.lanes import RECORDING, HostWork, LaneSummary
+from gpuscope.analyzers.collectives.recurrence import CLEAR, MIN_PERIODS
 from gpuscope.analyzers.facts.run_facts import RunAnalyzer, RunFacts
-from gpuscope.catalogue.finding import Finding, made
-from gpuscope.catalogue.findings.steps import PARTS, OutlierSteps, Startup, StepTimeShift, Warmup
+from gpuscope.catalogue.finding import Finding, Severity, made
+from gpuscope.catalogue.findings.steps import PARTS, OutlierSteps, RareSteps, Startup, StepTimeShift, Warmup
+from gpuscope.catalogue.suggestion import BY_CODE
 from gpuscope.schema.document import Evidence, FindingEntry
 from gpuscope.trace.intervals import Breakdown
 from gpuscope.trace.schema import NA
@@ -18,6 +21,8 @@ from gpuscope.welch import fmean, lower_median, median
 from gpuscope.words import units
 from gpuscope.words.vocabulary import VERDICT_SHARE
 
+RARE = 1.3
+"""Times «the step» from which one is long, as of few steps in definitions."""
 MOST = 0.5
 """Share of the idle time from which a recording without steady steps is start-up."""
 MIN_SHARE = 0.01
@@ -25,13 +30,13 @@ MIN_SHARE = 0.01
 
 
 def run(facts: RunFacts) -> Result:
-    """The findings `startup`, `warmup`, `outlier_steps` and `step_time_shift`."""
+    """The findings `startup`, `warmup`, `outlier_steps`, `step_time_shift` and `rare_steps`."""
     result = Result(ANALYZER.name)
     if facts.steady.asked:
         return result
     recorded = max((lane.breakdown.window for lane in facts.lanes), default=0)
     once = (*_only_startup(facts), *_startup(facts), *_once(facts, Role.WARMUP), *_once(facts, Role.OUTLIER))
-    found = [*once, *_shift(facts)]
+    found = [*once, *_shift(facts), *_rare(facts)]
     result.findings += [finding for finding in found if (finding["cost_ns"] or 0) >= MIN_SHARE * recorded]
     return result
 
@@ -128,6 +133,71 @@ def _named(lane: LaneSummary, place: int) -> tuple[str, str]:
     return name, f"the device idles longest in: {work}" if work else "not part of the steady state"
 
 
+def _rare(facts: RunFacts) -> Iterator[FindingEntry]:
+    """What a few long steps cost, which no usual step shows: priced on the mean over the recording."""
+    steady, usual = facts.steady, facts.steady.step_ns
+    if usual is None or steady.whole_window:
+        return
+    times = steady.of_role(Role.STEADY) | steady.of_role(Role.OUTLIER)
+    work = {step: _most_spent(facts, step, usual) for step in (*times, *steady.of_role(Role.WARMUP))}
+    returning = {work[step] for step, ns in times.items() if ns > RARE * usual} - {""}
+    times |= {step: ns for step, ns in steady.of_role(Role.WARMUP).items() if work[step] in returning}
+    more = {step: ns - usual for step, ns in times.items() if ns > RARE * usual}
+    numbers = sorted(step for step, ns in more.items() if ns >= CLEAR * median(more.values()))
+    if not numbers or 2 * len(numbers) > len(times):
+        return
+    mean, cost = fmean(times.values()), sum(times[step] - usual for step in numbers)
+    if mean - usual < VERDICT_SHARE * mean or 2 * cost < (mean - usual) * len(times):
+        return
+    place = max(returning, key=lambda name: sum(times[step] for step in numbers if work[step] == name), default="")
+    words = RareSteps(
+        len(numbers),
+        len(times),
+        _period(numbers, sorted(times)),
+        usual,
+        round(mean),
+        round(cost / len(numbers)),
+        place,
+        next((cause.code for cause in BY_CODE.values() for _, shows in cause.shown_by if place and shows(place)), ""),
+    )
+    lanes = [(lane, at) for lane in facts.lanes for at, one in enumerate(lane.steps) if one.step in numbers]
+    yield _finding(
+        words,
+        {lane.rank for lane, _ in lanes},
+        cost,
+        [
+            _evidence(lane.rank, lane.steps[at].start, lane.steps[at].end - lane.steps[at].start, *_named(lane, at))
+            for lane, at in lanes
+        ],
+        severity="medium",
+    )
+
+
+def _most_spent(facts: RunFacts, step: int, usual: int) -> str:
+    """What the host of any rank did for half of what a step takes beyond the usual one while its device was idle; empty
+    where that is not recorded. What holds one rank up before its next step begins lies in its step before."""
+    work = [
+        one
+        for lane in facts.lanes
+        for at, own in enumerate(lane.steps)
+        if own.step in (step - 1, step)
+        for one in lane.once.get(at, ())
+    ]
+    longest = max(work, key=lambda one: one.spent, default=None)
+    beyond = facts.steady.duration(step) - usual
+    return longest.name if longest is not None and 2 * longest.spent >= beyond > 0 else ""
+
+
+def _period(numbers: Sequence[int], every: Sequence[int]) -> int:
+    """In every how-manieth step these numbers are, if they have returned often enough and none is left out; else 0."""
+    apart = {later - earlier for earlier, later in pairwise(numbers)}
+    if len(numbers) < MIN_PERIODS or len(apart) != 1:
+        return 0
+    (period,) = apart
+    whole = numbers[0] - period < every[0] and numbers[-1] + period > every[-1]
+    return period if whole and period > 1 else 0
+
+
 def _shift(facts: RunFacts) -> Iterator[FindingEntry]:
     """Steps that all take longer from one on, or all less: something slows the job down since, or no longer does."""
     if Role.BEFORE_SHIFT in facts.steady.roles.values():
@@ -191,7 +261,12 @@ def _changed(facts: RunFacts, lane: LaneSummary, earlier: Iterable[int]) -> dict
 
 
 def _finding(
-    words: Finding, ranks: Iterable[int], cost: int, evidence: list[Evidence], share: float = 0.0
+    words: Finding,
+    ranks: Iterable[int],
+    cost: int,
+    evidence: list[Evidence],
+    share: float = 0.0,
+    severity: Severity | None = None,
 ) -> FindingEntry:
     return made(
         words,
@@ -200,7 +275,7 @@ def _finding(
         cost_ns=cost,
         mean_ns=None,
         evidence=evidence[:EVIDENCE],
-        severity="medium" if share else None,
+        severity="medium" if share else severity,
     )
 
 

@@ -15,7 +15,7 @@ from gpuscope.analyzers.facts.call_order import all_at_hand, clock_of
 from gpuscope.problems import job
 from gpuscope.recorded_environment import NAMES
 from gpuscope.schema.document import SetupEntry
-from gpuscope.sources.run_manifest import environments
+from gpuscope.sources.run_manifest import environments, settings_in_effect
 from gpuscope.trace.kinds import POINT_TO_POINT
 from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import NA
@@ -261,7 +261,17 @@ def setup(trace: Trace, folders: Sequence[Path]) -> SetupEntry:
         "variables": variables,
         "cores_per_rank": max(min(counted), 1) if counted else None,
         "stacks": stacks_recorded(trace),
+        "settings": _settings(folders),
     }
+
+
+def _settings(folders: Sequence[Path]) -> dict[str, list[str]]:
+    """The values of settings that the recorder saw, by its own names."""
+    found: dict[str, list[str]] = {}
+    for folder in folders:
+        for name, values in settings_in_effect(folder).items():
+            found[name] = list(dict.fromkeys((*found.get(name, ()), *values)))
+    return found
 
 
 def _of_header(header: Mapping[str, Any]) -> dict[str, str]:

@@ -285,6 +285,8 @@ class RunFacts:
     """Whether it says that it ended, well or badly: what only a running job can tell is lost."""
     killed: frozenset[int] = frozenset()
     """Ranks that were killed, so that they left nothing at their end."""
+    broken_step: int | None = None
+    """Of a run that failed, the step in which a rank ended: from it on the others only wait, and nothing is judged."""
 
     @cached_property
     def steady(self) -> SteadyState:
@@ -293,7 +295,7 @@ class RunFacts:
             return timed_state(self.trace["operations"])
         if not self.lanes and is_of_roles(self.trace):
             return role_state(self.role_steps, asked=self.steps_asked)
-        found = steady_state(self.lanes, self.steps_asked)
+        found = steady_state(self.lanes, self.steps_asked, self.broken_step)
         if len(self.lanes) < 2 or not found.steps:
             return found
         return taking_turns(found, self.lanes, self.trace["collectives"], self.matched, self.clocks)

@@ -43,6 +43,8 @@ class SteadyState:
     """Whether collectives join all ranks in every judged step, so that `of_run` may tell «the step»."""
     half_of_two: int | None = None
     """Of two annotated steps in all, half of what they last together, ns."""
+    broken: int | None = None
+    """The step in which a rank failed: neither it nor what follows is judged."""
 
     @cached_property
     def whole_window(self) -> bool:
@@ -65,6 +67,8 @@ class SteadyState:
 
     def judged(self, step: int) -> bool:
         """Whether a step number counts for the verdict."""
+        if self.broken is not None and step >= self.broken and not self.asked:
+            return False
         return self.asked or (step != NA and (self.whole_window or self.roles[step] == Role.STEADY))
 
     def places(self, lane: LaneSummary) -> Mask:
@@ -153,21 +157,30 @@ class SteadyState:
         return steady[: leading_fast(steps, own)]
 
 
-def steady_state(lanes: Sequence[LaneSummary], asked: bool = False) -> SteadyState:
-    """The roles of a run's steps from all its lanes; `asked` where the user named the steps."""
+def steady_state(lanes: Sequence[LaneSummary], asked: bool = False, broken: int | None = None) -> SteadyState:
+    """The roles of a run's steps from all its lanes; `asked` where the user named the steps, `broken` is the one in
+    which a rank failed."""
     found: dict[int, StepFacts] = {}
     for lane in lanes:
         for step, facts in zip(lane.steps, lane.facts, strict=True):
             if step.step != NA:
                 found[step.step] = found.get(step.step, StepFacts(0)).joined(facts)
     steps = dict(sorted(found.items()))
-    own = roles(list(steps.values()))
+    own = roles(
+        [replace(one, cut=True) if broken is not None and step >= broken else one for step, one in steps.items()]
+    )
     if asked:
         own = [Role.STEADY] * len(own)
     half = None
-    if len(steps) == FEW_ANNOTATED and not asked and all(lane.basis and is_annotated(lane.basis) for lane in lanes):
+    whole = broken is None or all(step < broken for step in steps)
+    if (
+        len(steps) == FEW_ANNOTATED
+        and not asked
+        and whole
+        and all(lane.basis and is_annotated(lane.basis) for lane in lanes)
+    ):
         half = max(sum(step.end - step.start for step in lane.steps if step.step != NA) for lane in lanes) // 2
-    return SteadyState(steps, dict(zip(steps, own, strict=True)), asked, half_of_two=half)
+    return SteadyState(steps, dict(zip(steps, own, strict=True)), asked, half_of_two=half, broken=broken)
 
 
 def taking_turns(

@@ -24,6 +24,7 @@ from gpuscope.trace.name_pool import NO_NAME
 from gpuscope.trace.schema import NA, Category
 from gpuscope.trace.table import Mask, Table, Times, distinct_values, rows_of_rank, rows_where
 from gpuscope.trace.trace import Trace
+from gpuscope.welch import lower_median
 from gpuscope.when_used import dataclass
 
 # The parts of a lane that its figures per step are of, before the roles of the whole run are known.
@@ -279,6 +280,8 @@ def plain(call: str) -> str:
 
 SLOW_CALL = 1_000_000
 """ns from which a runtime call that waits for nothing did something that is done once."""
+LONG, MOST_LONG = 1.3, 20
+"""Times the median step from which it is asked what a step holds, and how many of them, the longest first."""
 NAMED = 3
 """Kinds of work named per part."""
 _ONCE = (Role.SETUP, Role.WARMUP, Role.OUTLIER)
@@ -291,6 +294,11 @@ def work_done_once(trace: Trace, view: LaneView) -> Mapping[int, tuple[HostWork,
         for place, (step, role) in enumerate(zip(view.steps, view.roles, strict=True))
         if role in _ONCE
     }
+    lasts = np.array([step.end - step.start for step in view.steps], np.int64)
+    # A step may be long for the run and not for its own file's other steps, and the other way round.
+    long = np.flatnonzero(lasts > LONG * lower_median(lasts.tolist())) if len(lasts) else lasts
+    for place in long[np.argsort(-lasts[long], kind="stable")][:MOST_LONG].tolist():
+        parts.setdefault(place, (view.steps[place].start, view.steps[place].end))
     whole = judged(view)
     if not whole.steady:
         parts[RECORDING] = int(whole.start[0]), int(whole.end[-1])

@@ -184,8 +184,9 @@ def _joined(parts: list[Part], items: Sequence[Input], options: Options, without
     completed = bool(ends) and all(end is not None and end.status == "completed" for end in ends)
     over = bool(ends) and not any(end is None or end.going_on for end in ends)
     killed = frozenset(rank for end in ends if end is not None for rank in end.killed)
+    broken = min((end.broken_step for end in ends if end is not None and end.broken_step is not None), default=None)
     asked = options.steps is not None
-    facts = RunFacts(with_members(whole), lanes, attributed(results), asked, completed, over, killed)
+    facts = RunFacts(with_members(whole), lanes, attributed(results), asked, completed, over, killed, broken)
     del traces, whole
     if not options.replay:
         recorded = not_recorded(facts.trace.ranks)

@@ -34,7 +34,7 @@ PATIENCE_NS, PATIENCE_STEPS = 10_000_000_000, 10
 class Alert:
     """`ranks` are those named; `message` is a sentence."""
 
-    code: Literal["falls_behind", "slow_link", "waits_for_data", "late_in_windows", "stands_still", "slower"]
+    code: Literal["hang", "falls_behind", "slow_link", "waits_for_data", "late_in_windows", "stands_still", "slower"]
     ranks: tuple[int, ...]
     message: str
 
@@ -129,7 +129,8 @@ def alerts(seen: Seen, now_ns: int, recorded: Report | None = None) -> list[Aler
     in_windows = late_in_windows(recorded) if recorded is not None else None
     windows = [in_windows] if in_windows is not None and not known & set(in_windows.ranks) else []
     links = _slow_links(seen, steps[-HISTORY:])
-    return [*_standing(seen, now_ns), *behind, *links, *windows, *data, *_slower(seen, steps)]
+    hung = [Alert("hang", (), f"{hang}; gpuscope hang tells more") for hang in seen.hangs]
+    return [*(hung or _standing(seen, now_ns)), *behind, *links, *windows, *data, *_slower(seen, steps)]
 
 
 def late_in_windows(report: Report) -> Alert | None:

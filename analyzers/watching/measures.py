@@ -29,6 +29,7 @@ from gpuscope.sources.run_manifest import (
     listed,
     opened,
     refused_files,
+    reported_hangs,
 )
 from gpuscope.sources.source import attempts, json_object
 from gpuscope.when_used import dataclass
@@ -116,6 +117,8 @@ class Seen:
     """Files of the folder that are not read."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The ranks of each process group that digests name."""
+    hangs: tuple[str, ...] = ()
+    """What the recorder's hang watch says of a hang."""
 
 
 @dataclass
@@ -159,7 +162,9 @@ class RunWatcher:
         how = ended(self.folder)
         windows = tuple(finished_traces(self.folder))
         refused = sorted({*refused, *refused_files(self.folder)})
-        return Seen(steps, self._lost, windows, "" if how is None else how.status, tuple(refused), dict(self._groups))
+        status = "" if how is None else how.status
+        hangs = tuple(reported_hangs(self.folder))
+        return Seen(steps, self._lost, windows, status, tuple(refused), dict(self._groups), hangs)
 
     def _measures(self) -> list[Refused]:
         """Read what was added to each file; what must not be read."""

@@ -91,6 +91,9 @@ class SetupEntry(TypedDict):
     """CPU cores for each rank, the fewest of all; null where they are not recorded."""
     stacks: bool
     """Whether Python stacks were recorded."""
+    settings: NotRequired[dict[str, list[str]]]
+    """By setting, as the recorder calls it (`ddp.bucket_cap_mb`), the values that it saw in effect on any rank;
+    `default` and `none` where the script gives none."""
 
 
 class ClockEntry(TypedDict):
@@ -329,6 +332,10 @@ class StragglerEntry(TypedDict):
     ([how](definitions.md#waiting-and-transferring))."""
     period: NotRequired[int]
     """Late in every how-manieth step; absent where it is late in all of them."""
+    last_in_steps: NotRequired[int]
+    """Of a rank that is not recurrent: in how many whole steps it came last of those that do the same…"""
+    of_steps: NotRequired[int]
+    """… and how many there are."""
     group: NotRequired[LateGroupEntry]
     """The recurrent ranks that are late with it; absent where it is late alone."""
     reason: Literal["device", "data", "host", "cores"] | None

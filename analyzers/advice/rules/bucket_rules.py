@@ -113,12 +113,12 @@ class GradientBuckets(Suggestion):
         if self.op is None:
             return ""
         what = units.plural(self.count, self.op.replace("_", "-"))
-        return f"{what} in the recording, of {units.memory(self.mean_bytes)} each on average"
+        return f"{what} in the recording, of {units.size(self.mean_bytes)} each on average"
 
 
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The default, larger and smaller buckets, as far as the framework has a name for them."""
-    if _in_one_bucket(case):
+    if _in_one_bucket(case) or _smaller_than_buckets(case):
         return
     now = messages(case)
     same = ((size, size) for size in SIZES)
@@ -145,6 +145,19 @@ def _in_one_bucket(case: Case) -> bool:
     steps = len({step["step"] for step in case.report["steps"] if step["step"] is not None})
     count = sum(row["count"] for row in case.report["collectives"] if row["op"] in GRADIENTS)
     return 0 < count <= DEFAULT_BUCKETS * steps
+
+
+def _smaller_than_buckets(case: Case) -> bool:
+    """Whether no message fills the first bucket that the recorder saw in effect: then each backward pass already sends
+    all its gradients in one."""
+    caps = case.settings.get("ddp.bucket_cap_mb", [])
+    sizes = [
+        row["bytes"] / row["count"]
+        for row in case.report["collectives"]
+        if row["op"] in GRADIENTS and row["count"] and row["bytes"]
+    ]
+    first = [DEFAULT_FIRST if cap == "default" else float(cap.split(",")[0]) * MIB for cap in caps]
+    return bool(first and sizes) and max(sizes) < min(first)
 
 
 def _far_smaller(case: Case) -> bool:

@@ -312,7 +312,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         yield Proposal(finding, BucketViews(), setting, (GradientViews(),), part_of_host if on_cpu(case) else None)
     elif finding["code"] in NoBufferBroadcast.answers:
         share = _broadcast_share(case)
-        if "ddp" in case.frameworks and share >= COSTLY_BROADCAST:
+        if "ddp" in case.frameworks and share >= COSTLY_BROADCAST and not case.without_buffers:
             setting = torch_settings.BROADCAST_BUFFERS.to("False")
             yield Proposal(finding, NoBufferBroadcast(share), setting)
     else:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from gpuscope import when_used
 from gpuscope.analyzers.advice.rule import Case, Proposal, Rule, by_framework, config, on_cpu, python
 from gpuscope.analyzers.advice.settings import nccl_settings, other_settings, torch_settings
+from gpuscope.analyzers.step_graph.operations_from_ranges import computation_of
 from gpuscope.analyzers.what_if_changes import NoCollector, NoHostWork, Refused
 from gpuscope.catalogue.suggestion import Suggestion
 from gpuscope.schema.document import FindingEntry, Setting
@@ -215,7 +216,7 @@ def _host_other(case: Case, finding: FindingEntry, names: list[str]) -> Proposal
         warmed = config("warm-up steps", "one of each shape before the measured ones")
         setting = warmed if case.rocm else nccl_settings.MODULE_LOADING.to("EAGER")
         return Proposal(finding, EagerLoading(names), setting, without)
-    if names and "flatten_dense_tensors" in names[0] and "ddp" in case.frameworks:
+    if names and "flatten_dense_tensors" in names[0] and "ddp" in case.frameworks and not case.without_buffers:
         setting = torch_settings.BROADCAST_BUFFERS.to("False")
         return Proposal(finding, NoBroadcastBuffers(names), setting, without)
     if names and names[0] == kinds.WAITS_FOR_GIL:
@@ -268,15 +269,17 @@ def _movable(name: str) -> bool:
     runtime or parts of a step."""
     if kinds.is_host_other(name) or kinds.is_file_or_network_call(name):
         return True
-    return not (kinds.is_lock_or_sleep_call(name) or kinds.phase(name) or _OWN_WORK.search(name))
+    own = kinds.is_lock_or_sleep_call(name) or kinds.phase(name) or computation_of(name) is not None
+    return not (own or _OWN_WORK.search(name))
 
 
 _OWN_WORK = when_used.pattern(
     r"::|^(cu[A-Z]|cuda|hip)\w+|^(Optimizer|DistributedDataParallel|FullyShardedDataParallel|FSDP)\b|#|"
     r"^nn\.Module|Backward\d*$|\.py\(\d+\)|^<built-in|^(gloo|nccl|mpi|c10d):|^record_param_comms|"
-    r"^Torch-Compiled Region|^TorchDynamo|^Pregraph|^AOTDispatcher|CompiledFunction"
+    r"^PP:\d|^Torch-Compiled Region|^TorchDynamo|^Pregraph|^AOTDispatcher|CompiledFunction"
 )
-"""Operators, runtime calls, modules, functions, messages and compiled regions of the program."""
+"""Operators, runtime calls, modules, functions, messages, actions of a pipeline's schedule (`PP:2W0`, `PP:1SEND_F0`)
+and compiled regions of the program."""
 
 
 def _aside(case: Case, name: str) -> Setting:

@@ -46,6 +46,10 @@ class Known:
             return False
         return _plain(value) in {_plain(one) for one in (self.default, *self.same)}
 
+    def alike(self, one: str, other: str) -> bool:
+        """Whether two ways to write a value mean the same."""
+        return _plain(one) == _plain(other)
+
 
 def _plain(value: str) -> str:
     """A value without what is said about it; numbers, quotes and truth as they compare."""

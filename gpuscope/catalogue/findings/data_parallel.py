@@ -51,7 +51,7 @@ class SeparateReductions(Finding):
     share: float
 
     def message(self) -> str:
-        of = f" of {units.memory(self.bytes // self.count)} on average" if self.bytes else ""
+        of = f" of {units.size(self.bytes // self.count)} on average" if self.bytes else ""
         return (
             f"{self.count} all-reduces{of} follow one another in each step, where a few would do: "
             f"{units.share(self.share)} of the time is communication exposed for them"

@@ -167,6 +167,67 @@ class StepTimeShift(Finding):
         return f"From step {self.first} on a step takes {since}, in the {earlier} before it took {before}{changed}"
 
 
+@dataclass(frozen=True)
+class RareSteps(Finding):
+    """A few steps are so much longer than the usual one that the mean step is: what is rare or returns with a period
+    (a collection of garbage, a checkpoint, logging in every hundredth step) costs no usual step anything, and its gain
+    shows in none, but over the recording it is paid as surely. `cost_ns` is what these steps take beyond the usual one,
+    in all; per usual step it costs nothing, so the keys per step are null.
+    """
+
+    code = "rare_steps"
+    severity = "medium"
+    recognised = """steps after the warm-up, and those of the warm-up whose longest host work returns later, last more
+    than 1.3 × «the step», are at most half of all, and make up half of what the mean is longer than «the step»; that is
+    at least a tenth of the mean."""
+    helps = """what stands in them, done less often, beside training, or at the same step on all ranks: `gc.freeze()`
+    and collections at set steps, asynchronous checkpoints, logging in a thread."""
+    misleads = """a short recording: what it holds once may return in every thousandth step only. Record more steps
+    (`--active`) to learn how often."""
+
+    steps: int
+    """The long ones…"""
+    of_steps: int
+    """… of so many."""
+    period: int
+    """They are every so-manieth; 0 where they are at no regular distance, or too few to say."""
+    usual_ns: int
+    mean_ns: int
+    more_ns: int
+    """What a long one takes beyond the usual, on average."""
+    place: str = ""
+    """What the host did longest in them while the device was idle…"""
+    cause: str = ""
+    """… and the cause of stalls that it is, where its name tells."""
+
+    def headline(self) -> str:
+        return f"{self._which()} {self._take()} {units.duration(self.more_ns)} longer"
+
+    def message(self) -> str:
+        return f"{self.headline()}{self._where()}: {self.price()}"
+
+    def shows(self) -> str:
+        return f"{self.price()}: {self.headline().replace('Every', 'every', 1)}{self._where()}"
+
+    def price(self) -> str:
+        """What that makes of the mean step."""
+        share = units.whole_share(self.mean_ns / self.usual_ns - 1)
+        mean, usual = units.duration(self.mean_ns), units.duration(self.usual_ns)
+        return f"the mean step takes {mean}, {share} more than the usual {usual}"
+
+    def _which(self) -> str:
+        if self.period:
+            return f"Every {units.ordinal(self.period)} step"
+        return f"{self.steps} of {units.plural(self.of_steps, 'step')}"
+
+    def _take(self) -> str:
+        return "takes" if self.period or self.steps == 1 else "take"
+
+    def _where(self) -> str:
+        remedy = "; gc.freeze() and collections at set steps spare it" if self.cause == "gc" else ""
+        return f" (mostly {self.place}{remedy})" if self.place else ""
+
+
 def _longer(steps: int, noun: str, longer: str, usual_ns: int, why: str, more_ns: int) -> str:
     verb = "takes" if steps == 1 else "take"
     return (

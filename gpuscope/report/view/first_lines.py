@@ -86,6 +86,8 @@ class FirstLines:
     """Where the step time shifts for good, what changed when."""
     apart: str = ""
     """What of the recording is not judged, where that is much."""
+    mean: str = ""
+    """Where a few long steps make the mean step a tenth longer than the usual: its price."""
 
     def below(self) -> list[tuple[str, str]]:
         """The lines below the first, each with its label."""
@@ -95,6 +97,7 @@ class FirstLines:
             ("sure", self.sure),
             ("shift", self.shift),
             ("apart", self.apart),
+            ("mean", self.mean),
         )
         return [(label, text) for label, text in lines if text]
 
@@ -144,6 +147,7 @@ def first_lines(report: Report) -> FirstLines:
         grounds,
         _shift(report),
         _apart(report),
+        _mean(report),
     )
 
 
@@ -332,6 +336,11 @@ def _shift(report: Report) -> str:
     """Where the step time shifts for good, what changed when."""
     shifts = (one for one in report["findings"] if one["code"] == "step_time_shift")
     return next((lower(one["message"]) for one in shifts if one.get("facts", {}).get("first") is not None), "")
+
+
+def _mean(report: Report) -> str:
+    """What is rare, priced on the mean over the recording."""
+    return next((shows(one) for one in report["findings"] if one["code"] == "rare_steps"), "")
 
 
 def _apart(report: Report) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gpuscope.catalogue.cause import UNATTRIBUTED, UNDIVIDED_COMMUNICATION, Look
 from gpuscope.catalogue.finding import headline, shows
-from gpuscope.catalogue.straggler_sentences import reason_words
+from gpuscope.catalogue.straggler_sentences import always_last, reason_words
 from gpuscope.catalogue.suggestion import BY_CODE, CAUSES, cause_label, cause_words
 from gpuscope.report.view import main_finding, report_rows
 from gpuscope.schema.document import Evidence, FindingEntry, RankEntry, Report, SuggestionEntry, UnpredictedEntry
@@ -331,6 +331,9 @@ def lower(text: str) -> str:
 def _late(report: Report, main: FindingEntry) -> str:
     if late := main_finding.late_ranks(report, main):
         return reason_words([one for one in report["stragglers"] if one["rank"] in late])
+    known = next((one for one in report["stragglers"] if one["rank"] in main["ranks"][:1]), None)
+    if len(main["ranks"]) == 1 and known is not None and always_last(known):
+        return f"rank {known['rank']} came last in all {known['of_steps']} steps, too few to be sure: record more"
     if len(main["ranks"]) == 1:
         return f"most goes back to rank {main['ranks'][0]}, though no more often than by chance"
     caused = {one["rank"]: one["root_wait_ns"] for one in report["stragglers"]}
@@ -392,7 +395,7 @@ def _small(report: Report, main: FindingEntry) -> str:  # noqa: ARG001 - one of 
     found = max(report["collectives"], key=lambda one: one[by] or 0, default=None)  # type: ignore[literal-required]
     if found is None or not found["bytes"] or not found["count"]:
         return ""
-    each = units.memory(round(found["bytes"] / found["count"]))
+    each = units.size(round(found["bytes"] / found["count"]))
     return f"{found['count']:,} {found['op']} in the recording, of {each} each on average"
 
 

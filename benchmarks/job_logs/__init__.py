@@ -1,1 +1,0 @@
-"""What the analysis of logs finds in jobs whose truth is known."""
