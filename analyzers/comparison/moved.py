@@ -18,7 +18,8 @@ from gpuscope.schema.diff_document import (
     OperatorChange,
     PartChange,
 )
-from gpuscope.schema.document import CollectiveEntry, Report, StepEntry, StepTime
+from gpuscope.schema.document import BreakdownEntry, CollectiveEntry, Report, StepEntry, StepTime
+from gpuscope.schema.job_log_section import JobLogSection
 from gpuscope.schema.nccl_sections import OperatorEntry
 from gpuscope.welch import difference, fmean, lower_median, sample, whole_mean
 from gpuscope.when_used import dataclass
@@ -56,6 +57,8 @@ class Series:
 
 def series(report: Report) -> Series:
     """The steady steps of a report; all of them where fewer than two are. A step that a rank lacks is none."""
+    if not report["ranks"] and "job_log" in report:
+        return _of_log(report["job_log"])
     lanes = {(entry["rank"], entry["device"]) for entry in report["ranks"] if entry["steps"]}
     by_step: dict[int, list[StepEntry]] = {}
     for entry in report["steps"]:
@@ -65,6 +68,25 @@ def series(report: Report) -> Series:
     steady = [own for own in whole if all(entry["role"] == "steady" for entry in own)]
     told = report["step_time"]
     return Series(tuple(steady if len(steady) > 1 else whole), told.get("of_run_ns", {}) if told else {}, told)
+
+
+USUAL = (0.5, 1.5)
+"""Times the steady median: steps of a log outside of these are warm-up or long, and none of the usual ones."""
+
+
+def _of_log(log: JobLogSection) -> Series:
+    """The steady steps of a job's log, behind its last shift; no part of a step is known."""
+    first, usual = max((one["step"] for one in log["shifts"]), default=0), log["step_ns"] or 0
+    parts: BreakdownEntry = {"compute": 0, "exposed_communication": 0, "exposed_memory": 0, "idle": 0}
+    steps: list[tuple[StepEntry, ...]] = []
+    for number, ns in log.get("step_times", []):
+        if number >= first and USUAL[0] * usual <= ns <= USUAL[1] * usual:
+            entry: StepEntry = {
+                "step": number, "rank": 0, "device": None, "role": "steady", "start_ns": 0, "dur_ns": ns,
+                "breakdown_ns": parts, "bound_by": "compute", "cause": None,
+            }  # fmt: skip
+            steps.append((entry,))
+    return Series(tuple(steps), {}, None)
 
 
 def step(own: Series) -> int | None:

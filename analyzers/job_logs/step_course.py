@@ -104,7 +104,10 @@ def _long(values: Array) -> Array:
         return np.empty(0, np.int64)
     middle, spread = _middle(values)
     long = np.flatnonzero(values > middle + max(3 * spread, LONG * middle))
-    return long if len(long) <= MOST_LONG * len(values) else np.empty(0, np.int64)
+    if len(long) <= MOST_LONG * len(values):
+        return long
+    # Steps of several lengths: only what is twice the longest usual one stands out.
+    return np.flatnonzero(values > 2 * np.percentile(values, 90))
 
 
 def shifts_of(values: Array, least: int = FEWEST, offset: int = 0, depth: int = 0) -> list[Shift]:

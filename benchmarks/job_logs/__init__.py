@@ -1,0 +1,1 @@
+"""What the analysis of logs finds in jobs whose truth is known."""
