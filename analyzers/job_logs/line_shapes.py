@@ -176,6 +176,8 @@ _BAR = re.compile(
     r"\[(?P<elapsed>(?:\d+ days?, )?[\d:]+)(?:<(?P<left>(?:\d+ days?, )?[\d:?]+))?,?\s*"
     r"(?P<rate>\?|\d[\d.,]*[kMG]?)\s?(?P<unit>[a-zA-Z]+/s|s/[a-zA-Z]+)(?P<rest>[^\]]*)\]"
 )
+_BAR_CLOCK = re.compile(r"\[(?:\d+ days?, )?[\d:]+[<, ]")
+"""What every such bar has; the whole pattern takes milliseconds on a line that is none."""
 _RICH_BAR = re.compile(
     r"Epoch (?P<epoch>\d+)/\d+ .*? (?P<n>\d+)/(?P<of>\d+) (?P<elapsed>\d+:\d\d:\d\d) • "
     r"(?P<left>[\d:\-]+) (?P<rate>\d[\d.,]*)it/s(?P<rest>.*)"
@@ -424,7 +426,7 @@ def _bar(line: str) -> Said | None:
         return found
     if "[" not in line or ("it]" not in line and "/" not in line):
         return None
-    match = _BAR.search(line)
+    match = _BAR.search(line) if _BAR_CLOCK.search(line) is not None else None
     if match is None:
         return None
     unit = match["unit"].lower()
