@@ -194,3 +194,24 @@ def test_without_steps_the_whole_window_is_judged(tmp_path: Path) -> None:
     (rank,) = report["ranks"]
     assert (rank["window_ns"], rank["recorded_ns"], rank["steps"], report["step_time"]) == (95_000, 95_000, 0, None)
     assert report["verdict"]["why"].endswith("no steps were found, so the whole window is judged")
+
+
+@pytest.mark.parametrize(("period", "told"), [(4, "Every 4th step takes"), (5, "Every 5th step takes")])
+def test_what_returns_with_a_period_is_priced_on_the_mean(tmp_path: Path, period: int, told: str) -> None:
+    """Each 9000 among steps of 1000: the usual step shows nothing of it."""
+    durations = [9000 if step % period == period - 1 else 1000 for step in range(5 * period)]
+    report = gpuscope.analyze(run(tmp_path, durations)).report
+    rare = found(report, "rare_steps")
+    assert rare["message"].startswith(told)
+    facts = rare["facts"]
+    assert (facts["usual_ns"], facts["more_ns"], facts["period"]) == (1_000_000, 8_000_000, period)
+    assert facts["mean_ns"] > 2_000_000
+    assert rare["cost_ns_per_step"] is None
+    assert "the mean step takes" in first_lines(report).mean
+
+
+@pytest.mark.parametrize("durations", [[1000] * 20, [1000, 1100] * 10, [1000] * 18 + [1900] + [1000] * 3])
+def test_steps_alike_or_one_a_little_longer_have_no_price_of_their_own(tmp_path: Path, durations: list[int]) -> None:
+    report = gpuscope.analyze(run(tmp_path, durations)).report
+    assert not [one for one in report["findings"] if one["code"] == "rare_steps"]
+    assert not first_lines(report).mean

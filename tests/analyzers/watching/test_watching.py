@@ -286,3 +286,19 @@ def test_a_file_is_no_run_folder(name: str, tmp_path: Path, capsys: pytest.Captu
     file.touch()
     done = call(capsys, name, file)
     assert (done.returncode, "not a run folder" in done.stderr, "Hint: " in done.stderr) == (3, True, True)
+
+
+def test_a_hang_that_the_recorder_has_reported_is_told(tmp_path: Path) -> None:
+    """Also where steps are recent; a pause is none."""
+    for rank in range(2):
+        write(tmp_path, rank, range(12), own_ms=80)
+    parts = tmp_path / "manifest.d"
+    parts.mkdir(exist_ok=True)
+    told = {"severity": "error", "code": "hang", "message": "hang: rank 0 waits in all_reduce #67"}
+    (parts / "rank0.json").write_text(json.dumps({"rank": 0, "problems": [told]}))
+    seen = RunWatcher(tmp_path).look()
+    (alert,) = alerts(seen, 1_300 * MS)
+    assert (alert.code, alert.ranks) == ("hang", ())
+    assert "rank 0 waits in all_reduce #67" in alert.message
+    (parts / "rank0.json").write_text(json.dumps({"rank": 0, "problems": [{**told, "code": "pause"}]}))
+    assert alerts(RunWatcher(tmp_path).look(), 1_300 * MS) == []

@@ -95,3 +95,23 @@ def test_without_cuda_nothing_is_written(folder: RankFolder) -> None:
     capture.on_demand("demand1")
     capture.stop()
     assert written(folder) == []
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("pluggable allocator does not yet support recordHistory"), TypeError("context")]
+)
+def test_an_allocator_without_history_is_no_error_of_the_scripts(
+    folder: RankFolder, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """What is raised as CUDA begins becomes a DeferredCudaCallError in the script."""
+    FakeAllocator(monkeypatch)
+
+    def refuse(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", refuse)
+    capture = MemorySnapshots("oom")
+    capture.start(folder)
+    capture.stop()
+    (problem,) = folder.part.problems
+    assert (problem.code, problem.severity) == ("memory_snapshot_failed", "data_loss")
