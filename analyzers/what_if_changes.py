@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import get_args
+from typing import Literal, get_args
 
 from gpuscope.schema.provenance import Provenance
 from gpuscope.when_used import dataclass
@@ -74,6 +74,17 @@ class LinkSpeed:
 
     bandwidth: float = 1.0
     latency: float = 1.0
+
+
+BoundPart = Literal["no_fixed_cost", "half_bytes", "double_bandwidth", "hidden"]
+
+
+@dataclass(frozen=True)
+class AtBest:
+    """What transfers could be at best: without their fixed cost, with half the bytes, at twice the bandwidth, or hidden
+    behind compute as far as their links carry them in a step."""
+
+    part: BoundPart
 
 
 @dataclass(frozen=True)
@@ -293,6 +304,7 @@ Change = (
     | EarlyMessages
     | WireBytes
     | LinkSpeed
+    | AtBest
     | Algorithm
     | LineRate
     | MeasuredTransfers
@@ -358,6 +370,8 @@ NOT_GATHERED_AGAIN = "not_gathered_again"
 """`Refused.code` of keeping parameters that no backward pass gathers again."""
 SENT_EARLY = "sent_early"
 """`Refused.code` of sending gradients earlier where that is done as soon as they are there."""
+NO_GRADIENTS = "no_gradients"
+"""`Refused.code` where it can't be told which collectives carry gradients."""
 UNMATCHED = "unmatched_messages"
 """`Refused.code` of several changes to steps with messages whose other ends are not there."""
 

@@ -23,7 +23,7 @@ from gpuscope.report.view.report_rows import per_step_ns
 from gpuscope.schema.call_tree_section import HostCallsEntry
 from gpuscope.schema.document import Diagnosis, FindingEntry, MemoryBound, RankEntry, Setting, SetupEntry
 from gpuscope.schema.provenance import ExpertGain, RoleGain
-from gpuscope.trace.frameworks import Program
+from gpuscope.trace.frameworks import SERVERS, WRAPPERS, Program
 from gpuscope.when_used import dataclass
 
 Predict = Callable[[Sequence[Change]], Predicted | Refused]
@@ -266,6 +266,46 @@ def in_dialect(case: Case, names: Mapping[str, Setting]) -> Setting | None:
         if framework in ("deepspeed", "megatron", "horovod"):
             return None
     return None
+
+
+RANGED = ("ddp", "fsdp", "fsdp2", "deepspeed")
+"""Those whose ranges stand among recorded operators wherever they run: without one they are ruled out."""
+CALLED = {
+    "ddp": "DDP",
+    "fsdp": "FSDP1",
+    "fsdp2": "FSDP2",
+    "deepspeed": "DeepSpeed",
+    "megatron": "Megatron",
+    "horovod": "Horovod",
+}
+
+
+_HAVE_OWN = WRAPPERS | SERVERS | {"torchtitan"}
+"""Those that have a name of their own for such a setting, or none."""
+
+
+def could_be(case: Case) -> list[str]:
+    """Frameworks that may reduce gradients for a program in which none left a mark; empty where one did, and of
+    programs that call CUDA themselves."""
+    if case.program not in ("pytorch", None) or WRAPPERS & set(case.frameworks):
+        return []
+    ruled_out = RANGED if case.report.get("operators") else ()
+    return [name for name in CALLED if name not in ruled_out]
+
+
+def of_anyone(case: Case, what: str, names: Mapping[str, Setting], own: str) -> Setting | None:
+    """One setting in the words of each framework that could have made these collectives, and of a program's own; None
+    where a framework left its mark, in whose words it is to be said."""
+    if _HAVE_OWN & set(case.frameworks) or case.program == "jax":
+        return None
+    told = [f"{CALLED[name]} {_short(names[name])}" for name in could_be(case) if name in names]
+    return config(what, ", ".join([*told, f"own code: {own}"]))
+
+
+def _short(setting: Setting) -> str:
+    name = setting["name"].rpartition(".")[2]
+    value = setting["value"].partition("  #")[0].strip()
+    return f"{name}{' ' if name.startswith('-') else '='}{value}" if value else name
 
 
 def by_framework(case: Case, otherwise: Setting, **names: Setting) -> Setting:

@@ -6,7 +6,7 @@ for the same finding leads at least as far and nothing is gained by making both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from gpuscope.analyzers.advice.prediction_cache import (
 from gpuscope.analyzers.advice.rule import Case, Estimate, Predict, Proposal, Rule, is_startup, of_wrapper, rules_for
 from gpuscope.analyzers.advice.settings.known import Known
 from gpuscope.analyzers.advice.settings.settings import KNOWN
+from gpuscope.analyzers.advice.transfer_bounds import of_part, transfer_bounds
 from gpuscope.analyzers.what_if_changes import UNMATCHED, PipelineChange, Predicted, Refused
 from gpuscope.catalogue.finding import within_compute
 from gpuscope.catalogue.suggestion import BY_CODE, UNDIVIDED
@@ -34,6 +35,7 @@ from gpuscope.schema.document import (
     FindingEntry,
     NothingGainsEntry,
     PlanEntry,
+    StepBound,
     SuggestionEntry,
     TriedEntry,
     UnpredictedEntry,
@@ -185,16 +187,19 @@ def advise(
     trouble = main["code"] if main is not None else ""
     kept = _undominated(_once(sorted(found.kept, key=_rank)), tries, trouble)
     plan = best_plan(found.candidates, tries)
+    at_best = transfer_bounds(report, tries.after)
     taken = {proposal.code for proposal, _ in kept}
     told = [_of_the_reason(one, found.kept, trouble) for one in kept]
     suggestions = main_finding.in_order(report, [_suggestion(*one, report, tries) for one in told])
-    refused = [_unpredicted(report, *one) for one in _once(found.refused) if one[0].code not in taken]
+    refused = [_unpredicted(report, at_best, *one) for one in _once(found.refused) if one[0].code not in taken]
     unpredicted = main_finding.answering_first(report, refused)
     advice: AdviceEntry = {
         "why": _why(report, suggestions, unpredicted),
         "unpredicted": unpredicted,
-        "nothing_gains": _nothing_gains(report, found, plan),
+        "nothing_gains": _nothing_gains(report, found, plan, at_best),
     }
+    if at_best:
+        advice["at_best"] = [{"finding": code, "bound": bound} for code, bound in at_best.items()]
     if plan is not None:
         advice["plan"] = _plan(plan)
     elif why := _no_plan([proposal for proposal, _ in kept if proposal.changes], tries):
@@ -274,8 +279,10 @@ def _recorder_name(case: Case, name: str) -> str:
 
 def _needs_others(case: Case, proposal: Proposal) -> bool:
     """Of what answers `UNDIVIDED` the ranks at hand settle what the replay can make on their own timeline, with the
-    other ranks assumed and said."""
-    return proposal.finding["code"] == UNDIVIDED and isinstance(case.estimate(proposal.changes), Refused)
+    other ranks assumed and said; and what is bounded for every possible cause."""
+    if proposal.finding["code"] != UNDIVIDED or (proposal.record.reaches and not proposal.changes):
+        return False
+    return isinstance(case.estimate(proposal.changes), Refused)
 
 
 def _sort_out(found: _Found, proposals: Sequence[Proposal], tries: Tries, report: Diagnosis) -> None:
@@ -434,7 +441,7 @@ def _suggestion(proposal: Proposal, predicted: Predicted, report: Diagnosis, tri
     return entry
 
 
-def _unpredicted(report: Diagnosis, proposal: Proposal, why: str) -> UnpredictedEntry:
+def _unpredicted(report: Diagnosis, at_best: Mapping[str, StepBound], proposal: Proposal, why: str) -> UnpredictedEntry:
     entry: UnpredictedEntry = {
         "code": proposal.code,
         "finding": proposal.finding["code"],
@@ -450,7 +457,7 @@ def _unpredicted(report: Diagnosis, proposal: Proposal, why: str) -> Unpredicted
     if (
         proposal.gains_time
         and proposal.record.bounded
-        and (bound := step_bound(report, proposal.finding, proposal.at_most)) is not None
+        and (bound := _bound(report, proposal, at_best.get(proposal.finding["code"]))) is not None
     ):
         entry["bound"] = bound
     if proposal.saves is not None:
@@ -458,6 +465,14 @@ def _unpredicted(report: Diagnosis, proposal: Proposal, why: str) -> Unpredicted
     if proposal.path:
         entry["path"] = proposal.path
     return entry
+
+
+def _bound(report: Diagnosis, proposal: Proposal, at_best: StepBound | None) -> StepBound | None:
+    """What it can save at most: of transfers what the part of their bound gives that it reaches for."""
+    counted = step_bound(report, proposal.finding, proposal.at_most)
+    if at_best is None or (counted is not None and not proposal.record.reaches):
+        return counted  # which may take away more than any part of it
+    return of_part(at_best, proposal.record.reaches)
 
 
 def _no_plan(kept: Sequence[Proposal], tries: Tries) -> str:
@@ -486,7 +501,9 @@ def _plan(plan: Plan) -> PlanEntry:
     }
 
 
-def _nothing_gains(report: Diagnosis, found: _Found, plan: Plan | None) -> list[NothingGainsEntry]:
+def _nothing_gains(
+    report: Diagnosis, found: _Found, plan: Plan | None, at_best: Mapping[str, StepBound]
+) -> list[NothingGainsEntry]:
     """Causes that cost much, and what was tried against them in vain."""
     if report["verdict"]["abstained"]:
         return []
@@ -504,7 +521,7 @@ def _nothing_gains(report: Diagnosis, found: _Found, plan: Plan | None) -> list[
         ]
         if tried:
             entry: NothingGainsEntry = {"finding": code, "share_frac": finding["share_frac"], "tried": tried}
-            if (bound := step_bound(report, finding)) is not None:
+            if (bound := at_best.get(code) or step_bound(report, finding)) is not None:
                 entry["bound"] = bound
             entries.append(entry)
     return entries

@@ -52,6 +52,7 @@ from gpuscope.analyzers.replay.host_returns import (
     returns_of,
     waits,
 )
+from gpuscope.analyzers.replay.structure import gradients_by_structure
 from gpuscope.trace.intervals import Spans, join, measure_within, subtract, union
 from gpuscope.trace.launch_links import innermost
 from gpuscope.trace.name_pool import NO_NAME, PerName
@@ -401,17 +402,27 @@ def _calls(trace: Trace, builder: Builder, ops: Operations, step_of: Times, behi
     behind_it = ~in_backward & (ops.at > began[step_of])
     number = np.searchsorted(begun, ops.at, "right").tolist()
     costs = _issue_costs(trace, ops).tolist()
-    found: list[int] = []
-    for place in np.flatnonzero(ops.work == Kind.COMMUNICATION).tolist():
-        row = row_of.get(int(ops.rows[place]))
-        if row is None:
-            found.append(NONE)
-            continue
-        own = call_of(trace, row, bool(in_backward[place]))
-        found.append(
-            builder.call(replace(own, behind=bool(behind_it[place]), passes=number[place], issue=costs[place]))
+    places = np.flatnonzero(ops.work == Kind.COMMUNICATION).tolist()
+    rows = [row_of.get(int(ops.rows[place])) for place in places]
+    calls = {place: call_of(trace, row, False) for place, row in zip(places, rows, strict=True) if row is not None}
+    structural = not in_backward.any()
+    if structural:
+        in_backward, behind_it = gradients_by_structure(ops, step_of, list(calls.items()))
+    return [
+        builder.call(
+            replace(
+                calls[place],
+                backward=bool(in_backward[place]),
+                behind=bool(behind_it[place]),
+                passes=number[place],
+                issue=costs[place],
+                by_structure=structural and bool(in_backward[place] or behind_it[place]),
+            )
         )
-    return found
+        if place in calls
+        else NONE
+        for place in places
+    ]
 
 
 def _issue_costs(trace: Trace, ops: Operations) -> Times:

@@ -174,6 +174,10 @@ class Call:
     """Issued behind the first launch of its step's backward pass, and not within one."""
     passes: int = 0
     """Backward passes begun in the window until its issue: of accumulated gradients, several in a step."""
+    by_structure: bool = False
+    """Whether it is taken to carry gradients by its sizes and its place in the step, with no backward pass recorded."""
+    dtype: str = ""
+    """Of its elements; empty where that is not recorded."""
 
 
 @dataclass(frozen=True)

@@ -399,7 +399,7 @@ def call_of(trace: Trace, row: int, behind: bool) -> Call:
     """A row of `collectives` as a call."""
     table, names = trace["collectives"], trace.names
     size, members, group = int(table["bytes"][row]), int(table["group_size"][row]), int(table["group"][row])
-    basis = int(table["size_basis"][row])
+    basis, dtype = int(table["size_basis"][row]), int(table["dtype"][row])
     return Call(
         rank=int(table["rank"][row]),
         op=names[int(table["op"][row])],
@@ -410,4 +410,5 @@ def call_of(trace: Trace, row: int, behind: bool) -> Call:
         group_size=None if members == NA else members,
         backward=behind,
         size_basis="" if basis == NO_NAME else names[basis],
+        dtype="" if dtype == NO_NAME else names[dtype],
     )

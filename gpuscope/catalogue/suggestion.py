@@ -107,6 +107,9 @@ class Suggestion:
     bounded: ClassVar[bool] = True
     """Whether it can gain all that its finding costs: not where that is paid once, nor where it answers but a part."""
 
+    reaches: ClassVar[tuple[str, ...]] = ()
+    """Keys of `bound.parts`: what of exposed transfers it can gain at most; all where none is named."""
+
     @property
     def subject(self) -> str:
         """What the knob is set for, where there are several (`rank 3`): each has its own suggestion."""

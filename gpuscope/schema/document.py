@@ -486,6 +486,20 @@ class MemoryBound(TypedDict):
     """Under what assumption."""
 
 
+class BoundParts(TypedDict):
+    """Of exposed transfers «the step» at best, each by a replay; None where the sizes of messages are missing, or the
+    replay refuses."""
+
+    no_fixed_cost_ns: int | None
+    """Without the fixed cost of messages: what fewer and larger ones can give at most."""
+    half_bytes_ns: int | None
+    """With half the bytes: 16 bits in place of 32, sharding."""
+    double_bandwidth_ns: int | None
+    """At twice the bandwidth: another algorithm, protocol or link."""
+    hidden_ns: int | None
+    """Hidden behind compute, as far as the links carry them in a step."""
+
+
 class StepBound(TypedDict):
     """What a change can save at most of «the step», of the window without steps."""
 
@@ -494,6 +508,16 @@ class StepBound(TypedDict):
     """Less the largest over the ranks of what the finding costs there in a step; never below what a device computes."""
     basis: str
     """Under what assumption."""
+    parts: NotRequired[BoundParts]
+    """Of exposed transfers; `step_ns_low` is the smallest of them."""
+
+
+class TransferBound(TypedDict):
+    """What can be gained at most of transfers that are not hidden."""
+
+    finding: str
+    """Its code."""
+    bound: StepBound
 
 
 class UnpredictedEntry(TypedDict):
@@ -584,6 +608,8 @@ class AdviceEntry(TypedDict):
     """False where advice was not asked for; else absent."""
     unpredicted: list[UnpredictedEntry]
     """Changes that may help, but whose gain can't be estimated from this trace."""
+    at_best: NotRequired[list[TransferBound]]
+    """By finding of exposed transfers the bounds of «the step»; **absent** where none are exposed."""
     nothing_gains: NotRequired[list[NothingGainsEntry]]
     """Causes of more than 5 % of the time that no change tried helps against."""
     plan: NotRequired[PlanEntry]

@@ -259,7 +259,13 @@ LENGTHS = "test_role_analysis.py::test_nothing_is_said_of_gpus_and_lengths_that_
 _ROOFS = "test_roof_advice.py::test_each_reason_has_its_advice"
 _ABOVE_HALF = "test_roof_advice.py::test_above_half_of_the_roof_nothing_is_advised"
 _NEARER = "test_roof_advice.py::test_the_mended_job_lies_in_the_range"
+_REACHES = "test_transfer_bounds.py::test_what_reaches_for_each_part_is_named"
+_HIDDEN = "test_transfer_bounds.py::test_a_job_that_hides_its_transfers_has_no_bound"
 ELSEWHERE = [
+    Elsewhere("hide_transfers", _REACHES, IN_BOUND, _HIDDEN),
+    Elsewhere("fewer_bytes", _REACHES, IN_BOUND, _HIDDEN),
+    Elsewhere("fewer_messages", _REACHES, IN_BOUND, _HIDDEN),
+    Elsewhere("faster_transfers", _REACHES, IN_BOUND, _HIDDEN),
     Elsewhere("aligned_sizes", _ROOFS, _NEARER, _ABOVE_HALF),
     Elsewhere("channels_last_images", _ROOFS, _NEARER, _ABOVE_HALF),
     Elsewhere("more_tiles", _ROOFS, _NEARER, _ABOVE_HALF),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule, in_dialect, megabytes
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule, in_dialect, megabytes, of_anyone
 from gpuscope.analyzers.advice.settings import other_settings, torch_settings
 from gpuscope.analyzers.what_if_changes import SENT_EARLY, BucketSize, Change, Overlap, Refused
 from gpuscope.catalogue.suggestion import UNDIVIDED, Suggestion
@@ -58,6 +58,9 @@ DEFAULT, DEFAULT_FIRST = 25 * MIB, 1 * MIB
 """DDP's own sizes where none is given (torch.nn.parallel.distributed, kDefaultFirstBucketBytes)."""
 SIZES = tuple(size * MIB for size in (50, 100, 200, 10, 5))
 """Tried besides the default: larger against the fixed cost per message, smaller against a long last bucket."""
+SMALL = (2 * MIB, MIB)
+"""The same of small models. None below 1 MiB: torch.compile of a DDP model refuses a `bucket_cap_mb` below that of its
+first bucket."""
 GRADIENTS = ("all_reduce", "reduce_scatter")
 """Operations that gradients are reduced by."""
 LISTED = tuple(size * MIB for size in (50, 100, 200))
@@ -116,11 +119,24 @@ class GradientBuckets(Suggestion):
         return f"{what} in the recording, of {units.size(self.mean_bytes)} each on average"
 
 
+@dataclass(frozen=True)
+class BucketsOfAnyone(GradientBuckets):
+    """The same where no framework left a mark: whoever reduces the gradients."""
+
+    action = "Gather gradients in buckets of {mib} MiB ({dialects})"
+
+    dialects: str
+    """The setting in the words of each framework that could have made the messages."""
+
+
 def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     """The default, larger and smaller buckets, as far as the framework has a name for them."""
     if _in_one_bucket(case) or _smaller_than_buckets(case):
         return
     now = messages(case)
+    if not WRAPPERS & set(case.frameworks):
+        yield from _of_anyone(case, finding)
+        return
     same = ((size, size) for size in SIZES)
     for size, first in ((DEFAULT, DEFAULT_FIRST), *same, *((size, DEFAULT_FIRST) for size in LISTED)):
         setting = _named(case, size, first)
@@ -132,6 +148,20 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
                 (BucketSize(size, first),),
                 differs=size == DEFAULT and _far_smaller(case),
             )
+
+
+def _of_anyone(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    now = messages(case)
+    for size in (DEFAULT, *SIZES, *SMALL):
+        change = BucketSize(size, size)
+        if isinstance(case.estimate((change,)), Refused):
+            return
+        names = _dialects(size, megabytes(size))
+        if now[0] == "reduce_scatter":  # these reduce all of them on every rank
+            names = {name: own for name, own in names.items() if name not in ("ddp", "horovod")}
+        setting = of_anyone(case, "gradient buckets", names, f"a flat tensor for {megabytes(size)} MiB of gradients")
+        if setting is not None:
+            yield Proposal(finding, BucketsOfAnyone(size, size, *now, setting["value"]), setting, (change,))
 
 
 DEFAULT_BUCKETS = 2
@@ -177,16 +207,17 @@ def _named(case: Case, size: int, first: int) -> Setting | None:
         listed = f"[{megabytes(first)}, {megabytes(size)}]"
         return torch_settings.BUCKET_CAP_MB_LIST.to(listed) if case.frameworks == ["ddp"] else None
     ddp = f"None  # the default: {megabytes(size)} MiB" if first != size else megabytes(size)
-    return in_dialect(
-        case,
-        {
-            "transformers": other_settings.TRAINER_BUCKET_CAP_MB.to(ddp),
-            "ddp": torch_settings.BUCKET_CAP_MB.to(ddp),
-            "deepspeed": other_settings.REDUCE_BUCKET_SIZE.to(str(size // DEEPSPEED_ELEMENT)),
-            "megatron": other_settings.BUCKET_SIZE.to(str(size // MEGATRON_ELEMENT)),
-            "horovod": other_settings.FUSION_THRESHOLD.to(str(size)),
-        },
-    )
+    return in_dialect(case, _dialects(size, ddp))
+
+
+def _dialects(size: int, ddp: str) -> dict[str, Setting]:
+    return {
+        "transformers": other_settings.TRAINER_BUCKET_CAP_MB.to(ddp),
+        "ddp": torch_settings.BUCKET_CAP_MB.to(ddp),
+        "deepspeed": other_settings.REDUCE_BUCKET_SIZE.to(str(size // DEEPSPEED_ELEMENT)),
+        "megatron": other_settings.BUCKET_SIZE.to(str(size // MEGATRON_ELEMENT)),
+        "horovod": other_settings.FUSION_THRESHOLD.to(str(size)),
+    }
 
 
 def messages(case: Case) -> tuple[str | None, int, int]:
@@ -198,7 +229,7 @@ def messages(case: Case) -> tuple[str | None, int, int]:
     return most["op"], most["count"], round((most["bytes"] or 0) / most["count"])
 
 
-BUCKET_RULE = Rule("buckets", (GradientBuckets,), propose, place=40)
+BUCKET_RULE = Rule("buckets", (GradientBuckets, BucketsOfAnyone), propose, programs=("pytorch", "native"), place=40)
 
 
 # Gradient communication beside the backward pass instead of after it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuscope.analyzers.advice.rule import Case, Proposal, Rule, config, in_dialect, on_cpu
+from gpuscope.analyzers.advice.rule import Case, Proposal, Rule, config, in_dialect, of_anyone, on_cpu
 from gpuscope.analyzers.advice.rules.bucket_rules import GRADIENTS
 from gpuscope.analyzers.advice.settings import other_settings, torch_settings
 from gpuscope.analyzers.host_time.blocking_sites import site
@@ -198,6 +198,7 @@ def propose(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
         setting = torch_settings.BACKWARD_PREFETCH.to("BackwardPrefetch.BACKWARD_PRE")
         yield Proposal(finding, GatheredBeforeBackward(), setting, (Prefetch(1),))
     else:
+        yield from _of_anyone(case, finding)
         if finding["code"] in FewerGathers.answers:
             yield from _small_gathers(case, finding)
         yield from _on_request(case, finding)
@@ -248,6 +249,49 @@ def _small_gathers(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
     waits = sum(place["count"] for place in places if place.get("behind") == "all_gather")
     record = FewerGathers(count / steps, size, 2 * waits > count)
     yield Proposal(finding, record, setting)
+
+
+@dataclass(frozen=True)
+class GatheredAheadByAnyone(GatheredAhead):
+    """The same where no framework left a mark: whoever gathers the parameters."""
+
+    action = "Gather parameters {ahead} ahead of their use ({dialects})"
+
+    dialects: str
+
+
+@dataclass(frozen=True)
+class LargerUnitsOfAnyone(LargerUnits):
+    """The same where no framework left a mark."""
+
+    action = "Gather and scatter {layers} layers as one unit ({dialects})"
+
+    dialects: str
+
+
+def _of_anyone(case: Case, finding: FindingEntry) -> Iterator[Proposal]:
+    """Where gathers return in each step and no framework left a mark: earlier ones, and larger units."""
+    if not _count(case, "all_gather") or any(_of_activations(row["group"]) for row in case.report["collectives"]):
+        return
+    prefetch_size = other_settings.PREFETCH_BUCKET_SIZE
+    for depth in (1, *DEPTHS):
+        names = {
+            "fsdp2": torch_settings.FORWARD_PREFETCH.to(f"the next {depth}"),
+            "deepspeed": prefetch_size.to(str(depth * int(str(prefetch_size.default)))),
+        }
+        if depth == 1:
+            names["fsdp"] = torch_settings.FORWARD_PREFETCH_1.to("True")
+            names["megatron"] = other_settings.OVERLAP_PARAM_GATHER.to("")
+        setting = of_anyone(
+            case, "parameters gathered ahead", names, f"async_op=True {units.plural(depth, 'layer')} ahead"
+        )
+        if setting is not None and not isinstance(case.estimate((Prefetch(depth),)), Refused):
+            yield Proposal(finding, GatheredAheadByAnyone(depth, setting["value"]), setting, (Prefetch(depth),))
+    for count in GROUPS:
+        names = {"fsdp2": torch_settings.FULLY_SHARD.to(f"once for {count} layers")}
+        setting = of_anyone(case, "larger units", names, f"one collective for {count} layers")
+        if setting is not None and not isinstance(case.estimate((GroupModules(count),)), Refused):
+            yield Proposal(finding, LargerUnitsOfAnyone(count, setting["value"]), setting, (GroupModules(count),))
 
 
 def _of_activations(group: str | None) -> bool:
@@ -339,7 +383,18 @@ def _kept(case: Case) -> bool:
 
 RULE = Rule(
     "fsdp",
-    (GatheredAhead, KeptParameters, LargerUnits, FewerGathers, HybridShard, UnlimitedGathers, GatheredBeforeBackward),
+    (
+        GatheredAhead,
+        GatheredAheadByAnyone,
+        KeptParameters,
+        LargerUnits,
+        LargerUnitsOfAnyone,
+        FewerGathers,
+        HybridShard,
+        UnlimitedGathers,
+        GatheredBeforeBackward,
+    ),
     propose,
+    programs=("pytorch", "native"),
     place=90,
 )

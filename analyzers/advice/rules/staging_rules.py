@@ -11,8 +11,10 @@ from gpuscope.analyzers.advice.rule import (
     as_reported,
     by_framework,
     config,
+    could_be,
     in_dialect,
     needed,
+    of_anyone,
     on_cpu,
     python,
     step_now,
@@ -100,6 +102,7 @@ class WireBits(Suggestion):
 
     code = "wire_bytes"
     answers = ("bandwidth",)
+    reaches = ("half_bytes_ns",)
     sets = """bf16 or fp16 reduction: a DDP hook, FSDP2 `reduce_dtype`, DeepSpeed `communication_data_type`, Megatron \
 `--grad-reduce-in-bf16`"""
     action = "Reduce gradients in 16 bits instead of 32"
@@ -141,10 +144,13 @@ def compression_rules_propose(case: Case, finding: FindingEntry) -> Iterator[Pro
     """16-bit gradients by the framework's own means, or the program's."""
     setting = in_dialect(case, names(on_cpu(case)))
     if setting is None:
-        if case.program == "pytorch" and not WRAPPERS & set(case.frameworks):
-            outcome = case.predict((WireBytes(HALF),))
-            if not isinstance(outcome, Refused):
-                yield Proposal(finding, WireBits(), BY_HAND, (WireBytes(HALF),))
+        in_words = of_anyone(
+            case, "gradients in 16 bits", names(on_cpu(case)), "cast before the all-reduce, back behind"
+        )
+        by_hand = case.program == "pytorch" and not WRAPPERS & set(case.frameworks)
+        setting = BY_HAND if by_hand and (in_words is None or not could_be(case)) else in_words
+        if setting is not None and not isinstance(case.predict((WireBytes(HALF),)), Refused):
+            yield Proposal(finding, WireBits(), setting, (WireBytes(HALF),))
         return
     yield Proposal(finding, WireBits(), setting, (WireBytes(HALF),))
     if setting["name"].startswith("DistributedDataParallel") and finding["share_frac"] >= STILL:
@@ -171,7 +177,9 @@ def names(cpu: bool) -> dict[str, Setting]:
     }
 
 
-COMPRESSION_RULE = Rule("compression", (PowerSgd, WireBits), compression_rules_propose, place=50)
+COMPRESSION_RULE = Rule(
+    "compression", (PowerSgd, WireBits), compression_rules_propose, programs=("pytorch", "native"), place=50
+)
 
 
 # Which ranks share a host, and what joins GPUs to it.

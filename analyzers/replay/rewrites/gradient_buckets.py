@@ -16,6 +16,7 @@ from gpuscope.analyzers.replay.rewrite import (
     by_issue,
     costs,
     edges_into,
+    launched_at,
     nodes_by_call,
     on_host,
     unissued,
@@ -212,7 +213,7 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     if change.size < 1:
         raise UnreplayableError("a bucket needs at least a byte")
     calls, found = gradients(graph), costs(graph, setting, alike=not setting.complete)
-    if any(graph.calls[call].op == "reduce_scatter" for call in calls):
+    if _module_by_module(graph, calls):
         raise UnreplayableError("gradients are scattered module by module here: there are no buckets, group modules")
     first = change.size if change.first is None else change.first
     if _as_they_are(graph, calls, change.size, first):
@@ -224,6 +225,23 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     when = "gradients as they became ready" if known else "gradients within a bucket assumed to become ready evenly"
     basis = f"{found.basis(graph, calls)}; {when}"
     return Rewritten(changed, basis, found.provenance(graph, calls), found.lacking(graph, calls))
+
+
+def _module_by_module(graph: Graph, calls: Sequence[int]) -> bool:
+    """Whether gradients are scattered with parameters gathered in between (FSDP, ZeRO-3), or by operators known to do
+    so; scattered alone they come in buckets (ZeRO-1 and 2, Megatron's distributed optimizer)."""
+    scattered = [call for call in calls if graph.calls[call].op == "reduce_scatter"]
+    if not scattered or not all(graph.calls[call].by_structure for call in scattered):
+        return bool(scattered)
+    arrival = nodes_by_call(graph, Node.ARRIVAL)
+    gathered = [call for call, own in enumerate(graph.calls) if own.op == "all_gather" and arrival[call] >= 0]
+    at = launched_at(graph)[arrival]
+    starts = {rank: np.sort([at[call] for call in gathered if graph.calls[call].rank == rank]) for rank in graph.ranks}
+    for own in _by_step(graph, scattered).values():
+        times = starts[graph.calls[own[0]].rank]
+        if np.searchsorted(times, at[own[0]]) != np.searchsorted(times, at[own[-1]]):
+            return True
+    return False
 
 
 def _as_they_are(graph: Graph, calls: Sequence[int], size: int, first: int) -> bool:
@@ -380,7 +398,14 @@ def _beside(graph: Graph, setting: Setting) -> Rewritten:
     """Each collective of gradients issued with the last one that it holds."""
     early = {place: call.gradients[-1].early for place, call in enumerate(graph.calls) if call.gradients}
     early = {place: ns for place, ns in early.items() if ns > 0}
-    if not early and any(call.gradients for call in graph.calls):
+    assumed = not early and not any(call.gradients for call in graph.calls)
+    if assumed:
+        early = _evenly_ready(graph, setting)
+    if (
+        not early
+        and (assumed or any(call.gradients for call in graph.calls))
+        and any(call.by_structure or call.gradients for call in graph.calls)
+    ):
         raise UnreplayableError("gradients are sent during the backward pass already", SENT_EARLY)
     if not early:
         raise UnreplayableError(
@@ -391,7 +416,39 @@ def _beside(graph: Graph, setting: Setting) -> Rewritten:
     moved = np.zeros(len(graph), np.bool_)
     moved[node[list(early)]] = True
     edges = [edge for call, ns in early.items() for edge in issue.edges(int(node[call]), int(node[call]), ns)]
-    return Rewritten(
-        graph.keep_edges(~edges_into(graph, moved, Edge.LAUNCH, Edge.EVENT)).add([], edges),
-        f"{len(early)} collectives issued when their gradients were ready, with the same bytes each",
-    )
+    changed = graph.keep_edges(~edges_into(graph, moved, Edge.LAUNCH, Edge.EVENT)).add([], edges)
+    basis = f"{len(early)} collectives issued when their gradients were ready, with the same bytes each"
+    if not assumed:
+        return Rewritten(changed, basis)
+    lacking = "when each gradient is ready is not recorded, evenly in the last two thirds of the compute is assumed"
+    return Rewritten(changed, f"{basis}; {lacking}", "assumed", lacking)
+
+
+FORWARD = {-1: 1 / 4, 0: 1 / 3, 1: 1 / 2}
+"""Of the compute launched before gradients are sent what comes before the first of them is ready, by case: a backward
+pass takes twice the time of a forward pass, three times with recomputation."""
+
+
+def _evenly_ready(graph: Graph, setting: Setting) -> dict[int, int]:
+    """By call of gradients that are sent behind the backward pass by their place in the step: how much sooner its share
+    of them was ready, if they come evenly while the backward pass is launched."""
+    calls = [place for place, call in enumerate(graph.calls) if call.by_structure and call.behind]
+    if not calls:
+        return {}
+    at, arrival, nodes = launched_at(graph), nodes_by_call(graph, Node.ARRIVAL), graph.nodes
+    compute = np.flatnonzero(graph.of(Node.DEVICE) & (nodes["work"] == Kind.COMPUTE))
+    early: dict[int, int] = {}
+    for (rank, step), own in _by_step(graph, calls).items():
+        first = int(at[arrival[own[0]]])
+        before = compute[(nodes["rank"][compute] == rank) & (nodes["step"][compute] == step) & (at[compute] < first)]
+        if not len(before):
+            continue
+        before = before[np.argsort(at[before], kind="stable")]
+        spent = np.cumsum(nodes["dur"][before])
+        sizes = np.cumsum([graph.calls[call].bytes or 0 for call in own])
+        forward = FORWARD[setting.bias]
+        for call, share in zip(own, (sizes / max(sizes[-1], 1)).tolist(), strict=True):
+            ready = np.searchsorted(spent, spent[-1] * (forward + (1 - forward) * share))
+            launched = int(at[before[min(int(ready), len(before) - 1)]])
+            early[call] = max(0, int(at[arrival[call]]) - launched)
+    return {call: ns for call, ns in early.items() if ns > 0}

@@ -20,6 +20,7 @@ REWRITES: dict[type, str] = {
     what_if_changes.EarlyMessages: "transfer_cost.early_messages",
     what_if_changes.WireBytes: "transfer_cost.wire_bytes",
     what_if_changes.LinkSpeed: "transfer_cost.link_speed",
+    what_if_changes.AtBest: "transfer_bounds.at_best",
     what_if_changes.Algorithm: "transfer_cost.algorithm",
     what_if_changes.LineRate: "transfer_cost.line_rate",
     what_if_changes.MeasuredTransfers: "transfer_cost.measured_transfers",

@@ -13,6 +13,7 @@ from gpuscope.analyzers.replay.engine import replay
 from gpuscope.analyzers.replay.graph import EDGE_COLUMNS, NONE, Edge, EdgeRow, Graph, Node, UnreplayableError
 from gpuscope.analyzers.replay.rewrite import Costs, Rewritten, Setting, bus_bytes, costs, edges_into, nodes_by_call
 from gpuscope.analyzers.what_if_changes import (
+    NO_GRADIENTS,
     Algorithm,
     EarlyMessages,
     ExpertLoads,
@@ -26,6 +27,7 @@ from gpuscope.analyzers.what_if_changes import (
 from gpuscope.collective_costs.bus_bandwidth import Choice, Place, more_steps
 from gpuscope.collective_costs.message_cost import OTHER_GROUP_ERROR, CostModel, fit
 from gpuscope.trace.kinds import POINT_TO_POINT
+from gpuscope.trace.name_pool import item_bytes
 from gpuscope.trace.schema import Kind
 from gpuscope.trace.table import Times, distinct_pairs
 from gpuscope.words import units
@@ -53,7 +55,8 @@ def gradients(graph: Graph) -> list[int]:
     if not calls:
         raise UnreplayableError(
             "gradient communication can't be identified: record operators or ranges of the backward pass, "
-            "and the collectives' sizes"
+            "and the collectives' sizes",
+            NO_GRADIENTS,
         )
     total: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for place in calls:
@@ -156,6 +159,8 @@ def wire_bytes(graph: Graph, change: WireBytes, setting: Setting) -> Rewritten:
     if not change.factor > 0:
         raise UnreplayableError("bytes can't shrink to nothing")
     calls, found = gradients(graph), costs(graph, setting)
+    if change.factor < 1 and all(item_bytes(graph.calls[call].dtype) in (1, 2) for call in calls):
+        raise UnreplayableError("gradients are sent in 16 bits already")
     sign = 1 if change.factor < 1 else -1
     ratio: dict[int, float] = {}
     for own in alike(graph, calls):

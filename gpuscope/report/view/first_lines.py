@@ -13,7 +13,7 @@ from gpuscope.catalogue.finding import headline, next_step, shows
 from gpuscope.catalogue.findings.steps import PARTS
 from gpuscope.catalogue.prediction_sentences import bound_share, doubt, setting_words
 from gpuscope.catalogue.suggestion import BY_CODE, RECORDS
-from gpuscope.report.view import main_finding, report_rows
+from gpuscope.report.view import main_finding, report_rows, transfer_sentences
 from gpuscope.report.view.headline import lower, on_cpu, whole, why_it_is_so
 from gpuscope.report.view.log_lines import log_lines
 from gpuscope.schema.document import (
@@ -88,12 +88,18 @@ class FirstLines:
     """What of the recording is not judged, where that is much."""
     mean: str = ""
     """Where a few long steps make the mean step a tenth longer than the usual: its price."""
+    next: str = ""
+    """What to record besides, where the cause is open and `fix` names what holds for every possible one."""
+    bound: str = ""
+    """What can be gained at most of transfers that are not hidden, where they are what is wrong."""
 
     def below(self) -> list[tuple[str, str]]:
         """The lines below the first, each with its label."""
         lines: tuple[tuple[str, str], ...] = (
             ("why", self.why),
+            ("bound", self.bound),
             (self.label, self.fix),
+            ("next", self.next),
             ("sure", self.sure),
             ("shift", self.shift),
             ("apart", self.apart),
@@ -148,6 +154,8 @@ def first_lines(report: Report) -> FirstLines:
         _shift(report),
         _apart(report),
         _mean(report),
+        _record_besides(report, label),
+        transfer_sentences.at_best(report),
     )
 
 
@@ -280,15 +288,19 @@ def _fix(report: Report) -> tuple[Label, str, SuggestionEntry | UnpredictedEntry
     suggestions, untried = report["suggestions"], advice["unpredicted"]
     if (first := main_finding.first_answer(report)) is not None:
         return "fix" if first.get("certain", True) else "try", _change(first), first
+    if (bounded := _for_every_cause(report)) is not None:
+        return "try", _with_bound(bounded), bounded
     if verdict["abstained"] or verdict["cause_abstained"]:
         record = verdict.get("record") or ""
         return ("next", record.rstrip("."), None) if record or not suggestions else _elsewhere(suggestions[0])
-    answering = next((one for one in untried if main_finding.answers(report, one)), None)
+    answers = [one for one in untried if main_finding.answers(report, one)]
+    # What is but recorded makes no step shorter: it stands behind what could.
+    answering = next((one for one in answers if one["code"] not in RECORDS), next(iter(answers), None))
     if answering is not None or (untried and not suggestions):
         one = answering or untried[0]
         if one["code"] in RECORDS:
             return "next", f"{lower(one['action']).rstrip('.')}: {_named(one)}", one
-        return "try", f"{_named(one)} (gain {bound_share(one['bound']) if 'bound' in one else 'unknown'})", one
+        return "try", _with_bound(one), one
     if suggestions:
         return _elsewhere(suggestions[0])
     if not advice.get("asked", True):
@@ -296,6 +308,29 @@ def _fix(report: Report) -> tuple[Label, str, SuggestionEntry | UnpredictedEntry
     if report["step_time"] is not None and report["step_time"]["steps"] == 1:
         return "next", "judge two steps or more: of one nobody can tell what returns", None
     return "fix", "no change tried is predicted to help", None
+
+
+def _with_bound(one: UnpredictedEntry) -> str:
+    return f"{_named(one)} (gain {bound_share(one['bound']) if 'bound' in one else 'unknown'})"
+
+
+def _for_every_cause(report: Report) -> UnpredictedEntry | None:
+    """Where the cause of exposed communication is open, the change whose bound holds for each that is possible."""
+    if not report["verdict"]["cause_abstained"] or report["verdict"]["abstained"]:
+        return None
+    bounded = (one for one in report["advice"]["unpredicted"] if "parts" in one.get("bound", {}))
+    return min(
+        (one for one in bounded if main_finding.answers(report, one)),
+        key=lambda one: one["bound"]["step_ns_low"],
+        default=None,
+    )
+
+
+def _record_besides(report: Report, label: Label) -> str:
+    """What to record, where that is not what the line of the change says."""
+    verdict = report["verdict"]
+    told = verdict["cause_abstained"] and not verdict["abstained"] and label != "next"
+    return (verdict.get("record") or "").rstrip(".") if told else ""
 
 
 def _elsewhere(one: SuggestionEntry) -> tuple[Label, str, SuggestionEntry]:
