@@ -49,6 +49,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "one_device": _record("--", *ONE_DEVICE),
     "slow_rank": _record("--", *ONE_DEVICE, "slow_rank"),
     "hang": _record("--hang-timeout", "5", "--", *ONE_DEVICE, "hang"),
+    "messages": _record("--hang-timeout", "5", "--", *ONE_DEVICE, "messages"),
     "nsys": _record("--profiler", "nsys", "--", *ONE_DEVICE),
 }
 FAILS = {"hang"}
@@ -112,6 +113,18 @@ PATHS = (
     GpuPath("pageable transfers", "pageable_copies", judges.pageable, "runtime/train/test_on_a_fake_gpu.py"),
     GpuPath("NCCL ranks on one device", "one_device", judges.nccl_ranks, "gpu_check/test_gpu_check.py"),
     GpuPath("Flight Recorder and gpuscope hang", "hang", judges.flight_recorder, "analyzers/hangs/test_hang.py"),
+    GpuPath(
+        "coalesced messages are no hang",
+        "messages",
+        judges.coalesced_messages,
+        "runtime/record/hang/test_coalesced_messages.py",
+    ),
+    GpuPath(
+        "graphs captured beside the hang watch",
+        "messages",
+        judges.captured_graphs,
+        "runtime/record/hang/test_coalesced_messages.py",
+    ),
     GpuPath(
         "nsys around each rank",
         "nsys",

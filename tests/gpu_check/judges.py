@@ -186,6 +186,24 @@ def flight_recorder(run: Path) -> str:
     return told[0]
 
 
+def coalesced_messages(run: Path) -> str:
+    """Messages of one batch are in Flight Recorder's dumps, and no rank reported a hang or a pause."""
+    told = [one["message"] for one in _manifest(run)["problems"] if one["code"] in ("hang", "pause")]
+    need(not told, f"gpuscope record said {told}")
+    ops = [path for path in _files(run, "flight_recorder") if b"coalesced" in path.read_bytes()]
+    need(len(ops) == 2, f"{len(ops)} of 2 dumps have coalesced messages")
+    return f"{len(ops)} dumps have coalesced messages, no hang was reported"
+
+
+def captured_graphs(run: Path) -> str:
+    """The job that captures graphs while the watch looks came to its own end."""
+    manifest = _manifest(run)
+    need(manifest["status"] == "completed", f"the run {manifest['status']}")
+    failed = [one["message"] for one in manifest["problems"] if one["code"] == "hang_watch_failed"]
+    need(not failed, f"gpuscope record said {failed}")
+    return "completed, with the hang watch to the end"
+
+
 def nsys_reports(run: Path) -> str:
     """A report per rank, with kernels and NCCL's."""
     files = _files(run, "nsys")

@@ -1,4 +1,4 @@
-"""Two ranks of NCCL on one GPU: `torchrun --nproc-per-node 2 one_device.py [slow_rank|hang]`.
+"""Two ranks of NCCL on one GPU: `torchrun --nproc-per-node 2 one_device.py [slow_rank|hang|messages]`.
 
 NCCL refuses two ranks on one device where hash of the host and bus id both agree; NCCL_HOSTID replaces the host's name
 in the hash. Their transport is then sockets over loopback: real kernels, real arguments, no bandwidth to judge by.
@@ -21,6 +21,8 @@ VARIABLES = {
 }
 STEPS = 16
 SLOW_MS = 100
+PAUSE_S = 0.7
+"""So long a step of `messages` lasts at least: the hang watch looks at what has been pending for longer meanwhile."""
 HANG_STEP, HANG_S, TIMEOUT_S = 13, 45, 25
 
 
@@ -49,8 +51,25 @@ def main(fault: str) -> None:
         model(torch.ones(256, 1024, device=device)).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        if fault == "messages":
+            exchange_and_capture(device, rank)
     torch.cuda.synchronize()
     dist.destroy_process_group()
+
+
+def exchange_and_capture(device: object, rank: int) -> None:
+    """Messages in one batch, and a graph whose capture lasts while the hang watch looks."""
+    import torch
+    import torch.distributed as dist
+
+    sent, got = torch.ones(1024, device=device), torch.empty(1024, device=device)
+    batch = [dist.P2POp(dist.isend, sent, 1 - rank), dist.P2POp(dist.irecv, got, 1 - rank)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        got.mul_(2)
+        time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -280,6 +280,23 @@ def exported(*kernels: str, ranks: int = 2) -> Made:
     return make
 
 
+def messages(name: bytes = b"nccl:coalesced", status: str = "completed", problem: str = "") -> Made:
+    """Two dumps with that name in them, and a manifest that says how it ended."""
+
+    def make(path: Path) -> Path:
+        run = path / "run"
+        (run / "flight_recorder").mkdir(parents=True)
+        paths = [f"flight_recorder/nccl_trace_rank_{rank}" for rank in range(2)]
+        for dump in paths:
+            (run / dump).write_bytes(name)
+        files = [{"path": dump, "kind": "flight_recorder"} for dump in paths]
+        problems = [{"code": problem, "message": f"{problem}: of rank 0"}] if problem else []
+        (run / "manifest.json").write_text(json.dumps({"status": status, "files": files, "problems": problems}))
+        return run
+
+    return make
+
+
 SYNC = span("cuda_sync", "Stream Sync", 500, 20, tid=7, pid=0, device=0, stream=7, correlation=9)
 SLEPT = "hang: rank 0 waits in all_reduce #3 of group default_pg; rank 1 has not joined: it is at x.py:1 in main"
 SHOWN: list[tuple[Callable[[Path], str], Made, str]] = [
@@ -295,6 +312,8 @@ SHOWN: list[tuple[Callable[[Path], str], Made, str]] = [
     (judges.pageable, copied("Pageable"), "8 copies from pageable memory; memory, cause copy"),
     (judges.nccl_ranks, two_ranks(late=None), "16 all-reduces on two ranks"),
     (judges.flight_recorder, hung(1, SLEPT), "rank 1 has not joined"),
+    (judges.coalesced_messages, messages(), "2 dumps"),
+    (judges.captured_graphs, messages(), "to the end"),
     (judges.nsys_reports, exported("gemm", KERNELS["allreduce"]), "kernels in both"),
 ]
 NOT_SHOWN: list[tuple[Callable[[Path], str], Made, str]] = [
@@ -320,6 +339,10 @@ NOT_SHOWN: list[tuple[Callable[[Path], str], Made, str]] = [
     (judges.nccl_ranks, two_ranks(late=None, size=None), "without a size"),
     (judges.flight_recorder, hung(0, SLEPT), "first causes [0]"),
     (judges.flight_recorder, hung(1, ""), "said nothing"),
+    (judges.coalesced_messages, messages(problem="hang"), "hang: of rank 0"),
+    (judges.coalesced_messages, messages(b"nccl:send 0->1"), "0 of 2 dumps"),
+    (judges.captured_graphs, messages(status="failed"), "the run failed"),
+    (judges.captured_graphs, messages(problem="hang_watch_failed"), "hang_watch_failed"),
     (judges.nsys_reports, exported("gemm", KERNELS["allreduce"], ranks=1), "1 reports of 2 ranks"),
     (judges.nsys_reports, exported("gemm"), "no kernel of NCCL's"),
 ]
