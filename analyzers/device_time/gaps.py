@@ -79,7 +79,29 @@ def host_activity(trace: Trace, view: LaneView, thread: int, start: int, end: in
         return Activity()
     row = rows[place]
     sampled = int(host["category"][row]) == Category.SAMPLE
-    return Activity(names[int(host["name"][row])], int(cover[place]), sampled=sampled, row=int(row))
+    name = names[int(host["name"][row])]
+    if name.startswith(BUILT_IN) and (caller := _caller(trace, view, int(row))):
+        name = f"{name} in {caller}"
+    return Activity(name, int(cover[place]), sampled=sampled, row=int(row))
+
+
+BUILT_IN = "<built-in"
+"""How torch's profiler begins the names of functions in C, which have no line of their own."""
+LIBRARIES = ("torch/", "gpuscope/")
+"""Folders, as frames name them, whose functions are not the script's."""
+
+
+def _caller(trace: Trace, view: LaneView, row: int) -> str:
+    """The innermost function of the script around a call into C, with file and line; empty where none is recorded."""
+    host, names = trace["host_events"], trace.names
+    low, _ = rows_of_rank(host, view.lane.rank)
+    around = low + np.flatnonzero(host["end"][low:row] >= host["end"][row])
+    around = around[(host["thread"][around] == host["thread"][row]) & (host["category"][around] == Category.PYTHON)]
+    for place in around[::-1].tolist():
+        name = names[int(host["name"][place])]
+        if ".py(" in name and not name.startswith((BUILT_IN, *LIBRARIES)):
+            return name
+    return ""
 
 
 def holds_step(trace: Trace, view: LaneView, row: int) -> bool:
