@@ -34,13 +34,17 @@ FOLDER = "nccl"
 
 
 def nccl_variables(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that make NCCL log into `folder`; nothing about its log where the user has set any of that."""
+    """Variables that make NCCL log into `folder`; nothing about its log where the user has set any of that, unless to
+    have its choices logged (`TUNING`), which `gpuscope export --nccl-tuner` asks for: that log belongs into the
+    folder."""
     wanted = {
         "NCCL_DEBUG": "INFO",
         # Written once, at start-up. TUNING, COLL and CALL write a line per collective, without bound.
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,NET",
         "NCCL_DEBUG_FILE": str(folder / FOLDER / "nccl.%h.%p.log"),
     }
+    if "TUNING" in environment.get("NCCL_DEBUG_SUBSYS", ""):
+        return {name: value for name, value in wanted.items() if name not in environment}
     return {} if set(wanted) & set(environment) else wanted
 
 

@@ -58,6 +58,10 @@ def test_nccl_logs_into_the_folder_unless_the_user_has_chosen(tmp_path: Path) ->
     assert "TUNING" not in ours["NCCL_DEBUG_SUBSYS"]  # a line per collective
     for theirs in ({"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG_SUBSYS": "ALL"}, {"NCCL_DEBUG_FILE": "/tmp/nccl.log"}):
         assert nccl_variables(tmp_path, theirs) == {}
+    for asked in ({"NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING"}, {"NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG": "INFO"}):
+        theirs = nccl_variables(tmp_path, asked)
+        assert theirs["NCCL_DEBUG_FILE"] == ours["NCCL_DEBUG_FILE"]
+        assert theirs.keys().isdisjoint(asked)
 
 
 def test_the_inspector_is_loaded_only_if_asked(tmp_path: Path) -> None:
