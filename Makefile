@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 FUZZ_HOURS ?= 2
 STRUCTURE = tests/test_layers.py
 
-.PHONY: demo test check fuzz format docs release gpu-check clean
+.PHONY: demo test check findings fuzz format docs release gpu-check clean
 
 demo: $(DEMO_VENV)/installed  ## Analyse a bundled trace of two ranks; installs neither torch nor dash.
 	$(DEMO_VENV)/bin/gpuscope analyze sample_traces/ddp_slow_loader
@@ -33,6 +33,9 @@ check: $(VENV)/installed  ## Before each commit, under 90 seconds: lint, format,
 fuzz: $(VENV)/installed  ## For FUZZ_HOURS: hostile inputs of every kind, then the native core under AddressSanitizer.
 	PYTHONPATH=tests $(VENV)/bin/python -m fuzzing --hours $(FUZZ_HOURS) --out build/fuzz
 	$(VENV)/bin/python -m benchmarks.fuzz --seconds 600
+
+findings:  ## What real libraries do that one would not expect: runs each again, and says what has changed.
+	$(PYTHON) findings/run.py
 
 gpu-check: $(VENV)/installed  ## On a machine with a GPU: the paths of docs/trust.md that no other machine reaches.
 	PYTHONPATH=tests $(VENV)/bin/python -m gpu_check --out build/gpu
