@@ -22,7 +22,8 @@ OPENING = """\
 
 Each script makes its own valid input, runs a public package without gpuscope, prints what it saw and fails if that has
 changed since. `make findings` runs them all; they are no part of `make test`. What gpuscope makes of such recordings:
-[formats](../docs/formats.md#what-recorders-do-that-one-would-not-expect). This list is made by `python findings/run.py --list`.
+[formats](../docs/formats.md#what-recorders-do-that-one-would-not-expect).
+This list is made by `python findings/run.py --list`.
 """
 
 

@@ -202,6 +202,13 @@ UNDECODABLE_EVENT = ProblemKind(
 )
 UNDECODABLE_PACKET = UNDECODABLE_EVENT.saying("{file}: packets that can't be read")
 
+BROKEN_METADATA = ProblemKind(
+    "broken_metadata",
+    "info",
+    "{file}: metadata with a quote in its text",
+    about="`profile.add_metadata` of torch.profiler writes a value with a double quote as invalid JSON. The entry was "
+    "left out; events are not affected.",
+)
 RECORD_UNREADABLE = ProblemKind(
     "record_unreadable",
     "data_loss",

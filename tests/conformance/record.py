@@ -8,7 +8,6 @@ Needs torch (recorded with 2.13.0). Hosts and paths are replaced, so that two re
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import subprocess
 import sys
@@ -42,7 +41,9 @@ def record(folder: Path, step: Callable[[int], None], *, before: int = 2, steps:
     options = {"record_shapes": True} | options
     for number in range(before):
         step(number)
-    with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=steps), **options) as run:
+    with profile(
+        activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=steps), **options
+    ) as run:
         for number in range(steps + 1):
             step(number)
             if number < steps:

@@ -24,6 +24,10 @@ from gpuscope.when_used import dataclass
 
 _BETWEEN = when_used.pattern(rb"\}\s*,\s*(?=\{)")
 _NO_SPACE = when_used.pattern(rb"\S")
+_NO_EVENTS = b'"traceEvents":[]}'
+_BROKEN_TEXT = when_used.pattern(rb'\s*"[^"\\]+"\s*:\s*"[^"]*"[^,\s].*"\s*,?\s*')
+"""A line of the header, `"key": "text",`, with a quote inside the text."""
+_MAX_HEADER = 1 << 20
 _ARRAY_OPENS = when_used.pattern(rb'"traceEvents"\s*:\s*\[')
 _ARRAY_CLOSES = when_used.pattern(rb'(?:^|(?<=[},]))\s*\](?=\s*(?:,\s*"|\}|$))')
 _BARE_NUMBERS = when_used.pattern(rb"(?<=[:\s,\[])-?(?:nan|inf(?:inity)?)(?=[\s,\]}])", re.IGNORECASE)
@@ -140,6 +144,8 @@ class Losses:
     truncated: str = ""
     """Why the document ends early; empty where it does not."""
     undecodable: int = 0
+    broken_metadata: int = 0
+    """Lines of the header that are no valid JSON."""
     invalid_utf8: int = 0
     events: int = 0
     """Events in the file, of every phase, that were decoded."""
@@ -242,7 +248,10 @@ class Document:
             if buffer.startswith(b"[", start):
                 return buffer[start + 1 :]
             for opens in _ARRAY_OPENS.finditer(buffer):
-                header = _decoded(buffer[: opens.start()] + b'"traceEvents":[]}')
+                head = buffer[: opens.start()]
+                header = _decoded(head + _NO_EVENTS)
+                if header is None and len(head) <= _MAX_HEADER:
+                    header = self._without_broken_lines(head)
                 if isinstance(header, dict):
                     header.pop("traceEvents")
                     self.header.update(header)
@@ -256,6 +265,16 @@ class Document:
         if not buffer.strip():
             raise InputError(f"{self.path}: is empty")
         raise InputError(f"{self.path}: holds no traceEvents: not a Chrome trace as torch.profiler writes it")
+
+    def _without_broken_lines(self, head: bytes) -> Any:
+        """The header less the lines whose text has a quote of its own: torch's exporter loses the backslash before it
+        (`"command": "train.py --name /"base/""`)."""
+        lines = head.split(b"\n")
+        kept = [line for line in lines if not _BROKEN_TEXT.fullmatch(line)]
+        header = _decoded(b"\n".join(kept) + _NO_EVENTS)
+        if isinstance(header, dict):
+            self.losses.broken_metadata += len(lines) - len(kept)
+        return header
 
     def _cut(self, buffer: bytes) -> tuple[list[Event], bytes] | None:
         """Decode up to the last boundary between events; None where the buffer holds none yet."""

@@ -373,6 +373,7 @@ def report_losses(builder: TraceBuilder, losses: Losses, path: Path) -> None:
     """Report to the builder what the JSON reader could not read of `path`."""
     builder.problem(reading.TRUNCATED, int(bool(losses.truncated)), file=path.name, what="events")
     builder.problem(reading.UNDECODABLE_EVENT, losses.undecodable, file=path.name)
+    builder.problem(reading.BROKEN_METADATA, losses.broken_metadata, file=path.name)
     builder.problem(reading.INVALID_UTF8, losses.invalid_utf8, file=path.name)
 
 
