@@ -224,7 +224,10 @@ def bucket_size(graph: Graph, change: BucketSize, setting: Setting) -> Rewritten
     known = all(graph.calls[call].gradients for call in calls)
     when = "gradients as they became ready" if known else "gradients within a bucket assumed to become ready evenly"
     basis = f"{found.basis(graph, calls)}; {when}"
-    return Rewritten(changed, basis, found.provenance(graph, calls), found.lacking(graph, calls))
+    lacking = found.lacking(graph, calls)
+    if not known and any(graph.calls[call].by_structure for call in calls):
+        lacking = lacking or "when each gradient is ready is not recorded"
+    return Rewritten(changed, basis, found.provenance(graph, calls), lacking)
 
 
 def _module_by_module(graph: Graph, calls: Sequence[int]) -> bool:
