@@ -246,7 +246,7 @@ def _parallelisms() -> str:
     lines = ["| name | what | in `train/parallel/` |", "|---|---|---|"]
     for one in PARALLELISMS:
         names = ", ".join(f"`{name}`" for name in one.names)
-        lines.append(f"| {names} | {_cell(one.about)} | `{one.file}.py` |")
+        lines.append(f"| {names} | {_cell(one.about)} | `{one.file.partition('.')[0]}.py` |")
     return "\n".join(lines)
 
 

@@ -1,21 +1,25 @@
-"""Where the run store lies, and the options that say so."""
+"""Where the run store lies, the options that say so, and what keeps a report there.
+
+`gpuscope --help` and a look at a kept report import this: what only the keeping needs is imported there.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuscope import cache as file_cache
 from gpuscope.cache import content_key
 from gpuscope.errors import GpuscopeError
-from gpuscope.schema.document import Report
+
+if TYPE_CHECKING:
+    from gpuscope.schema.document import Report
 
 ENV_STORE = "GPUSCOPE_STORE"
 
@@ -79,6 +83,8 @@ def run_key(files: Iterable[Path], options: Mapping[str, Any], remote: Iterable[
     `cache` keeps the hash of a large file in the user's cache directory, where it is looked up the next time.
     Raises `OSError`.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     content = _known_content if cache else _content
     # SHA-256 for its speed, since processors have instructions for it; and in threads, since hashing lets go of the
     # interpreter's lock.

@@ -1,6 +1,5 @@
 """Each fault in one process: its options, its ground truth, and that the ledger counts what was done."""
 
-import pkgutil
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -10,7 +9,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gpuscope.errors import UsageError
-from gpuscope.instrumented_runtime.train import faults
 from gpuscope.instrumented_runtime.train.faults import StepContext, available, parse_faults
 from gpuscope.instrumented_runtime.train.faults.communication import SlowRank, UnevenSequences
 from gpuscope.instrumented_runtime.train.mesh import World
@@ -45,7 +43,7 @@ def train(text: str) -> list[dict[str, object]]:
     return trainer.context.ledger.rows()
 
 
-def test_all_are_found_in_files_of_their_names() -> None:
+def test_all_are_found() -> None:
     assert sorted(available()) == [
         "allocator_churn",
         "few_micro_batches",
@@ -64,8 +62,6 @@ def test_all_are_found_in_files_of_their_names() -> None:
         "uneven_experts",
         "uneven_sequences",
     ]
-    files = {module.name.rpartition(".")[2] for module in pkgutil.walk_packages(faults.__path__, f"{faults.__name__}.")}
-    assert set(available()) - files == {"hang"}  # in deadlock.py: `hang` is a package of the recorder
 
 
 @pytest.mark.parametrize("name", sorted(available()))
