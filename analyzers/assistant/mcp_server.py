@@ -203,14 +203,16 @@ def questions_record_advice(run: OpenRun | None) -> str:
 
 
 def tables(run: OpenRun) -> str:
-    """The tables that `query` can read and that hold something, with their rows and columns."""
-    lines = ["times are integer ns; names and enums are text; absent is NULL"]
+    """The tables that `query` can read and that hold something, with their rows and columns; the largest first, for an
+    answer has room for some."""
+    found: list[tuple[int, str]] = []
     for table in query_tables().values():
         held: Sequence[Any] = run.analysis.report.get(table.source, ()) if table.of_report else run.trace[table.source]  # type: ignore[assignment]
         if len(held):
             columns = ", ".join(column.name for column in table.columns)
-            lines.append(f"{table.name} ({units.plural(len(held), 'row')}): {columns}")
-    return answer(lines)
+            found.append((len(held), f"{table.name} ({units.plural(len(held), 'row')}): {columns}"))
+    lines = [line for _, line in sorted(found, key=lambda table: -table[0])]
+    return answer(["times are integer ns; names and enums are text; absent is NULL", *lines])
 
 
 def rows(run: OpenRun, sql: str, limit: int) -> str:

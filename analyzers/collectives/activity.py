@@ -55,7 +55,7 @@ def message_orders_run(trace: Trace, lanes: Sequence[LaneView]) -> Result:
     rows = [row for view in lanes for row in _of_rank(trace, view)]
     if rows:
         rank, group, order, steps = (list(column) for column in zip(*rows, strict=True))
-        columns = {"rank": rank, "group": group, "order": order, "steps": steps}
+        columns = {"rank": rank, "group": group, "first_send": order, "steps": steps}
         schema = SCHEMAS["message_orders"]
         result.tables[schema.name] = Table.build(schema, len(rows), columns)
     return result

@@ -47,7 +47,7 @@ def exchanged(trace: Trace, groups: Groups) -> Mask:
     of_member = dict(
         zip(
             zip(orders["rank"].tolist(), orders["group"].tolist(), strict=True),
-            orders["order"].tolist(),
+            orders["first_send"].tolist(),
             strict=True,
         )
     )

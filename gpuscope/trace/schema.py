@@ -367,7 +367,7 @@ MESSAGE_ORDERS = TableSchema(
     (
         _RANK,
         Column("group", "name", "process group or communicator", True),
-        Column("order", "enum", "whether its first send needs a received message", enum=MessageOrder),
+        Column("first_send", "enum", "whether its first send needs a received message", enum=MessageOrder),
         Column("steps", "int", "steps of this order, the most frequent one"),
     ),
 )

@@ -41,11 +41,11 @@ def job(folder: Path, hosts: str, tensor_parallel: list[list[int]]) -> tuple[lis
 
 
 def test_a_tensor_group_across_hosts_is_named(tmp_path: Path) -> None:
-    """40 of each rank's 90 are exposed between the hosts."""
+    """40 of the 1,000 µs of each rank's one annotated step are exposed between the hosts."""
     [finding], advised = job(tmp_path, "abab", [[0, 1], [2, 3]])
     assert "inside_host" in advised
     assert finding["ranks"] == [0, 1, 2, 3]
-    assert finding["share_frac"] == pytest.approx(40 / 90)
+    assert finding["share_frac"] == pytest.approx(40 / 1000)
     assert finding["message"].startswith("2 tp groups of 2 ranks cross hosts (node-a, node-b)")
     assert finding["evidence"][0]["dur_ns"] == 40_000
 

@@ -42,7 +42,10 @@ def test_the_others_are_opened_and_keep_their_numbers(runs: Path) -> None:
 def test_they_are_named_in_the_frame_of_every_page(runs: Path) -> None:
     opened = open_runs([str(runs / "slow"), str(runs / "absent")], Options())
     frame = viewer_of(opened).get("/_dash-layout").get_data(as_text=True)
-    assert str(opened.not_opened[0].error) in frame.encode().decode("unicode_escape")
+    error = opened.not_opened[0].error
+    shown = frame.encode().decode("unicode_escape")
+    assert error.message in shown
+    assert error.hint in shown
 
 
 def test_none_that_opens_is_an_error_that_names_them_all(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
