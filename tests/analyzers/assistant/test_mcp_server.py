@@ -73,7 +73,7 @@ def test_an_assistant_finds_the_late_rank_and_proves_the_gain(samples: Path) -> 
         assert "evidence: rank 0 at " in found
         # Hypothesis: rank 1 computes more than rank 0.
         columns = await ask("query", run="ddp_slow_rank")
-        assert f"device_events ({rows_there:,} rows): row, rank, device, stream, start_ns" in columns
+        assert f"device_events ({rows_there:,} rows): row, rank, device, stream, context, start_ns" in columns
         rows = await ask(
             "query",
             run="ddp_slow_rank",
