@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 from gpuscope.analyzers.job_logs.numbers_in_lines import NUMBER, UNIT, clock_ns, duration_ns, number
@@ -289,26 +290,141 @@ _SEQUENCE = re.compile(
     re.IGNORECASE,
 )
 
-MAY_TELL = re.compile(
-    rb"step|iter|\bit\b|epoch|/s\b|s/|loss|MLLOG|checkpoint|saving|saved|eval|valid|restart|attempt|resum|took|"
-    rb"took|batch|throughput"
-    rb"|preempt|captur|warm|rendezvous|compil|'train_|\(\d+\.\d+, \d+\.\d+\)|TTFT|ime to first|num_updates",
-    re.IGNORECASE,
+_SETTINGS = (("global_batch", _BATCH), ("sequence_length", _SEQUENCE), ("local_batch", _LOCAL_BATCH))
+
+_WORDS = (
+    "step", "iter", "epoch", "s/", "loss", "mllog", "checkpoint", "saving", "saved", "eval", "valid",
+    "restart", "attempt", "resum", "took", "batch", "throughput", "preempt", "captur", "warm", "rendezvous",
+    "compil", "'train_", "ttft", "ime to first", "num_updates",
 )  # fmt: skip
-"""Lines without any of this say nothing here; the others are decoded."""
+_SHORT_WORDS = tuple(
+    re.compile(pattern, re.ASCII) for pattern in (r"it(?<!\wit)\b", r"/s\b", r"\(\d+\.\d+, \d+\.\d+\)")
+)
+"""Each begins with a fixed text, which `re` finds many times faster than an alternation."""
+
+
+def may_tell(raw: bytes) -> bool:
+    """Whether a line holds any word of those that say something here; only such lines are decoded."""
+    small = raw.decode("latin-1").lower()  # a text is searched twice as fast as bytes, and this takes any
+    for word in _WORDS:
+        if word in small:
+            return True
+    return any(pattern.search(small) is not None for pattern in _SHORT_WORDS)
+
+
+Place = tuple[str, re.Pattern[str], int]
+"""A pattern's name, the pattern, and where in a line it matches."""
+
+
+class Shape:
+    """Where patterns match in all lines that differ in their digits alone: a job writes the same line at each step.
+
+    Every pattern asked here takes one digit for another (`\\d`, never a digit itself), so that where it matches in one
+    such line it does in all. Values differ, and are read from each line.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def _places(self, patterns: tuple[tuple[str, re.Pattern[str]], ...]) -> tuple[Place, ...]:
+        return tuple(
+            (name, pattern, match.start())
+            for name, pattern in patterns
+            if (match := pattern.search(self._text)) is not None
+        )
+
+    @cached_property
+    def formats(self) -> tuple[Place, ...]:
+        """Of `FORMATS` those that may match: one names a digit, which stands for any digit here."""
+        return self._places(FORMATS)
+
+    @cached_property
+    def settings(self) -> tuple[Place, ...]:
+        return self._places(_SETTINGS)
+
+    @cached_property
+    def timed(self) -> tuple[Place, ...]:
+        return self._places(_TIMED)
+
+    @cached_property
+    def per_second(self) -> tuple[Place, ...]:
+        return self._places(_PER_SECOND)
+
+    @cached_property
+    def figures(self) -> tuple[Place, ...]:
+        return self._places(_FIGURES)
+
+    @cached_property
+    def tokens(self) -> tuple[Place, ...]:
+        return self._places((("tokens", _TOKENS),))
+
+    @cached_property
+    def step(self) -> tuple[Place, ...]:
+        """The number of a step, the surer first."""
+        return self._places((("step", _GLOBAL_STEP), ("step", _STEP), ("epoch", _EPOCH_OF)))
+
+    @cached_property
+    def bar(self) -> tuple[Place, ...]:
+        """A progress bar, where the line has a bar's clock."""
+        if "[" not in self._text or ("it]" not in self._text and "/" not in self._text):
+            return ()
+        return self._places((("bar", _BAR),)) if _BAR_CLOCK.search(self._text) is not None else ()
+
+    @cached_property
+    def rich_bar(self) -> tuple[Place, ...]:
+        return self._places((("bar", _RICH_BAR),))
+
+    @cached_property
+    def parts(self) -> tuple[Place, ...]:
+        return self._places(_PARTS)
+
+    @cached_property
+    def events(self) -> tuple[Place, ...]:
+        """Those that may match: a restart's number must not be 0, and no digit is here."""
+        return self._places(_EVENTS)
+
+    @cached_property
+    def has_timers(self) -> bool:
+        return _TIMERS.search(self._text) is not None
+
+    @cached_property
+    def trains(self) -> bool:
+        return _TRAINS.search(self._text) is not None
+
+    @cached_property
+    def is_other_work(self) -> bool:
+        """Whether the line's steps are named as those of something else than a training."""
+        return _NOT_TRAINING.search(self._text) is not None and not re.search(r"\btrain", self._text, re.IGNORECASE)
+
+    @cached_property
+    def server(self) -> bool:
+        return any(pattern.search(self._text) is not None for pattern in (_SERVER_VLLM, _SERVER_SGLANG, _TTFT))
+
+
+_SAME = str.maketrans({**dict.fromkeys("0123456789", "2"), **dict.fromkeys("▏▎▍▌▋▊▉", "█")})
+"""Digits, of which only that of Detectron2's name is in a pattern, and what a progress bar is drawn with."""
+_LONGEST_KEPT = 2_000
+_kept_shape = lru_cache(2_048)(Shape)
+
+
+def shape_of(line: str) -> Shape:
+    """The shape of a line; those of the last lines are kept."""
+    text = line.translate(_SAME)
+    return _kept_shape(text) if len(text) <= _LONGEST_KEPT else Shape(text)
 
 
 def said_by(line: str) -> Said | None:
     """What a line without prefixes says; None where it says nothing of steps or of what lies beside them."""
     line = line[:LONGEST]
-    if (found := _bar(line)) is not None or (found := _server(line)) is not None:
+    shape = shape_of(line)
+    if (found := _bar(line, shape)) is not None or (shape.server and (found := _server(line)) is not None):
         return found
     if line.startswith("{") and '":' in line and (found := _object(line)) is not None:
         return found
     if "{'" in line and (found := _trainer_rows(line)) is not None:
         return found
-    found = _step_line(line)
-    events = list(_events(line, of_step=found is not None))
+    found = _step_line(line, shape)
+    events = list(_events(line, shape, of_step=found is not None))
     if found is None and not events:
         return None
     found = found or Said()
@@ -316,40 +432,42 @@ def said_by(line: str) -> Said | None:
     return found
 
 
-def format_of(line: str) -> str | None:
+def format_of(line: str, shape: Shape) -> str | None:
     """The framework that a line's words name."""
-    return next((name for name, pattern in FORMATS if pattern.search(line)), None)
+    return next((name for name, pattern, _ in shape.formats if pattern.search(line)), None)
 
 
-def settings_of(line: str) -> Iterator[tuple[str, float]]:
+def settings_of(line: str, shape: Shape) -> Iterator[tuple[str, float]]:
     """What a line says of the whole job: the global batch, the sequence length, the batch of one device."""
-    for name, pattern in (("global_batch", _BATCH), ("sequence_length", _SEQUENCE), ("local_batch", _LOCAL_BATCH)):
-        if (match := pattern.search(line)) is not None and (value := number(match["value"])):
+    for name, pattern, at in shape.settings:
+        if (match := pattern.match(line, at)) is not None and (value := number(match["value"])):
             yield name, value
 
 
-def _step_line(line: str) -> Said | None:
-    if _TIMERS.search(line) is not None:
+def _step_line(line: str, shape: Shape) -> Said | None:
+    if shape.has_timers:
         return None
-    step = _GLOBAL_STEP.search(line) or _STEP.search(line)
-    epoch = None if step is not None else _EPOCH_OF.search(line)
-    place = step or epoch
-    series, step_ns, strong = _step_time(line, bool(place))
-    trains = _TRAINS.search(line) is not None
+    place: re.Match[str] | None = None
+    of_epoch = False
+    if shape.step:
+        what, pattern, at = shape.step[0]
+        place, of_epoch = pattern.match(line, at), what == "epoch"
+    series, step_ns, strong = _step_time(line, shape, place is not None)
+    trains = shape.trains
     if place is None and not (strong and trains):
         return None
-    if _NOT_TRAINING.search(line) and series not in _SURE and not re.search(r"\btrain", line, re.IGNORECASE):
+    if series not in _SURE and shape.is_other_work:
         return None
     found = Said(series=series, step_ns=step_ns, trains=trains)
     if place is not None:
         found.step, found.of = _whole(place["step"]), _whole(place["of"])
-        if epoch is not None and epoch["epoch"] is not None:
-            found.epoch = int(epoch["epoch"])
+        if of_epoch and place["epoch"] is not None:
+            found.epoch = int(place["epoch"])
     if not series:
-        _per_second(line, found)
+        _per_second(line, shape, found)
     if not found.series and not trains:
         return None
-    found.figures.update(_figures_of(line))
+    found.figures.update(_figures_of(line, shape))
     return found
 
 
@@ -357,10 +475,10 @@ _SURE = frozenset({"time per iteration", "train_step_timing", "completed step"})
 _WEAK = frozenset({"dt", "seconds", "time"})
 
 
-def _step_time(line: str, counted: bool) -> tuple[str, float | None, bool]:
+def _step_time(line: str, shape: Shape, counted: bool) -> tuple[str, float | None, bool]:
     """(what tells it, ns, whether that alone shows that it is the time of a step)."""
-    for name, pattern in _TIMED:
-        match = pattern.search(line)
+    for name, pattern, at in shape.timed:
+        match = pattern.match(line, at)
         if match is None or (name in _WEAK and not counted):
             continue
         found = match.groupdict()
@@ -378,12 +496,14 @@ def _step_time(line: str, counted: bool) -> tuple[str, float | None, bool]:
     return "", None, False
 
 
-def _per_second(line: str, found: Said) -> None:
-    for name, pattern in _PER_SECOND:
-        if (match := pattern.search(line)) is not None and (value := _rate(match["value"], line)):
+def _per_second(line: str, shape: Shape, found: Said) -> None:
+    for name, pattern, at in shape.per_second:
+        if (match := pattern.match(line, at)) is not None and (value := _rate(match["value"], line)):
             found.series, found.per_second = name, value
             return
-    if (match := _TOKENS.search(line)) is not None:
+    for _, pattern, at in shape.tokens:
+        if (match := pattern.match(line, at)) is None:
+            continue
         text, kilo = match["value"] or match["value2"], match["kilo"] or match["kilo2"]
         if value := number(text):
             found.series = "tokens"
@@ -395,14 +515,17 @@ def _rate(text: str, line: str) -> float | None:
     return None if found is None else found / 1e9
 
 
-def _figures_of(line: str) -> dict[str, float]:
+def _figures_of(line: str, shape: Shape | None = None) -> dict[str, float]:
     found: dict[str, float] = {}
-    for name, pattern in _FIGURES:
-        if (match := pattern.search(line)) is not None and (value := number(match["value"])) is not None:
+    shape = shape or shape_of(line)
+    for name, pattern, at in shape.figures:
+        if (match := pattern.match(line, at)) is not None and (value := number(match["value"])) is not None:
             found[name] = value / 100 if name == "mfu" and (match.groupdict().get("percent") or value > 1) else value
-    if (match := _TOKENS.search(line)) is not None and (value := number(match["value"] or match["value2"])) is not None:
-        kilo = (match["kilo"] or match["kilo2"] or "").lower()
-        found["tokens_per_s"] = value * {"k": 1e3, "m": 1e6}.get(kilo, 1.0)
+    for _, pattern, at in shape.tokens:
+        match = pattern.match(line, at)
+        if match is not None and (value := number(match["value"] or match["value2"])) is not None:
+            kilo = (match["kilo"] or match["kilo2"] or "").lower()
+            found["tokens_per_s"] = value * {"k": 1e3, "m": 1e6}.get(kilo, 1.0)
     return found
 
 
@@ -413,9 +536,9 @@ def _whole(text: str | None) -> int | None:
     return None if value is None or value > 1 << 60 else int(value)
 
 
-def _bar(line: str) -> Said | None:
+def _bar(line: str, shape: Shape) -> Said | None:
     """A progress bar of tqdm, or of Lightning's with rich."""
-    if (rich := _RICH_BAR.search(line)) is not None:
+    if shape.rich_bar and (rich := _RICH_BAR.match(line, shape.rich_bar[0][2])) is not None:
         rate = number(rich["rate"])
         found = Said(
             _whole(rich["n"]), _whole(rich["of"]), int(rich["epoch"]), "bar", bar=("epoch", _whole(rich["of"]))
@@ -424,9 +547,7 @@ def _bar(line: str) -> Said | None:
         found.elapsed_ns, found.trains = clock_ns(rich["elapsed"]), True
         found.figures = _figures_of(rich["rest"].replace(": ", "="))
         return found
-    if "[" not in line or ("it]" not in line and "/" not in line):
-        return None
-    match = _BAR.search(line) if _BAR_CLOCK.search(line) is not None else None
+    match = _BAR.match(line, shape.bar[0][2]) if shape.bar else None
     if match is None:
         return None
     unit = match["unit"].lower()
@@ -546,7 +667,7 @@ def of_metrics(row: Mapping[str, Any]) -> Said | None:
     words = " ".join(f"{key}={value}" for key, value in bare.items() if isinstance(value, int | float))
     found.figures = _figures_of(words)
     if not found.series:
-        _per_second(words, found)
+        _per_second(words, shape_of(words), found)
     return found if found.series or found.trains else None
 
 
@@ -583,17 +704,17 @@ def _of_server(values: Mapping[str, float | None], cache: float) -> dict[str, fl
     }
 
 
-def _events(line: str, *, of_step: bool) -> Iterator[Event]:
+def _events(line: str, shape: Shape, *, of_step: bool) -> Iterator[Event]:
     if (timer := _MEGATRON_TIMER.match(line)) is not None:
         kind = _MEGATRON_PARTS.get(timer["name"].rstrip("."))
         if kind is not None:
             yield Event(*kind, float(timer["high"]) * 1e6)
         return
-    for name, pattern in () if of_step else _PARTS:
-        if (match := pattern.search(line)) is not None:
+    for name, pattern, at in () if of_step else shape.parts:
+        if (match := pattern.match(line, at)) is not None:
             yield Event("part", name, duration_ns(match["value"], match["unit"], line=line))
             return
-    for name, pattern in _EVENTS:
+    for name, pattern, _ in shape.events:
         if of_step and name != "restart":
             continue
         if (match := pattern.search(line)) is not None:

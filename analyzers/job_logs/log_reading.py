@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuscope.analyzers.job_logs.line_shapes import MAY_TELL, Event, Said, format_of, said_by, settings_of
+from gpuscope.analyzers.job_logs.line_shapes import Event, Said, format_of, may_tell, said_by, settings_of, shape_of
 from gpuscope.analyzers.job_logs.mlperf_lines import MARK, Mlperf
 from gpuscope.analyzers.job_logs.numbers_in_lines import stamp_ns
 from gpuscope.sources.pytorch.log_signs import plain
@@ -58,11 +58,12 @@ class _Series:
     trains: int = 0
 
     def add(self, rank: int, step: int, value: float, covers: int, time: int, line: int) -> None:
-        for column, entry in (
-            (self.rank, rank), (self.step, step), (self.covers, covers), (self.time, time), (self.line, line)
-        ):  # fmt: skip
-            column.append(entry)
+        self.rank.append(rank)
+        self.step.append(step)
         self.value.append(value)
+        self.covers.append(covers)
+        self.time.append(time)
+        self.line.append(line)
 
 
 @dataclass
@@ -110,7 +111,7 @@ class LogReader:
             stamp = stamp_ns(raw[:400].decode(errors="replace"))
             if stamp is not None:
                 self._first = (stamp, number)
-        if MAY_TELL.search(raw) is None:
+        if not may_tell(raw):
             return
         text = raw.decode(errors="replace")
         if "\x1b" in text or "\x08" in text:
@@ -131,9 +132,10 @@ class LogReader:
             return
         if self._looked < _LABELS_LOOKED_AT:
             self._looked += 1
-            if (named := format_of(line)) is not None:
+            shape = shape_of(line)
+            if (named := format_of(line, shape)) is not None:
                 self._formats[named] += 1
-            for name, value in settings_of(line):
+            for name, value in settings_of(line, shape):
                 self._settings[name] = max(value, self._settings.get(name, 0.0))
         said = said_by(line.strip())
         if said is None:

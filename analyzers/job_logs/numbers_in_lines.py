@@ -21,6 +21,8 @@ _STAMPS = re.compile(
     r"|\b(?P<month4>\d\d)[-/](?P<day4>\d\d) (?P<time4>\d\d:\d\d:\d\d)(?:[.,](?P<part4>\d{1,9}))?"
     r"|\b(?P<name5>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<day5>\d{1,2}) (?P<time5>\d\d:\d\d:\d\d)"
 )
+_CLOCK = re.compile(r":\d\d:\d\d")
+"""What every time stamp has: a pattern that begins with a fixed text is found many times faster."""
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _NO_YEAR = 2000
 """Logs without a year (vLLM's, syslog's) count from a leap year: only differences are used."""
@@ -34,6 +36,11 @@ def number(text: str, *, comma_is_decimal: bool | None = None) -> float | None:
 
     A single comma with three digits behind it is the thousands', unless `comma_is_decimal`.
     """
+    if "," not in text:
+        try:
+            return float(text)
+        except ValueError:
+            pass  # more than one point, or one that ends a sentence
     text = text.rstrip(".,")
     comma, dot = text.rfind(","), text.rfind(".")
     if comma >= 0 and dot >= 0:
@@ -60,7 +67,7 @@ def duration_ns(value: str, unit: str | None, *, line: str = "") -> float | None
 
 def stamp_ns(line: str) -> int | None:
     """The time that a line begins with, ns since 1970; without a zone it counts as UTC."""
-    match = _STAMPS.search(line, 0, WITHIN)
+    match = _STAMPS.search(line, 0, WITHIN) if _CLOCK.search(line, 0, WITHIN) is not None else None
     if match is None:
         return None
     try:

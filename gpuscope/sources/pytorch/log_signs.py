@@ -30,6 +30,8 @@ _SPY = when_used.pattern(
 )
 _SPY_FRAME = when_used.pattern(r"\s{4}(?P<name>\S.*?) \((?P<place>[^()\s]+)\)\s*$")
 _PROCESS = when_used.pattern(r"Process (\d+): ")
+_BEGINNINGS = ("Process ", "Thread ", "Current thread ")
+"""Of the lines that begin a stack or name its process."""
 STACK_TEXT_MARKS = ("(most recent call first):", '): "MainThread"')
 
 
@@ -62,6 +64,8 @@ class StackReader:
 
     def feed(self, line: str, rank: int | None) -> bool:
         """Whether the line belongs to a stack."""
+        if not line.startswith(_BEGINNINGS):
+            return self._frame(line)
         if (match := _PROCESS.match(line)) is not None:
             self._pid = int(match[1])
             return True
@@ -201,6 +205,17 @@ SIGNS = {name: when_used.pattern(pattern) for name, pattern in _SIGNS}
 REMARKS = frozenset({"nccl_warning", "test_failed", "last_line", "progress"})
 """Signs that a job may show that neither hung nor failed; they say more of one that did."""
 _ANY = when_used.pattern("|".join(f"(?:{pattern})" for _, pattern in _SIGNS), re.MULTILINE)
+_SIGN_WORDS = (
+    "got stuck for", "Heartbeat monitor", "detected no heartbeat", "watchdog hang", "collective operation timeout",
+    "Timed out waiting", "dump signal", "acquire GIL", "lagging ranks", "monitoredBarrier", "Killed", "oom-kill",
+    "oom_kill", "oomkill", "can't allocate memory", "Out Of Memory", "out of memory", "OutOfMemoryError",
+    "ncorrectable ", "fallen off", "GPU is lost", "CUDA error", "HIP error", "driver error", "device-side assert",
+    "Cuda failure", "Assertion ", "ibv_", "NET/IB", "transport retry", "IBV_WC", "No route to host",
+    "Network is unreach", "onnection closed", "onnection reset", "Fatal Python", "srun: error", "(Pdb)", "ipdb>",
+    "debugpy", ": Test ", "NCCL WARN",
+)  # fmt: skip
+"""Every sign has one of them, or `xid` in small or large letters: they are looked for first, as `_ANY`
+takes many times longer."""
 _CONSEQUENCE = when_used.pattern(
     r"NCCL|c10d|[Ww]atchdog|[Cc]onnection|gloo|DistBackendError|DistNetworkError|DistStoreError|KeyboardInterrupt|"
     r"SystemExit|ChildFailedError|SignalException|[Tt]imed? ?out|Detected mismatch"
@@ -337,7 +352,28 @@ def pieces(line: str) -> list[str]:
 
 def is_telling(text: str) -> bool:
     """Whether a text has something for this reader."""
-    return any(mark in text for mark in MARKS) or _ANY.search(text) is not None
+    return any(mark in text for mark in MARKS) or shows_sign(text)
+
+
+def shows_sign(text: str) -> bool:
+    """Whether any of the signs is in a line or a text."""
+    for word in _SIGN_WORDS:
+        if word in text:
+            return _ANY.search(text) is not None
+    return "xid" in text.lower() and _ANY.search(text) is not None
+
+
+def _may_show_step(line: str) -> bool:
+    """Whether `_PROGRESS` can match; outside of ASCII it takes more letters for one than these."""
+    small = line.lower()
+    return (
+        not line.isascii()
+        or "step" in small
+        or "iter" in small
+        or "it/s" in small
+        or "s/it" in small
+        or "'loss'" in small
+    )
 
 
 class SignReader:
@@ -349,7 +385,7 @@ class SignReader:
         self.job_size = 0
         """Ranks of the job, by a launcher's command or what the program printed; 0 where neither is there."""
         self._timeouts: dict[tuple[int, int | None, str], Timeout] = {}
-        self._last: dict[int, Sign] = {}
+        self._last: dict[int, tuple[str, int]] = {}
         self._went_on = False
         self._counts: Counter[tuple[str, int | None]] = Counter()
         self._traceback: set[int | None] = set()
@@ -366,19 +402,20 @@ class SignReader:
     @property
     def last_lines(self) -> list[Sign]:
         """The last line that each rank's program wrote."""
-        return [replace(self._last[rank], text=redacted(self._last[rank].text)) for rank in sorted(self._last)]
+        return [Sign("last_line", redacted(line), number, rank) for rank, (line, number) in sorted(self._last.items())]
 
     def feed(self, line: str, number: int, rank: int | None) -> None:
         """Take a line; `rank` is what its beginning or its file says."""
-        if "[" in line and (match := _RANK.search(line)) is not None:
-            rank = rank if rank is not None else int(match[1] or match[2] or match[3])
-        self._watchdog(line, rank)
+        if rank is None and "[" in line and (match := _RANK.search(line)) is not None:
+            rank = int(match[1] or match[2] or match[3])
+        if "timeout" in line or "Timed out" in line or "ast enqueued" in line:
+            self._watchdog(line, rank)
         for of, what in _FINGERPRINT.findall(line) if "is running" in line else ():
             self._add("mismatch", what, number, int(of))
         self._exception(line, number, rank)
         self._launcher(line, number)
         self._frame(line, number, rank)
-        if _ANY.search(line) is not None and PERIODIC not in line:
+        if shows_sign(line) and PERIODIC not in line:
             name = next(name for name, pattern in SIGNS.items() if pattern.search(line))
             self._named(name, line, number, rank)
         elif rank not in self._traceback:
@@ -413,13 +450,16 @@ class SignReader:
 
     def _ordinary(self, line: str, number: int, rank: int | None) -> None:
         """The last line of each rank, the first that shows a step, and how many ranks there are."""
-        if not self._went_on and _PROGRESS.search(line) is not None:
+        if not self._went_on and _may_show_step(line) and _PROGRESS.search(line) is not None:
             self._went_on = True
             self._add("progress", line, number, rank)
-        if number <= _LAUNCH and any(mark in line for mark in _SIZE_MARKS):
-            self.job_size = max(self.job_size, _job_size(line))
-        if rank is not None and _OF_TORCH.search(line) is None and _FRAME.match(line) is None:
-            self._last[rank] = Sign("last_line", line.strip()[:LONGEST], number, rank)
+        if number <= _LAUNCH:
+            for mark in _SIZE_MARKS:
+                if mark in line:
+                    self.job_size = max(self.job_size, _job_size(line))
+                    break
+        if rank is not None and _OF_TORCH.match(line) is None and _FRAME.match(line) is None:
+            self._last[rank] = line.strip()[:LONGEST], number
 
     def _named(self, name: str, line: str, number: int, rank: int | None) -> None:
         if name == "lagging" and (match := _LAGGING.search(line)) is not None:
@@ -439,12 +479,14 @@ class SignReader:
             self._frames.pop(rank, None)
         elif rank in self._traceback and _EXCEPTION.match(line):
             self._traceback.discard(rank)
-            if not _CONSEQUENCE.search(line) and not _ANY.search(line):
+            if not _CONSEQUENCE.search(line) and not shows_sign(line):
                 self._add("crashed", line, number, rank)
 
     def _frame(self, line: str, number: int, rank: int | None) -> None:
         """A frame of a traceback, the program's own rather than a library's; its code stands on the next line."""
         known = self._frames.get(rank)
+        if known is None and 'File "' not in line:
+            return
         if (match := _FRAME.match(line)) is not None:
             own = _LIBRARY.search(match["file"]) is None
             if own or known is None or not known[2]:
