@@ -99,8 +99,12 @@ def listed(package: str, attribute: str, words: Collection[str] = ("",)) -> list
     names = sorted(_modules(package, attribute, words), key=lambda name: (name.rpartition(".")[2], name))
     found: list[Any] = []
     for module in map(import_module, names):
-        found += getattr(module, f"{attribute}S", ()) or [getattr(module, attribute, None)]
+        found += getattr(module, _plural(attribute), ()) or [getattr(module, attribute, None)]
     return [part for part in found if part is not None]
+
+
+def _plural(attribute: str) -> str:
+    return f"{attribute[:-1]}IES" if attribute.endswith("Y") else f"{attribute}S"
 
 
 def submodules(package: str) -> None:
@@ -137,5 +141,6 @@ def _assigns(module: str, attribute: str, words: Collection[str]) -> bool:
         return True
     with suppress(OSError), open(module, "rb", 0) as file:
         text = file.read()
-        return f"\n{attribute}".encode() in text and any(word.encode() in text for word in words)
+        assigned = any(f"\n{name}".encode() in text for name in (attribute, _plural(attribute)))
+        return assigned and any(word.encode() in text for word in words)
     return False
