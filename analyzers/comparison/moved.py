@@ -82,9 +82,16 @@ def _of_log(log: JobLogSection) -> Series:
     for number, ns in log.get("step_times", []):
         if number >= first and USUAL[0] * usual <= ns <= USUAL[1] * usual:
             entry: StepEntry = {
-                "step": number, "rank": 0, "device": None, "role": "steady", "start_ns": 0, "dur_ns": ns,
-                "breakdown_ns": parts, "bound_by": "compute", "cause": None,
-            }  # fmt: skip
+                "step": number,
+                "rank": 0,
+                "device": None,
+                "role": "steady",
+                "start_ns": 0,
+                "dur_ns": ns,
+                "breakdown_ns": parts,
+                "bound_by": "compute",
+                "cause": None,
+            }
             steps.append((entry,))
     return Series(tuple(steps), {}, None)
 

@@ -61,8 +61,9 @@ def run(facts: RunFacts) -> Result:
         result.sections[STEP_TIME] = _step_time(records.steps.dur[course.steady], course.median)
     for finding, share, cost in _findings(section, lost):
         severity: Severity | None = None if share >= WORTH or not _is_trouble(finding) else "medium"
-        result.findings.append(made(finding, ranks=_ranks(finding), share=min(share, 1.0), cost_ns=cost, mean_ns=None,
-                                    severity=severity))  # fmt: skip
+        result.findings.append(
+            made(finding, ranks=_ranks(finding), share=min(share, 1.0), cost_ns=cost, mean_ns=None, severity=severity)
+        )
     return result
 
 
@@ -72,9 +73,12 @@ def _per_step(records: JobRecords) -> Array:
 
 def _step_time(durs: Array, median: float) -> StepTime:
     return {
-        "median_ns": round(median), "p90_ns": round(float(np.percentile(durs, 90))), "min_ns": int(durs.min()),
-        "max_ns": int(durs.max()), "steps": len(durs),
-    }  # fmt: skip
+        "median_ns": round(median),
+        "p90_ns": round(float(np.percentile(durs, 90))),
+        "min_ns": int(durs.min()),
+        "max_ns": int(durs.max()),
+        "steps": len(durs),
+    }
 
 
 def _section(records: JobRecords, course: Course, lost: LostTime) -> JobLogSection:
@@ -160,16 +164,25 @@ def _shift(records: JobRecords, course: Course, index: int) -> LogShift:
     shift = course.shifts[index]
     at = shift.at
     return {
-        "step": _number(records, at), "from_ns": round(shift.before), "to_ns": round(shift.after),
-        "beside": _beside(records, at), "lines": [_row_line(records, max(at - 1, 0)), _row_line(records, at)],
-    }  # fmt: skip
+        "step": _number(records, at),
+        "from_ns": round(shift.before),
+        "to_ns": round(shift.after),
+        "beside": _beside(records, at),
+        "lines": [_row_line(records, max(at - 1, 0)), _row_line(records, at)],
+    }
 
 
 _TOLD_EVENTS = {
-    "evaluation": "an evaluation", "evaluation_start": "an evaluation", "evaluation_stop": "an evaluation",
-    "eval_start": "an evaluation", "eval_stop": "an evaluation", "checkpoint": "a checkpoint",
-    "checkpoint_start": "a checkpoint", "checkpoint_stop": "a checkpoint", "restart": "a restart",
-}  # fmt: skip
+    "evaluation": "an evaluation",
+    "evaluation_start": "an evaluation",
+    "evaluation_stop": "an evaluation",
+    "eval_start": "an evaluation",
+    "eval_stop": "an evaluation",
+    "checkpoint": "a checkpoint",
+    "checkpoint_start": "a checkpoint",
+    "checkpoint_stop": "a checkpoint",
+    "restart": "a restart",
+}
 
 
 def _beside(records: JobRecords, at: int) -> list[str]:
@@ -219,11 +232,13 @@ def _long_steps(records: JobRecords, course: Course) -> LogLongSteps | None:
             beside[what] += 1
     longest = course.long[np.argsort(-durs, kind="stable")[:5]]
     return {
-        "count": len(durs), "cost_ns": round(float(excess.sum())), "period": period_of(numbers),
+        "count": len(durs),
+        "cost_ns": round(float(excess.sum())),
+        "period": period_of(numbers),
         "longest_ns": round(float(durs.max())),
         "beside": [what for what, count in sorted(beside.items()) if 2 * count >= len(durs)],
         "lines": [_row_line(records, int(at)) for at in longest],
-    }  # fmt: skip
+    }
 
 
 def _growth(records: JobRecords, course: Course) -> LogGrowth | None:
@@ -248,9 +263,12 @@ def _growth(records: JobRecords, course: Course) -> LogGrowth | None:
         if alike >= best and end > start:
             best, figure, times = alike, name, end / start
     return {
-        "first_ns": round(first), "last_ns": round(last), "steps": len(course.steady), "figure": figure,
+        "first_ns": round(first),
+        "last_ns": round(last),
+        "steps": len(course.steady),
+        "figure": figure,
         "figure_times": times,
-    }  # fmt: skip
+    }
 
 
 def _late_ranks(records: JobRecords) -> list[LogRank]:
@@ -270,21 +288,30 @@ def _late_ranks(records: JobRecords) -> list[LogRank]:
         spread = 1.4826 * float(np.median(np.abs(ratio - np.median(ratio)))) / np.sqrt(len(shared))
         over = float(np.median(ratio)) - 1
         if over > max(LATE, 4 * spread) and (ratio > 1 + LATE / 2).mean() >= 0.75:
-            found.append({"rank": rank, "step_ns": round(float(np.median(times[place]))),
-                          "others_ns": round(float(np.median(others)))})  # fmt: skip
+            found.append(
+                {
+                    "rank": rank,
+                    "step_ns": round(float(np.median(times[place]))),
+                    "others_ns": round(float(np.median(others))),
+                }
+            )
     return found if 2 * len(found) <= len(ranks) else []
 
 
 def _restart(records: JobRecords, at: int, lost: int | None, again: int) -> LogRestart:
     told = [
-        _line(records, one.line, one.source, one.text) for one in records.events
-        if one.what in ("restart", "init_start") and one.source == int(records.steps.source[at])
+        _line(records, one.line, one.source, one.text)
+        for one in records.events
+        if one.what in ("restart", "init_start")
+        and one.source == int(records.steps.source[at])
         and int(records.steps.line[at - 1]) <= one.line <= int(records.steps.line[at])
-    ]  # fmt: skip
+    ]
     return {
-        "step": _number(records, at), "lost_ns": lost, "repeated_steps": again,
+        "step": _number(records, at),
+        "lost_ns": lost,
+        "repeated_steps": again,
         "lines": [_row_line(records, at - 1), *told[:2], _row_line(records, at)],
-    }  # fmt: skip
+    }
 
 
 # -- start-up, servers, rates
@@ -297,17 +324,25 @@ def _parts(records: JobRecords, course: Course) -> list[LogPart]:
             grouped[one.name].append(one)
     parts: list[LogPart] = [
         # Ranks do the same at the same time: the longest counts.
-        {"name": name.replace("_", " "), "dur_ns": max(one.dur or 0 for one in own), "count": len(own),
-         "lines": [_line(records, own[0].line, own[0].source, own[0].text)]}
+        {
+            "name": name.replace("_", " "),
+            "dur_ns": max(one.dur or 0 for one in own),
+            "count": len(own),
+            "lines": [_line(records, own[0].line, own[0].source, own[0].text)],
+        }
         for name, own in grouped.items()
-    ]  # fmt: skip
+    ]
     if course.warmup:
         steps = records.steps
         over = np.maximum(steps.dur[: course.warmup] - course.median, 0)
-        parts.append({
-            "name": "first steps", "dur_ns": round(float(over.sum())), "count": course.warmup,
-            "lines": [_row_line(records, 0)],
-        })  # fmt: skip
+        parts.append(
+            {
+                "name": "first steps",
+                "dur_ns": round(float(over.sum())),
+                "count": course.warmup,
+                "lines": [_row_line(records, 0)],
+            }
+        )
     return sorted(parts, key=lambda one: -one["dur_ns"])
 
 
@@ -333,11 +368,15 @@ def _server(records: JobRecords) -> LogServer | None:
         "lines": max(len(values) for values in own.values()),
         "prompt_tokens_per_s": middle("prompt_tokens_per_s", busy=True),
         "generated_tokens_per_s": middle("generated_tokens_per_s", busy=True),
-        "running": middle("running"), "waiting": middle("waiting"), "waiting_max": most("waiting"),
-        "cache_used_frac": middle("cache_used"), "cache_used_max_frac": most("cache_used"),
-        "prefix_hit_frac": middle("prefix_hit"), "preemptions": len(preempted) + more,
+        "running": middle("running"),
+        "waiting": middle("waiting"),
+        "waiting_max": most("waiting"),
+        "cache_used_frac": middle("cache_used"),
+        "cache_used_max_frac": most("cache_used"),
+        "prefix_hit_frac": middle("prefix_hit"),
+        "preemptions": len(preempted) + more,
         "time_to_first_token_ns": None if first is None else round(first * 1e9),
-    }  # fmt: skip
+    }
 
 
 def _tokens(records: JobRecords, median: float) -> float | None:
@@ -461,32 +500,44 @@ def _advice(section: JobLogSection, lost: LostTime) -> list[LogAdvice]:
         how = framework_options.CHECKPOINTS.get(
             name, "asynchronous checkpoints (torch.distributed.checkpoint.async_save)"
         )
-        found.append({
-            "code": "async_checkpoint", "gain_frac": share(saves),
-            "action": f"checkpoints{often} cost {units.share(share(saves) or 0)}: {how}",
-        })  # fmt: skip
+        found.append(
+            {
+                "code": "async_checkpoint",
+                "gain_frac": share(saves),
+                "action": f"checkpoints{often} cost {units.share(share(saves) or 0)}: {how}",
+            }
+        )
     if (share(section["evaluation_ns"]) or 0) >= 0.02:
         how = framework_options.EVALUATIONS.get(name, "less often, or on fewer batches")
         cost = units.share(share(section["evaluation_ns"]) or 0)
-        found.append({
-            "code": "fewer_evaluations", "gain_frac": share(section["evaluation_ns"]),
-            "action": f"{units.plural(section['evaluations'], 'evaluation')} cost {cost}: {how}",
-        })  # fmt: skip
+        found.append(
+            {
+                "code": "fewer_evaluations",
+                "gain_frac": share(section["evaluation_ns"]),
+                "action": f"{units.plural(section['evaluations'], 'evaluation')} cost {cost}: {how}",
+            }
+        )
     if section["startup_ns"] and (share(section["startup_ns"]) or 0) >= 0.05:
         cost = units.share(share(section["startup_ns"]) or 0)
         how = framework_options.COMPILED.get(name, framework_options.ANY_COMPILED)
-        found.append({
-            "code": "shorter_start", "gain_frac": share(section["startup_ns"]),
-            "action": f"the start is {cost} of the job: {how}",
-        })  # fmt: skip
+        found.append(
+            {
+                "code": "shorter_start",
+                "gain_frac": share(section["startup_ns"]),
+                "action": f"the start is {cost} of the job: {how}",
+            }
+        )
     repeated = sum(one["repeated_steps"] for one in section["attempts"])
     if repeated and section["step_ns"]:
         again = repeated * section["step_ns"]
-        found.append({
-            "code": "checkpoint_more_often", "gain_frac": share(again),
-            "action": f"{units.plural(repeated, 'step')} ran again after restarts ({units.duration(again)}): "
-            "save more often, asynchronously",
-        })  # fmt: skip
+        found.append(
+            {
+                "code": "checkpoint_more_often",
+                "gain_frac": share(again),
+                "action": f"{units.plural(repeated, 'step')} ran again after restarts ({units.duration(again)}): "
+                "save more often, asynchronously",
+            }
+        )
     return sorted(found, key=lambda one: -(one["gain_frac"] or 0))
 
 

@@ -89,36 +89,61 @@ _TIMED: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         # Strong ones first: their key tells that it is the time of one step.
         ("time per iteration", rf"elapsed time per iteration \((?P<unit>ms|s)\)\s*[:=]\s*(?P<value>{NUMBER})"),
         ("train_step_timing", rf"train_step_timing in (?P<unit>s)[\"']?\s*[=:]\s*(?P<value>{NUMBER})"),
-        ("step time",
-         rf"(?<![a-z])(?:train[_ ]?|total[_ ]?|avg[_ ]?|mean[_ ]?)?(?:step|iter(?:ation)?|batch)[_ /-]?"
-         rf"(?:time|dur(?:ation)?|dt|latency)\s*(?:\((?P<in>ms|s|sec|seconds)\)|[_ ](?P<in2>ms|s|sec|seconds))?[\"']?"
-         rf"\s*(?:[=:|]|\bis\b|\bof\b)?\s*(?P<value>{NUMBER})\s*(?P<unit>{UNIT})?(?![\w:])"),
-        ("time per step",
-         rf"(?<![a-z])(?:time|sec(?:ond)?s?|s|ms)[_ ]?(?:/|per)[_ ]?(?:step|iter(?:ation)?|it|batch)"
-         rf"\s*(?:\((?P<in>ms|s|sec|seconds)\))?[\"']?\s*[=:]?\s*(?P<value>{NUMBER})\s*(?P<unit>{UNIT})?(?![\w:])"),
-        ("s/step", rf"(?P<value>{NUMBER})\s*(?P<unit>ms|us|µs|sec(?:ond)?s?|s)\s*(?:/|per )\s*"
-                   r"(?:it|iter|iteration|step|batch)\b"),
-        ("steps/s", rf"(?P<rate>{NUMBER})\s*(?:its?|iter(?:ation)?s?|steps?|batch(?:es)?)\s*(?:/|per )"
-                    rf"\s*s(?:ec(?:ond)?)?\b"),
-        ("steps/s", rf"(?:its?|iter(?:ation)?s?|steps?|batches|ups)(?:/|[_ ]per[_ ])s(?:ec(?:ond)?)?[\"']"
-                    rf"?\s*[=:]\s*(?P<rate>{NUMBER})"),
+        (
+            "step time",
+            rf"(?<![a-z])(?:train[_ ]?|total[_ ]?|avg[_ ]?|mean[_ ]?)?(?:step|iter(?:ation)?|batch)[_ /-]?"
+            rf"(?:time|dur(?:ation)?|dt|latency)\s*(?:\((?P<in>ms|s|sec|seconds)\)|[_ ](?P<in2>ms|s|sec|seconds))?[\"']?"
+            rf"\s*(?:[=:|]|\bis\b|\bof\b)?\s*(?P<value>{NUMBER})\s*(?P<unit>{UNIT})?(?![\w:])",
+        ),
+        (
+            "time per step",
+            rf"(?<![a-z])(?:time|sec(?:ond)?s?|s|ms)[_ ]?(?:/|per)[_ ]?(?:step|iter(?:ation)?|it|batch)"
+            rf"\s*(?:\((?P<in>ms|s|sec|seconds)\))?[\"']?\s*[=:]?\s*(?P<value>{NUMBER})\s*(?P<unit>{UNIT})?(?![\w:])",
+        ),
+        (
+            "s/step",
+            rf"(?P<value>{NUMBER})\s*(?P<unit>ms|us|µs|sec(?:ond)?s?|s)\s*(?:/|per )\s*"
+            r"(?:it|iter|iteration|step|batch)\b",
+        ),
+        (
+            "steps/s",
+            rf"(?P<rate>{NUMBER})\s*(?:its?|iter(?:ation)?s?|steps?|batch(?:es)?)\s*(?:/|per )"
+            rf"\s*s(?:ec(?:ond)?)?\b",
+        ),
+        (
+            "steps/s",
+            rf"(?:its?|iter(?:ation)?s?|steps?|batches|ups)(?:/|[_ ]per[_ ])s(?:ec(?:ond)?)?[\"']"
+            rf"?\s*[=:]\s*(?P<rate>{NUMBER})",
+        ),
         ("steps/s", rf"\bups[\"']?\s*[=:]\s*(?P<rate>{NUMBER})"),
         ("dt", rf"(?<![a-z_])dt[\"']?\s*[=:]?\s*(?P<value>{NUMBER})\s*(?P<unit>{UNIT})?(?![\w:])"),
         ("seconds", rf"(?<![a-z_])seconds[\"']?\s*[=:]\s*(?P<value>{NUMBER})"),
         ("time", rf"(?<![a-z_/])time[\"']?\s*[=:]?\s*(?P<value>{NUMBER})\s*(?P<unit>ms|s|sec|seconds)(?![\w:/])"),
-        ("time", rf"(?<![a-z_/])time[\"']?\s*[=:]?\s*(?P<value>{NUMBER})\s*(?:\(\s*{NUMBER}\)|(?=\s+data[_ ]"
-                 rf"?time\b)|(?=\s+last_time\b))"),
+        (
+            "time",
+            rf"(?<![a-z_/])time[\"']?\s*[=:]?\s*(?P<value>{NUMBER})\s*(?:\(\s*{NUMBER}\)|(?=\s+data[_ ]"
+            rf"?time\b)|(?=\s+last_time\b))",
+        ),
     )
-)  # fmt: skip
+)
 _PER_SECOND: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("throughput", re.compile(
-        rf"\b(?:CurrSamplesPerSec|(?:samples|sample|seqs|sequences|imgs?|images|examples|instances)"
-        rf"(?:/|[_ ]per[_ ])s(?:ec(?:ond)?)?)\b[\"']?\s*[=:]?\s*(?P<value>{NUMBER})", re.IGNORECASE)),
-    ("throughput", re.compile(
-        rf"(?P<value>{NUMBER})\s*(?:samples|sample|seqs|sequences|imgs?|images|examples)\s*(?:/|per )"
-        rf"\s*s(?:ec(?:ond)?)?\b",
-        re.IGNORECASE)),
-)  # fmt: skip
+    (
+        "throughput",
+        re.compile(
+            rf"\b(?:CurrSamplesPerSec|(?:samples|sample|seqs|sequences|imgs?|images|examples|instances)"
+            rf"(?:/|[_ ]per[_ ])s(?:ec(?:ond)?)?)\b[\"']?\s*[=:]?\s*(?P<value>{NUMBER})",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "throughput",
+        re.compile(
+            rf"(?P<value>{NUMBER})\s*(?:samples|sample|seqs|sequences|imgs?|images|examples)\s*(?:/|per )"
+            rf"\s*s(?:ec(?:ond)?)?\b",
+            re.IGNORECASE,
+        ),
+    ),
+)
 _TOKENS = re.compile(
     rf"\b(?:tps|wps|tok(?:en)?s?(?:/|[_ ]per[_ ])s(?:ec(?:ond)?)?(?:(?:/|[_ ]per[_ ])(?:device|gpu|chip))?)"
     rf"\b[\"']?\s*[=:]\s*"
@@ -129,30 +154,50 @@ _TOKENS = re.compile(
 _FIGURES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern, re.IGNORECASE))
     for name, pattern in (
-        ("loss", rf"(?<![\w-])(?:lm |train(?:ing)?[_/ ]|total_|reduced_train_)?loss[\"']?\s*[=:]?\s*[\"']"
-                 rf"?(?P<value>{NUMBER})"),
-        ("memory",
-         rf"\b(?:max_mem|max_memory(?:_usage)?|memory|mem[_ ]?(?:used|alloc(?:ated)?)?|MaxMemAllocated|"
-         rf"peak_mem(?:ory)?|vram)"
-         rf"[\"']?\s*[=:]\s*(?P<value>{NUMBER})"),
-        ("sequence_length", rf"\b(?:seq(?:uence)?[_ -]?len(?:gth)?|max_len|tokens_per_sample)[\"']?\s*[=:]"
-                            rf"\s*(?P<value>{NUMBER})"),
-        ("tokens", rf"\b(?:n?tokens|num_tokens|tokens[_/ ]per[_/ ](?:step|batch)|wpb)[\"']?\s*[=:]"
-                   rf"\s*(?P<value>{NUMBER})"),
+        (
+            "loss",
+            rf"(?<![\w-])(?:lm |train(?:ing)?[_/ ]|total_|reduced_train_)?loss[\"']?\s*[=:]?\s*[\"']"
+            rf"?(?P<value>{NUMBER})",
+        ),
+        (
+            "memory",
+            rf"\b(?:max_mem|max_memory(?:_usage)?|memory|mem[_ ]?(?:used|alloc(?:ated)?)?|MaxMemAllocated|"
+            rf"peak_mem(?:ory)?|vram)"
+            rf"[\"']?\s*[=:]\s*(?P<value>{NUMBER})",
+        ),
+        (
+            "sequence_length",
+            rf"\b(?:seq(?:uence)?[_ -]?len(?:gth)?|max_len|tokens_per_sample)[\"']?\s*[=:]"
+            rf"\s*(?P<value>{NUMBER})",
+        ),
+        (
+            "tokens",
+            rf"\b(?:n?tokens|num_tokens|tokens[_/ ]per[_/ ](?:step|batch)|wpb)[\"']?\s*[=:]"
+            rf"\s*(?P<value>{NUMBER})",
+        ),
         ("loss_scale", rf"\bloss[_ ]scale[\"']?\s*[=:]\s*(?P<value>{NUMBER})"),
         ("grad_norm", rf"\b(?:grad(?:ient)?[_ ]?norm|gnorm)[\"']?\s*[=:]\s*[\"']?(?P<value>{NUMBER})"),
         ("batch_size", rf"\bglobal[_ ]batch[_ ]size[\"']?\s*[=:]\s*(?P<value>{NUMBER})"),
         ("mfu", rf"\bmfu[\"']?(?:\s*\(%\))?\s*[=:]?\s*(?P<value>{NUMBER})\s*(?P<percent>%)?"),
         ("tflops", rf"\bT?FLOP/?s?(?:/s)?(?:/(?:device|gpu))?\)?[\"']?\s*[=:]\s*(?P<value>{NUMBER})"),
-        ("data_time", rf"\bdata(?:[_ ]?(?:load(?:ing)?)?[_ ]?time)?[\"']?\s*[=:]?\s*(?P<value>{NUMBER})\s*(?:\(|"
-                      rf"ms\b|s\b|$|\s)"),
+        (
+            "data_time",
+            rf"\bdata(?:[_ ]?(?:load(?:ing)?)?[_ ]?time)?[\"']?\s*[=:]?\s*(?P<value>{NUMBER})\s*(?:\(|"
+            rf"ms\b|s\b|$|\s)",
+        ),
     )
-)  # fmt: skip
+)
 FIGURES_TOLD = {
-    "memory": "memory", "sequence_length": "the sequence length", "tokens": "the tokens of a step",
-    "loss_scale": "the loss scale", "grad_norm": "the gradient norm", "batch_size": "the global batch",
-    "data_time": "the data's time", "loss": "the loss", "lr": "the learning rate",
-}  # fmt: skip
+    "memory": "memory",
+    "sequence_length": "the sequence length",
+    "tokens": "the tokens of a step",
+    "loss_scale": "the loss scale",
+    "grad_norm": "the gradient norm",
+    "batch_size": "the global batch",
+    "data_time": "the data's time",
+    "loss": "the loss",
+    "lr": "the learning rate",
+}
 """What a figure is called in a sentence."""
 _TRAINS = re.compile(
     r"(?<![\w-])(?:\w+[_ /])?loss(?:es)?\b(?!\s*scale)|\blr\b|learning[_ ]rate|grad[_ ]?norm|\bgnorm\b|\bmfu\b|"
@@ -195,7 +240,7 @@ _OTHER_BAR = re.compile(
     r"process|files"
     r"|examples|split|request|prompt|denois|sampl",
     re.IGNORECASE,
-)  # fmt: skip
+)
 _IN_EPOCH = re.compile(r"epoch\W*(?P<epoch>\d+)", re.IGNORECASE)
 
 _HF = re.compile(r"\{'[^{}]*\}")
@@ -203,63 +248,109 @@ _PAIR = re.compile(r"'(?P<key>[\w/]+)': '?(?P<value>-?\d[\d.,]*(?:[eE][-+]?\d+)?
 _EVENTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern, re.IGNORECASE))
     for name, pattern in (
-        ("checkpoint",
-         rf"(?:sav(?:ed|ing)|wrote|writing|stor(?:ed|ing)|checkpoint(?:ing)?|snapshot)\b.{{0,160}}?(?:took|in|"
-         rf"time)[ :=]*"
-         rf"(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b"),
-        ("evaluation",
-         rf"(?:eval(?:uation|uated|uating)?|validation|validated|validating|test(?:ing)? epoch)\b[^|]{{0,120}}?"
-         rf"(?:took|finished in|done in|completed in|runtime|time|in)[ :=]*(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b"),
-        ("checkpoint_stop", r"(?:successfully )?(?:saved|finished saving|wrote)\b.{0,80}(?:checkpoint|"
-                            r"state_dict|\.ckpt|\.pt\b|model_states)"
-                            r"|(?:checkpoint|save).{0,40}\b(?:finished|completed|done)\b"),
-        ("checkpoint_start", r"\b(?:saving|writing|storing)\b.{0,80}(?:checkpoint|current state|state_dict|"
-                             r"\.ckpt|\.pt\b|model_states)"
-                             r"|\bbegin(?:ning)? checkpoint"),
-        ("evaluation_start", r"\*{5} Running (?:evaluation|prediction)|(?:start(?:ing|ed)?|begin(?:ning)?|"
-                             r"running) (?:the )?(?:eval|valid)\w*"),
-        ("evaluation_stop", r"(?:eval|valid)\w* (?:finished|completed|done|ended)|(?:finished|completed|"
-                            r"end(?:ed)? of) (?:the )?(?:eval|valid)\w*"
-                            r"|validation loss at iteration"),
-        ("restart", r"\brestarting (?:the )?(?:worker|job|training|process|elastic)|\[default\]"
-                    r" worker group (?:failed|restart)"
-                    r"|\b(?:restart|attempt)[ _](?:count|number|#)?\s*[:=#]?\s*[1-9]\d*\b|resum(?:ing|ed)"
-                    r" (?:training )?from (?:checkpoint|step|iteration)"
-                    r"|loaded checkpoint .{0,80}at iteration [1-9]|load(?:ing|ed) (?:the )"
-                    r"?checkpoint at step [1-9]\d*|slurm.*requeue"),
+        (
+            "checkpoint",
+            rf"(?:sav(?:ed|ing)|wrote|writing|stor(?:ed|ing)|checkpoint(?:ing)?|snapshot)\b.{{0,160}}?(?:took|in|"
+            rf"time)[ :=]*"
+            rf"(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b",
+        ),
+        (
+            "evaluation",
+            rf"(?:eval(?:uation|uated|uating)?|validation|validated|validating|test(?:ing)? epoch)\b[^|]{{0,120}}?"
+            rf"(?:took|finished in|done in|completed in|runtime|time|in)[ :=]*(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b",
+        ),
+        (
+            "checkpoint_stop",
+            r"(?:successfully )?(?:saved|finished saving|wrote)\b.{0,80}(?:checkpoint|"
+            r"state_dict|\.ckpt|\.pt\b|model_states)"
+            r"|(?:checkpoint|save).{0,40}\b(?:finished|completed|done)\b",
+        ),
+        (
+            "checkpoint_start",
+            r"\b(?:saving|writing|storing)\b.{0,80}(?:checkpoint|current state|state_dict|"
+            r"\.ckpt|\.pt\b|model_states)"
+            r"|\bbegin(?:ning)? checkpoint",
+        ),
+        (
+            "evaluation_start",
+            r"\*{5} Running (?:evaluation|prediction)|(?:start(?:ing|ed)?|begin(?:ning)?|"
+            r"running) (?:the )?(?:eval|valid)\w*",
+        ),
+        (
+            "evaluation_stop",
+            r"(?:eval|valid)\w* (?:finished|completed|done|ended)|(?:finished|completed|"
+            r"end(?:ed)? of) (?:the )?(?:eval|valid)\w*"
+            r"|validation loss at iteration",
+        ),
+        (
+            "restart",
+            r"\brestarting (?:the )?(?:worker|job|training|process|elastic)|\[default\]"
+            r" worker group (?:failed|restart)"
+            r"|\b(?:restart|attempt)[ _](?:count|number|#)?\s*[:=#]?\s*[1-9]\d*\b|resum(?:ing|ed)"
+            r" (?:training )?from (?:checkpoint|step|iteration)"
+            r"|loaded checkpoint .{0,80}at iteration [1-9]|load(?:ing|ed) (?:the )"
+            r"?checkpoint at step [1-9]\d*|slurm.*requeue",
+        ),
         ("preemption", r"\bpreempt(?:ed|ion)\b.*(?:by|because|recompute|swap|not enough)|is preempted by"),
     )
-)  # fmt: skip
+)
 _PARTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern, re.IGNORECASE))
     for name, pattern in (
-        ("weights", rf"(?:load(?:ing|ed)? (?:model )?weights|model loading|weight load\w*|checkpoint load\w*)"
-                    rf"\b.{{0,80}}?(?:took|in|and|time)\D{{0,12}}"
-                    rf"(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b"),
-        ("compile", rf"(?:torch\.compile|compil(?:ing|ation|ed)|dynamo|inductor|graph for)\b.{{0,120}}?(?:took|"
-                    rf"takes|time|in)\D{{0,14}}"
-                    rf"(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b"),
-        ("graph capture", rf"(?:captur\w+).{{0,80}}?(?:finished in|took|elapsed|in)\D{{0,14}}(?P<value>{NUMBER})"
-                          rf"\s*(?P<unit>{UNIT})\b"),
-        ("warm-up", rf"(?:warm-?(?:ing )?up|init engine)\b.{{0,120}}?(?:took|time|in)"
-                    rf"\D{{0,14}}(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b"),
-        ("rendezvous", rf"(?:rendezvous|init_process_group|process group|distributed init\w*|nccl init)"
-                       rf"\b.{{0,80}}?(?:took|time|in)\D{{0,14}}"
-                       rf"(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b"),
-        ("imports", rf"\bimport(?:s|ing|ed)?\b.{{0,80}}?(?:took|time|in)\D{{0,14}}(?P<value>{NUMBER})"
-                    rf"\s*(?P<unit>{UNIT})\b"),
-        ("data", rf"(?:dataset|data ?loader|index(?:es)?|data)\b.{{0,60}}?(?:built|loaded|ready|build|took)"
-                 rf"\D{{0,20}}(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b"),
-        ("model", rf"(?:model|optimizer)[- ](?:and-optimizer-)?(?:setup|init\w*|built|build|creat\w+)"
-                  rf"\b.{{0,60}}?(?:took|time|in)\D{{0,14}}(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b"),
+        (
+            "weights",
+            rf"(?:load(?:ing|ed)? (?:model )?weights|model loading|weight load\w*|checkpoint load\w*)"
+            rf"\b.{{0,80}}?(?:took|in|and|time)\D{{0,12}}"
+            rf"(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b",
+        ),
+        (
+            "compile",
+            rf"(?:torch\.compile|compil(?:ing|ation|ed)|dynamo|inductor|graph for)\b.{{0,120}}?(?:took|"
+            rf"takes|time|in)\D{{0,14}}"
+            rf"(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b",
+        ),
+        (
+            "graph capture",
+            rf"(?:captur\w+).{{0,80}}?(?:finished in|took|elapsed|in)\D{{0,14}}(?P<value>{NUMBER})"
+            rf"\s*(?P<unit>{UNIT})\b",
+        ),
+        (
+            "warm-up",
+            rf"(?:warm-?(?:ing )?up|init engine)\b.{{0,120}}?(?:took|time|in)"
+            rf"\D{{0,14}}(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b",
+        ),
+        (
+            "rendezvous",
+            rf"(?:rendezvous|init_process_group|process group|distributed init\w*|nccl init)"
+            rf"\b.{{0,80}}?(?:took|time|in)\D{{0,14}}"
+            rf"(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b",
+        ),
+        (
+            "imports",
+            rf"\bimport(?:s|ing|ed)?\b.{{0,80}}?(?:took|time|in)\D{{0,14}}(?P<value>{NUMBER})"
+            rf"\s*(?P<unit>{UNIT})\b",
+        ),
+        (
+            "data",
+            rf"(?:dataset|data ?loader|index(?:es)?|data)\b.{{0,60}}?(?:built|loaded|ready|build|took)"
+            rf"\D{{0,20}}(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b",
+        ),
+        (
+            "model",
+            rf"(?:model|optimizer)[- ](?:and-optimizer-)?(?:setup|init\w*|built|build|creat\w+)"
+            rf"\b.{{0,60}}?(?:took|time|in)\D{{0,14}}(?P<value>{NUMBER})\s*(?P<unit>{UNIT})\b",
+        ),
     )
-)  # fmt: skip
+)
 _MEGATRON_TIMER = re.compile(r"^\s*(?P<name>[a-z][\w/-]+)[ .]*: \((?P<low>[\d.]+), (?P<high>[\d.]+)\)")
 _MEGATRON_PARTS = {
-    "save-checkpoint": ("checkpoint", ""), "evaluate": ("evaluation", ""), "eval-time": ("evaluation", ""),
-    "model-and-optimizer-setup": ("part", "model"), "load-checkpoint": ("part", "weights"),
+    "save-checkpoint": ("checkpoint", ""),
+    "evaluate": ("evaluation", ""),
+    "eval-time": ("evaluation", ""),
+    "model-and-optimizer-setup": ("part", "model"),
+    "load-checkpoint": ("part", "weights"),
     "train/valid/test-data-iterators-setup": ("part", "data"),
-}  # fmt: skip
+}
 _SERVER_VLLM = re.compile(
     rf"Avg prompt throughput: (?P<prompt>{NUMBER}) tokens/s, Avg generation throughput: (?P<generated>{NUMBER})"
     rf" tokens/s"
@@ -293,10 +384,33 @@ _SEQUENCE = re.compile(
 _SETTINGS = (("global_batch", _BATCH), ("sequence_length", _SEQUENCE), ("local_batch", _LOCAL_BATCH))
 
 _WORDS = (
-    "step", "iter", "epoch", "s/", "loss", "mllog", "checkpoint", "saving", "saved", "eval", "valid",
-    "restart", "attempt", "resum", "took", "batch", "throughput", "preempt", "captur", "warm", "rendezvous",
-    "compil", "'train_", "ttft", "ime to first", "num_updates",
-)  # fmt: skip
+    "step",
+    "iter",
+    "epoch",
+    "s/",
+    "loss",
+    "mllog",
+    "checkpoint",
+    "saving",
+    "saved",
+    "eval",
+    "valid",
+    "restart",
+    "attempt",
+    "resum",
+    "took",
+    "batch",
+    "throughput",
+    "preempt",
+    "captur",
+    "warm",
+    "rendezvous",
+    "compil",
+    "'train_",
+    "ttft",
+    "ime to first",
+    "num_updates",
+)
 _SHORT_WORDS = tuple(
     re.compile(pattern, re.ASCII) for pattern in (r"it(?<!\wit)\b", r"/s\b", r"\(\d+\.\d+, \d+\.\d+\)")
 )
@@ -680,10 +794,12 @@ def _server(line: str) -> Said | None:
         pairs = {pair["key"].strip(" ,.#"): number(pair["value"]) for pair in _SGLANG_PAIR.finditer(line)}
         decode = (match["kind"] or match["kind2"]) == "Decode"
         values = {
-            "running": pairs.get("running-req"), "waiting": pairs.get("queue-req"), "cache": pairs.get("token usage"),
+            "running": pairs.get("running-req"),
+            "waiting": pairs.get("queue-req"),
+            "cache": pairs.get("token usage"),
             "generated": pairs.get("gen throughput") if decode else None,
             "prompt": None if decode else pairs.get("input throughput"),
-        }  # fmt: skip
+        }
         return Said(series="server", figures=_of_server(values, cache=1.0))
     if (match := _TTFT.search(line)) is not None:
         value = duration_ns(match["value"], match["unit"] or match["in"], line=line)
@@ -693,9 +809,13 @@ def _server(line: str) -> Said | None:
 
 def _of_server(values: Mapping[str, float | None], cache: float) -> dict[str, float]:
     names = {
-        "prompt": "prompt_tokens_per_s", "generated": "generated_tokens_per_s", "running": "running",
-        "waiting": "waiting", "cache": "cache_used", "hit": "prefix_hit",
-    }  # fmt: skip
+        "prompt": "prompt_tokens_per_s",
+        "generated": "generated_tokens_per_s",
+        "running": "running",
+        "waiting": "waiting",
+        "cache": "cache_used",
+        "hit": "prefix_hit",
+    }
     factors = {"cache_used": cache, "prefix_hit": 0.01}
     return {
         names[name]: value * factors.get(names[name], 1.0)

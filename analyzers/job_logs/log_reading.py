@@ -38,9 +38,20 @@ _STARTS_AGAIN = 0.5
 _STAMPED = 0.9
 """Of the lines with a step: from there on their time stamps are the log's clock, else its progress bar's."""
 PRIORITY = (
-    "time per iteration", "train_step_timing", "step time", "time per step", "s/step", "steps/s", "dt", "seconds",
-    "time", "throughput", "tokens", "bar", "",
-)  # fmt: skip
+    "time per iteration",
+    "train_step_timing",
+    "step time",
+    "time per step",
+    "s/step",
+    "steps/s",
+    "dt",
+    "seconds",
+    "time",
+    "throughput",
+    "tokens",
+    "bar",
+    "",
+)
 """Of several that tell the time of the same steps, the first is taken: a bar's rate is smoothed and rounded."""
 
 
@@ -322,17 +333,30 @@ class LogReader:
             dur = value
         keep = np.ones(len(dur), np.bool_) if timed else np.zeros(len(dur), np.bool_)
         whole = np.where((dur > 0) & (dur < 1e18) & keep, np.rint(np.clip(dur, 0, 1e18)), float(0)).astype(np.int64)
-        builder.add("log_steps", len(step), {
-            "rank": np.array(own.rank, np.int64), "series": code(series if timed else "progress"), "step": step,
-            "dur": np.where(whole > 0, whole, NA), "covers": np.array(own.covers, np.int64), "time": time,
-            "line": np.array(own.line, np.int64), "source": source,
-        })  # fmt: skip
+        builder.add(
+            "log_steps",
+            len(step),
+            {
+                "rank": np.array(own.rank, np.int64),
+                "series": code(series if timed else "progress"),
+                "step": step,
+                "dur": np.where(whole > 0, whole, NA),
+                "covers": np.array(own.covers, np.int64),
+                "time": time,
+                "line": np.array(own.line, np.int64),
+                "source": source,
+            },
+        )
 
     def _add_events(self, builder: TraceBuilder, source: int, *, own_clock: bool) -> None:
         last = next(
-            ((stamp, number) for number, raw in reversed(self._tail)
-             if (stamp := stamp_ns(raw.decode(errors="replace"))) is not None), None
-        )  # fmt: skip
+            (
+                (stamp, number)
+                for number, raw in reversed(self._tail)
+                if (stamp := stamp_ns(raw.decode(errors="replace"))) is not None
+            ),
+            None,
+        )
         if not own_clock:
             for what, mark in (("first", self._first), ("last", last)):
                 if mark is not None:
@@ -352,14 +376,20 @@ class LogReader:
     def _add_mlperf(self, builder: TraceBuilder, source: int, read: Mlperf) -> None:
         code = builder.names.code
         rows = list(read.rows())
-        builder.add("log_steps", len(rows), {
-            "rank": [NA if one.rank is None else one.rank for one, _, _ in rows],
-            "series": [code(one.series) for one, _, _ in rows],
-            "step": [NA if step is None else step for _, step, _ in rows],
-            "dur": [round(min(ns, 9e18)) for _, _, ns in rows],
-            "covers": [NA if one.covers is None else one.covers for one, _, _ in rows],
-            "time": [one.time for one, _, _ in rows], "line": [one.line for one, _, _ in rows], "source": source,
-        })  # fmt: skip
+        builder.add(
+            "log_steps",
+            len(rows),
+            {
+                "rank": [NA if one.rank is None else one.rank for one, _, _ in rows],
+                "series": [code(one.series) for one, _, _ in rows],
+                "step": [NA if step is None else step for _, step, _ in rows],
+                "dur": [round(min(ns, 9e18)) for _, _, ns in rows],
+                "covers": [NA if one.covers is None else one.covers for one, _, _ in rows],
+                "time": [one.time for one, _, _ in rows],
+                "line": [one.line for one, _, _ in rows],
+                "source": source,
+            },
+        )
         for mark, time, line, rank, text in read.marks:
             _event(builder, source, NA if rank is None else rank, Event(mark), text, NA, time, line)
         for name, seconds, time, line, text in read.parts:
@@ -403,22 +433,45 @@ def _event(
     builder: TraceBuilder, source: int, rank: int, event: Event, text: str, step: int, time: int, line: int
 ) -> None:
     code = builder.names.code
-    builder.add("log_events", 1, {
-        "rank": rank, "what": code(event.what), "text": code(text) if text else NO_NAME,
-        "name": code(event.name) if event.name else NO_NAME, "step": step,
-        "dur": NA if event.dur is None else round(min(max(event.dur, 0), 9e18)), "time": time, "line": line,
-        "source": source,
-    })  # fmt: skip
+    builder.add(
+        "log_events",
+        1,
+        {
+            "rank": rank,
+            "what": code(event.what),
+            "text": code(text) if text else NO_NAME,
+            "name": code(event.name) if event.name else NO_NAME,
+            "step": step,
+            "dur": NA if event.dur is None else round(min(max(event.dur, 0), 9e18)),
+            "time": time,
+            "line": line,
+            "source": source,
+        },
+    )
 
 
 def _figure_rows(
-    builder: TraceBuilder, source: int, name: str, rank: Iterable[int], value: Iterable[float], step: Iterable[int],
-    time: Iterable[int], line: Iterable[int],
-) -> None:  # fmt: skip
+    builder: TraceBuilder,
+    source: int,
+    name: str,
+    rank: Iterable[int],
+    value: Iterable[float],
+    step: Iterable[int],
+    time: Iterable[int],
+    line: Iterable[int],
+) -> None:
     values = np.array(list(value), np.float64)
     values = np.rint(np.clip(np.nan_to_num(values), -9e12, 9e12) * 1e6).astype(np.int64)
-    builder.add("log_figures", len(values), {
-        "rank": np.array(list(rank), np.int64), "figure": builder.names.code(name), "value": values,
-        "step": np.array(list(step), np.int64), "time": np.array(list(time), np.int64),
-        "line": np.array(list(line), np.int64), "source": source,
-    })  # fmt: skip
+    builder.add(
+        "log_figures",
+        len(values),
+        {
+            "rank": np.array(list(rank), np.int64),
+            "figure": builder.names.code(name),
+            "value": values,
+            "step": np.array(list(step), np.int64),
+            "time": np.array(list(time), np.int64),
+            "line": np.array(list(line), np.int64),
+            "source": source,
+        },
+    )

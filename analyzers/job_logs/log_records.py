@@ -16,9 +16,12 @@ from gpuscope.trace.trace import Trace
 _ATTEMPT = re.compile(r"(?:attempt|restart|retry)[_-]?(\d{1,4})", re.IGNORECASE)
 SINGLE, BLOCK, PROGRESS = "train_step_time", "train_step_time (mean of a block)", "progress"
 BASES = {
-    "throughput": "throughput", "throughput by time stamps": "throughput", "tokens by time stamps": "throughput",
-    "bar": "rate", "time stamps": "time_stamps",
-}  # fmt: skip
+    "throughput": "throughput",
+    "throughput by time stamps": "throughput",
+    "tokens by time stamps": "throughput",
+    "bar": "rate",
+    "time stamps": "time_stamps",
+}
 _INTERLEAVED = 0.3
 """Of the lines, those whose step is no later than the one before: with that many, several ranks wrote them."""
 _LEAST_WAIT_NS = 1_000_000_000
@@ -123,18 +126,32 @@ def records_of(trace: Trace) -> JobRecords | None:
 def _events(trace: Trace) -> list[LogEvent]:
     return [
         LogEvent(
-            row["what"], row["name"] or "", row["text"] or "", NA if row["rank"] is None else row["rank"], row["step"],
-            row["dur"], row["time"], row["line"], row["source"],
+            row["what"],
+            row["name"] or "",
+            row["text"] or "",
+            NA if row["rank"] is None else row["rank"],
+            row["step"],
+            row["dur"],
+            row["time"],
+            row["line"],
+            row["source"],
         )
         for row in trace.rows("log_events")
-    ]  # fmt: skip
+    ]
 
 
 _SETTINGS = frozenset({"global_batch", "sequence_length", "local_batch", "steps_done", "accumulation"})
 _OF_SERVER = frozenset(
-    {"prompt_tokens_per_s", "generated_tokens_per_s", "running", "waiting", "cache_used", "prefix_hit",
-     "time_to_first_token"}
-)  # fmt: skip
+    {
+        "prompt_tokens_per_s",
+        "generated_tokens_per_s",
+        "running",
+        "waiting",
+        "cache_used",
+        "prefix_hit",
+        "time_to_first_token",
+    }
+)
 
 
 def _figures(trace: Trace) -> tuple[dict[str, float], dict[str, tuple[Array, Array]], dict[str, Array]]:
@@ -189,8 +206,14 @@ def _main_rows(
 
     kept: list[int] = []
     for one in sorted(of_file, key=begins):
-        same = next((other for other in kept if _same_steps(of_file[one], of_file[other], step, time)
-                     and begins(one)[0] == begins(other)[0]), None)  # fmt: skip
+        same = next(
+            (
+                other
+                for other in kept
+                if _same_steps(of_file[one], of_file[other], step, time) and begins(one)[0] == begins(other)[0]
+            ),
+            None,
+        )
         if same is None:
             kept.append(one)
         elif len(of_file[one]) > len(of_file[same]):
@@ -257,8 +280,14 @@ def _collapsed(steps: Steps) -> Steps:
     index = (
         index[np.argsort(steps.step[index], kind="stable")] if (np.diff(steps.step[index]) < 0).mean() > 0.1 else index
     )
-    return Steps(steps.step[index], longest[index], steps.covers[index], steps.time[index], steps.line[index],
-                 steps.source[index])  # fmt: skip
+    return Steps(
+        steps.step[index],
+        longest[index],
+        steps.covers[index],
+        steps.time[index],
+        steps.line[index],
+        steps.source[index],
+    )
 
 
 def _attempts(steps: Steps, events: list[LogEvent], paths: list[Path]) -> Array:

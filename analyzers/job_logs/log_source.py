@@ -80,9 +80,29 @@ class StepLogSource(Source):
 
 
 _NO_LOGS = frozenset(
-    {".py", ".sqlite", ".nsys-rep", ".pftrace", ".parquet", ".pickle", ".pkl", ".pt", ".csv", ".md", ".html", ".toml",
-     ".yaml", ".yml", ".sh", ".cfg", ".c", ".cu", ".cpp", ".h"}
-)  # fmt: skip
+    {
+        ".py",
+        ".sqlite",
+        ".nsys-rep",
+        ".pftrace",
+        ".parquet",
+        ".pickle",
+        ".pkl",
+        ".pt",
+        ".csv",
+        ".md",
+        ".html",
+        ".toml",
+        ".yaml",
+        ".yml",
+        ".sh",
+        ".cfg",
+        ".c",
+        ".cu",
+        ".cpp",
+        ".h",
+    }
+)
 _BEFORE = ("rl-metrics",)
 _READ_TOO = ("nccl-log",)
 

@@ -117,10 +117,11 @@ def _occurrences(records: JobRecords, what: str, mark: str, median: float) -> li
     ranks = [event.rank for event in records.events if event.what.startswith((what, f"{mark}_")) and event.rank != NA]
     main = min(ranks, default=NA)
     own = [
-        event for event in records.events
+        event
+        for event in records.events
         if event.what in (what, f"{what}_start", f"{what}_stop", f"{mark}_start", f"{mark}_stop")
         and event.rank in (NA, main)
-    ]  # fmt: skip
+    ]
     for event in own:
         if event.what == what and event.dur is not None:
             timed.append(Occurrence(event.dur, event.line, event.source, event.text, event.step))

@@ -152,9 +152,12 @@ class Mlperf:
 
 
 _FIGURES = {
-    "reduced_train_loss": "loss", "train_loss": "loss", "max_memory_usage": "memory", "lr": "lr",
+    "reduced_train_loss": "loss",
+    "train_loss": "loss",
+    "max_memory_usage": "memory",
+    "lr": "lr",
     "grad_norm": "grad_norm",
-}  # fmt: skip
+}
 
 
 def _ns(time_ms: Any) -> int:

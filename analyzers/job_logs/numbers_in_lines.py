@@ -8,10 +8,26 @@ from datetime import UTC, datetime, timedelta, timezone
 NUMBER = r"\d[\d.,]*(?:[eE][-+]?\d+)?"
 """A number with decimals and thousands in any locale; a sentence's comma or full stop behind it is cut off later."""
 _UNITS_NS = {
-    "ns": 1, "us": 1e3, "µs": 1e3, "μs": 1e3, "ms": 1e6, "msec": 1e6, "msecs": 1e6, "millis": 1e6, "milliseconds": 1e6,
-    "s": 1e9, "sec": 1e9, "secs": 1e9, "second": 1e9, "seconds": 1e9, "m": 6e10, "min": 6e10, "mins": 6e10,
-    "minutes": 6e10, "h": 3.6e12,
-}  # fmt: skip
+    "ns": 1,
+    "us": 1e3,
+    "µs": 1e3,
+    "μs": 1e3,
+    "ms": 1e6,
+    "msec": 1e6,
+    "msecs": 1e6,
+    "millis": 1e6,
+    "milliseconds": 1e6,
+    "s": 1e9,
+    "sec": 1e9,
+    "secs": 1e9,
+    "second": 1e9,
+    "seconds": 1e9,
+    "m": 6e10,
+    "min": 6e10,
+    "mins": 6e10,
+    "minutes": 6e10,
+    "h": 3.6e12,
+}
 UNIT = r"(?:ns|us|µs|μs|msecs?|ms|millis(?:econds)?|seconds?|secs?|s|minutes?|mins?)"
 _STAMPS = re.compile(
     r"(?P<year>(?:19|20)\d\d)[-/.](?P<month>\d\d)[-/.](?P<day>\d\d)[T _]"

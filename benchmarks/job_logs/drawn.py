@@ -68,9 +68,17 @@ def job(event: str, shape: str, seed: int) -> Job:
 
 
 def _written(
-    drawn: np.random.Generator, event: str, seconds: np.ndarray, at: int, start: float, evaluation: float, every: int,
-    slow_at: int, restart: int, facts: dict[str, float],
-) -> Job:  # fmt: skip
+    drawn: np.random.Generator,
+    event: str,
+    seconds: np.ndarray,
+    at: int,
+    start: float,
+    evaluation: float,
+    every: int,
+    slow_at: int,
+    restart: int,
+    facts: dict[str, float],
+) -> Job:
     now, useful = 0.0, 0.0
     lines = [f"{_clock(now)} INFO starting"]
     now += start

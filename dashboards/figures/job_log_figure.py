@@ -15,10 +15,15 @@ def course(log: JobLogSection, dark: bool) -> go.Figure:
     size, unit = units.time_unit(max((ns for _, ns in points), default=0))
     fig = go.Figure()
     fig.add_scatter(
-        x=[step for step, _ in points], y=[ns / size for _, ns in points], mode="lines+markers", name="step time",
-        marker={"size": 4, "color": theme.SERIES[0]}, line={"width": 1, "color": theme.SERIES[0]},
-        text=[units.duration(ns) for _, ns in points], hovertemplate="step %{x}: %{text}<extra></extra>",
-    )  # fmt: skip
+        x=[step for step, _ in points],
+        y=[ns / size for _, ns in points],
+        mode="lines+markers",
+        name="step time",
+        marker={"size": 4, "color": theme.SERIES[0]},
+        line={"width": 1, "color": theme.SERIES[0]},
+        text=[units.duration(ns) for _, ns in points],
+        hovertemplate="step %{x}: %{text}<extra></extra>",
+    )
     for shift in log["shifts"]:
         fig.add_vline(x=shift["step"], line={"dash": "dash", "width": 1})
     fig.update_layout(template=theme.template(dark), showlegend=False)

@@ -21,11 +21,12 @@ def table(log: JobLogSection) -> list[tuple[str, str, str, str]]:
     """Where the job's time goes: what, how long, its share, how often."""
     total = log["total_ns"]
     entries: list[tuple[str, int | None, int | None]] = [
-        ("steps", log["steps_ns"], log["steps"]), ("start", log["startup_ns"], None),
+        ("steps", log["steps_ns"], log["steps"]),
+        ("start", log["startup_ns"], None),
         ("evaluations", log["evaluation_ns"], log["evaluations"]),
         ("checkpoints", log["checkpoint_ns"], log["checkpoints"]),
         ("restarts", sum(one["lost_ns"] or 0 for one in log["attempts"]), log["restarts"]),
-    ]  # fmt: skip
+    ]
     known = sum(ns or 0 for _, ns, _ in entries)
     if total is not None and total > known:
         entries.append(("neither", total - known, None))
@@ -66,10 +67,12 @@ def _told(log: JobLogSection) -> Iterator[str]:
     if log["goodput_frac"] is not None:
         yield (
             f"goodput {units.share(log['goodput_frac'])}: the steps' time by that of the whole job"
-            + (f"; available {units.share(log['availability_frac'])}, a restart takes "
-               f"{units.duration(log['mttr_ns'])}"
-               if log["mttr_ns"] is not None and log["availability_frac"] is not None else "")
-        )  # fmt: skip
+            + (
+                f"; available {units.share(log['availability_frac'])}, a restart takes {units.duration(log['mttr_ns'])}"
+                if log["mttr_ns"] is not None and log["availability_frac"] is not None
+                else ""
+            )
+        )
     if log["startup_parts"]:
         parts = log["startup_parts"][:PARTS_SHOWN]
         named = ", ".join(f"{part['name']} {units.duration(part['dur_ns'])}" for part in parts)

@@ -8,9 +8,15 @@ from gpuscope.schema.document import FindingEntry, Report
 from gpuscope.words import units
 
 LEADING = (
-    "log_shift", "log_growth", "log_restarts", "log_late_rank", "log_long_steps", "log_pauses", "log_overhead",
+    "log_shift",
+    "log_growth",
+    "log_restarts",
+    "log_late_rank",
+    "log_long_steps",
+    "log_pauses",
+    "log_overhead",
     "log_queue",
-)  # fmt: skip
+)
 WORTH = 0.03
 """Of the job's time: from there on a loss is the first line."""
 

@@ -54,7 +54,7 @@ NONE = {
     "pipeline of a build": [f"Processing step {i} of pipeline took 1.2s\n" for i in range(50)],
     "evaluation": [f"Eval step {i}/50 loss 2.1 0.5 s/it\n" for i in range(50)],
     "binary": ["step \x00\x01\x02 loss\n" for _ in range(50)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NONE)
