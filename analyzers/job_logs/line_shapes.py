@@ -92,7 +92,8 @@ _TIMED: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             "step time",
             rf"(?<![a-z])(?:train[_ ]?|total[_ ]?|avg[_ ]?|mean[_ ]?)?(?:step|iter(?:ation)?|batch)[_ /-]?"
-            rf"(?:time|dur(?:ation)?|dt|latency)\s*(?:\((?P<in>ms|s|sec|seconds)\)|[_ ](?P<in2>ms|s|sec|seconds))?[\"']?"
+            rf"(?:time|dur(?:ation)?|dt|latency)\s*"
+            rf"(?:\((?P<in>ms|s|sec|seconds)\)|[_ ](?P<in2>ms|s|sec|seconds))?[\"']?"
             rf"\s*(?:[=:|]|\bis\b|\bof\b)?\s*(?P<value>{NUMBER})\s*(?P<unit>{UNIT})?(?![\w:])",
         ),
         (
