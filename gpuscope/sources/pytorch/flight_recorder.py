@@ -139,7 +139,8 @@ class _Reader:
         self._status()
         rows = [self._record(entry) for entry in self.entries]
         for place, done in messages_done(self.entries).items():
-            rows[place]["done"] = NA if done is None else int(done)
+            if done:  # what nothing tells of stays pending: a hung receive looks the same
+                rows[place]["done"] = 1
         if rows:
             columns = {column: [row[column] for row in rows] for column in rows[0]}
             builder.add("flight_records", len(rows), {"rank": self.rank, **columns})

@@ -42,6 +42,8 @@ class JobLogSource(Source):
             return False
         if _is_telling(head) or (len(head) >= 1 << 16 and _tells(path)):
             return True
+        if head.startswith(b"Name:\t") or head.lstrip()[:1] == b"[":
+            return False  # a process's status as the kernel has it, or py-spy's JSON: no log, whatever lies beside
         return _is_text(path) and _is_beside_telling(path)
 
     def read(self, path: Path, builder: TraceBuilder, options: ReadOptions) -> None:
