@@ -27,6 +27,8 @@ _LOOKED_AT = 1 << 20
 """Bytes at a file's end, and in its middle, that are looked at where its beginning shows no step."""
 _FEWEST = 2
 """Step times from which a file is a log of steps."""
+_OWN_FOLDERS = ("measures", "steps")
+"""Where gpuscope's own runtime keeps lines of steps, beside the traces that say more."""
 _OTHER_BEGINNINGS = (b"<", b"[{", b"PK", b"\x80", b"SQLite", b"%PDF")
 
 
@@ -48,6 +50,8 @@ class StepLogSource(Source):
         if path.is_dir() or not head or path.suffix in _NO_LOGS or head.startswith(_OTHER_BEGINNINGS):
             return False
         if b"\0" in head[:512] or (head.lstrip()[:1] == b"{" and not _is_json_lines(head)):
+            return False
+        if path.suffix == ".jsonl" and path.parent.name in _OWN_FOLDERS:
             return False
         if any(other.sniff(path, head) for other in _goes_before()):
             return False

@@ -133,7 +133,7 @@ def test_every_cause_stands_in_the_definitions() -> None:
 
 NAMES = {f"slowdown.{which}by_{name}": name for which in ("", "explained.") for name in ("operation", "rank", "stage")}
 NAMES |= {"trace.parallelism": "kind", "power[].held_frac": "reason", "findings[].facts": "fact"}
-NAMES |= {"trace.setup.versions": "package", "trace.setup.variables": "variable"}
+NAMES |= {"trace.setup.versions": "package", "trace.setup.variables": "variable", "trace.setup.settings": "argument"}
 NAMES |= {"trace.clock.offset_ns": "rank", "trace.clock.drift_frac": "rank"}
 
 
@@ -214,6 +214,7 @@ def test_report_keys_are_those_of_real_reports() -> None:
         *(f"trace.clock.{key}.{{rank}}" for key in ("offset_ns", "drift_frac")),  # of several hosts
         "trace.setup.versions.{package}",  # the samples' environments are no part of them
         "trace.setup.variables.{variable}",
+        "trace.setup.settings.{argument}",
         *(f"findings[].evidence[].{key}" for key in ("between", "sampled", "awaits")),
         "ranges[].update_ns",  # no sample hands its optimizer a closure
         "findings[].worst_share_frac",  # none is looked for rank by rank

@@ -206,9 +206,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu | None = None) -> Ite
         patched.setattr(torch.cuda, "synchronize", gpu.synchronize)
         patched.setattr(torch.cuda, "make_graphed_callables", gpu.graphed)
         clock = SimpleNamespace(perf_counter_ns=lambda: round(gpu.now * 1000))
-        for name in ("burn", "host.launch_bound", "memory.allocator_churn", "memory.pageable_copies"):
+        for name in ("burn", "host"):
             patched.setattr(f"{_FAULTS}.{name}.time", clock)
         # Tensors without data stand for real ones here.
-        patched.setattr(f"{_FAULTS}.blocks.is_shape_only", lambda _: False)
+        patched.setattr(f"{_FAULTS}.burn.is_shape_only", lambda _: False)
         with gpu.tensors, _Operators(gpu), _Guarded(gpu):
             yield gpu

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mypy")]
 ROOT = Path(__file__).resolve().parents[2]
 HEADING = re.compile(r"^### ", re.MULTILINE)
 RECIPE = re.compile(r"^`([\w/]+\.py)`.*?^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-FOLDERS = {"sources", "causes", "host", "pages", "commands", "parallelisms", "parallel"}
+FOLDERS = {"sources", "causes", "rules", "pages", "commands", "parallelisms", "parallel"}
 SKIPPED = (
     ".git",
     ".venv*",

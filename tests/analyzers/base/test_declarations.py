@@ -30,7 +30,6 @@ BUILT = {
     "verdict",
     "ranks",
     "steps",
-    "step_time",
     "steps_basis",
     "steps_provenance",
     "set_apart",

@@ -262,7 +262,7 @@ def test_each_cause_says_what_a_figure_shows_of_it(input_bound: Report) -> None:
     assert why_it_is_so(input_bound) == "760 launches in the window, the median runs 10.08 µs"
     input_bound["verdict"] |= {"bound_by": "communication", "cause": "latency"}  # type: ignore[typeddict-item]
     input_bound["findings"] = [finding("latency", 0.3)]
-    told = "40 all_reduce in the recording, of 25 MiB each on average"
+    told = "40 all_reduce in the recording, of 26.21 MB each on average"
     assert why_it_is_so(input_bound) == told
     # Of a rank that was killed most all-reduces match none of the other's: how long they transferred is not known.
     first = input_bound["collectives"][0]

@@ -111,7 +111,7 @@ def test_a_line_lists_the_collectives_that_fit_into_3_kb(tmp_path: Path, count: 
     digest = Digest(None)
     digest._rank, digest._marks = 0, ThreadMarks()
     digest._file = DigestFile(tmp_path / "rank0.digest", {"rank": 0})
-    digest._write(_Ended(10**6, marks, [], many, [], None, {"peak_host_bytes": 10**12}, None))
+    digest._write(_Ended(10**6, marks, [], many, [], None, {"peak_host_bytes": 10**12}, None, 0))
     digest._file.close()
     line = digest._file.path.read_bytes().splitlines()[-1]
     found = json.loads(line)
