@@ -46,7 +46,7 @@ class ScriptProfilers(Quiet):
         self._untold = beside_nsys
         self._traces: list[str] = []
 
-    def start(self, folder: RankFolder | None) -> None:
+    def start(self, folder: RankFolder) -> None:
         """Watch every profiler of this process, the recorder's too."""
         from torch.autograd.profiler import profile
 
@@ -76,12 +76,12 @@ class ScriptProfilers(Quiet):
         from torch.profiler import profile
 
         export: Callable[..., Any] = profile.export_chrome_trace
-        inside = os.path.abspath(self._folder.path) if self._folder is not None else ""
+        inside = os.path.abspath(self._folder.path)
 
         def noted_export(self_: Any, path: str, *rest: Any, **more: Any) -> Any:
             done = export(self_, path, *rest, **more)
             written = os.path.abspath(path)
-            if inside and not written.startswith(inside) and written not in self._traces and len(self._traces) < MOST_TRACES:
+            if not written.startswith(inside) and written not in self._traces and len(self._traces) < MOST_TRACES:
                 self._traces.append(written)
                 self._folder.note(**{TRACES: self._traces})
             return done

@@ -84,7 +84,7 @@ PREDICTED = [
         replace(COMPUTE, parallel="tensor", ranks=4, rate=15.0),
         {"wire": 0.5},
         replace(COMPUTE, parallel="tensor", ranks=4, rate=300.0),
-        setting="bfloat16",
+        setting="--grad-reduce-in-bf16",  # nothing tells who made the messages: each that could have is named
     ),
     Trial(
         "overlapped_messages", replace(STAGES, micro_batches=8, activation_bytes=256 * MIB, rate=20.0), {"ahead": True}

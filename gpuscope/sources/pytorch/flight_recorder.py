@@ -264,7 +264,7 @@ def messages_done(entries: Sequence[Mapping[str, Any]]) -> dict[int, bool | None
             by_group[_group(entry)].append((place, entry))
     found: dict[int, bool | None] = {}
     for group in by_group.values():
-        finished = [_number(place, entry) for place, entry in group if _finished(entry)]
+        finished = [_order_of(place, entry) for place, entry in group if _finished(entry)]
         changing = any(_is_message(entry) and _finished(entry) for _, entry in group)
         whole = {entry.get("p2p_seq_id"): entry for _, entry in group if entry["profiling_name"] == COALESCED}
         for place, entry in group:
@@ -273,7 +273,7 @@ def messages_done(entries: Sequence[Mapping[str, Any]]) -> dict[int, bool | None
             together = whole.get(entry.get("p2p_seq_id"))
             if together is not None:
                 found[place] = _finished(together)
-            elif finished and _number(place, entry) < max(finished):
+            elif finished and _order_of(place, entry) < max(finished):
                 found[place] = True
             else:
                 found[place] = False if changing else None
@@ -289,7 +289,7 @@ def _is_message(entry: Mapping[str, Any]) -> bool:
     return bool(_MESSAGE.match(str(entry["profiling_name"])))
 
 
-def _number(place: int, entry: Mapping[str, Any]) -> int:
+def _order_of(place: int, entry: Mapping[str, Any]) -> int:
     """In the order of the dump, where an entry has no number of its own."""
     return int(entry.get("record_id", place))
 

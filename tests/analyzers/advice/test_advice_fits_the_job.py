@@ -261,4 +261,10 @@ def test_ranks_that_are_not_at_hand_have_cores_too(tmp_path: Path, world: int, g
 def test_a_recording_without_a_setup_tells_what_its_header_has(tmp_path: Path) -> None:
     RUN.write(tmp_path)
     found = gpuscope.analyze(tmp_path, advice=False).report["trace"]["setup"]
-    assert found == {"versions": {"cuda runtime": "12.4"}, "variables": {}, "cores_per_rank": None, "stacks": False, "settings": {}}
+    assert found == {
+        "versions": {"cuda runtime": "12.4"},
+        "variables": {},
+        "cores_per_rank": None,
+        "stacks": False,
+        "settings": {},
+    }

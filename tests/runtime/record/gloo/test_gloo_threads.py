@@ -47,7 +47,7 @@ def test_the_last_callback_comes_before_the_end(
 
 
 PROFILED = """
-import os, sys, time
+import os, sys, time, types
 import torch, torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 from gpuscope.instrumented_runtime.record.nvml_samples import ScriptProfilers
@@ -58,7 +58,7 @@ def hold(future):
         pass
     print("callback", flush=True)
 
-ScriptProfilers(beside_nsys=False).start(None)
+ScriptProfilers(beside_nsys=False).start(types.SimpleNamespace(path="run", note=lambda **_: None))
 rank = 1 if os.fork() else 0
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
 if rank == 1:  # late, so that the callback runs on gloo's thread
